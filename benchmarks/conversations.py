@@ -22,7 +22,7 @@ from engine.params import Constraint
 from engine.schedule.drafting import Drafting
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
-from engine.speculation.cost_model import MOST_ROWS, Balance, Pace
+from engine.speculation.cost_model import MOST_ROWS, Balance, CostModel
 from engine.speculation.sources import Guess
 
 KINDS = ("send", "cut", "branch", "beside", "cancelled", "typed")
@@ -37,7 +37,7 @@ CONSTRAINTS = (
 )
 
 
-class Eager(Pace):
+class Eager(CostModel):
     """A pace with which every guess is checked, whatever it costs."""
 
     @property
@@ -116,7 +116,7 @@ class Outcome:
         return cls(what, list(answer.token_ids), (told, counts), (stats,))
 
 
-def forget(engine: Engine, guesses: Pace | None = None) -> None:
+def forget(engine: Engine, guesses: CostModel | None = None) -> None:
     """Clear the cache and the text to guess from; `guesses` sets how many guesses are made, None turns them off."""
 
     def job() -> None:

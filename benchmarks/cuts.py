@@ -20,7 +20,7 @@ from benchmarks.formats import FORMATS, random_quantized
 from benchmarks.options import numbers
 from benchmarks.shapes import SHAPES, random_model
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.kernel_configs import Chosen, table_cuts, told
+from engine.execute.cuda.kernel_configs import Chosen, describe, table_cuts
 from engine.execute.cuda.step_bench import GraphStopwatch, StepBench
 from engine.kernels.triton.precompile import Compilers
 from models.weights.share import Share
@@ -80,7 +80,7 @@ def main() -> None:
     known = bench.candidates(1)
     print(f"{given.shape} {given.format}, {torch.cuda.get_device_name()}, context {given.context}")
     for name, cuts in known.items():
-        print(f"    {name}: {','.join(map(str, cuts[0]))} ({told(name, cuts[0])})")
+        print(f"    {name}: {','.join(map(str, cuts[0]))} ({describe(name, cuts[0])})")
     ways = {"default": dict[str, tuple[int, ...]](), **{text: parsed(text, known) for text in given.cuts}}
     for count in given.rows:  # all are compiled while the first ones are measured
         bench.compile(count, list(ways.values()))

@@ -27,8 +27,15 @@ from engine.schedule.cpu_load import Used, used
 from engine.schedule.drafting import Drafting
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
-from engine.speculation.cost_model import LEAST_GAIN, MOST_ROWS, Acceptance, Balance, Pace, Rate
-from engine.speculation.sources import Asked, Guess
+from engine.speculation.cost_model import (
+    LEAST_GAIN,
+    MOST_ROWS,
+    Acceptance,
+    AcceptanceRate,
+    Balance,
+    CostModel,
+)
+from engine.speculation.sources import DraftRequest, Guess
 
 KINDS = {"Q4_0": Kind.Q4_0, "Q8_0": Kind.Q8_0}
 CONTEXT = 2048
@@ -47,7 +54,7 @@ class Simulated(Drafting):
     acceptance: float = 1.0
     random: Random = field(default_factory=lambda: Random(0))
 
-    def _longer(self, asked: Asked, guess: Guess, logits: Tensor) -> Guess:
+    def _longer(self, asked: DraftRequest, guess: Guess, logits: Tensor) -> Guess:
         found = Drafting._longer(self, asked, guess, logits)  # called for its cost
         at = len(asked.tokens) + len(guess.tokens)
         right = self.truth[at] if at < len(self.truth) else found.tokens[-1]
@@ -57,14 +64,14 @@ class Simulated(Drafting):
 
 
 @dataclass(slots=True)
-class Varying(Pace):
+class Varying(CostModel):
     """A pace of 0 to 7 tokens at random, whatever they gain, to measure the costs of all kinds of steps."""
 
     wanted: int = 0
     random: Random = field(default_factory=lambda: Random(0))
 
     def turn_to(self, context: int) -> None:
-        Pace.turn_to(self, context)
+        CostModel.turn_to(self, context)
         self.wanted = self.random.randrange(MOST_ROWS)
 
     def drafts_more(
@@ -174,7 +181,7 @@ class Drafts(Protocol):
     random: Random
 
 
-Ask = Callable[[Literal["off", "draft"], Pace], Said]
+Ask = Callable[[Literal["off", "draft"], CostModel], Said]
 """Gets the answer without guesses, or with drafts at this pace."""
 HEAD = (
     f"{'simulated':>10}{'off':>9}{'expected':>10}{'measured':>10}{'of expected':>13}{'gain':>7}{'right':>7}"
@@ -197,11 +204,13 @@ def at(
     spare = SPARE * turns
     while len(on) < turns:
         before = used()
-        pace = Pace(sizes=trying.sizes, again=trying.again)
+        pace = CostModel(sizes=trying.sizes, again=trying.again)
         pace._known, pace.drafts.credit = trying._known, 1e9  # the budget for drafts is not in question here
-        pace.acceptance = Acceptance(drafts=[Rate(rate) for _ in range(5)], drafted=Rate(rate))
+        pace.acceptance = Acceptance(
+            drafts=[AcceptanceRate(rate) for _ in range(5)], drafted=AcceptanceRate(rate)
+        )
         # A shared pace would forget the costs of the other steps during those without guesses.
-        off.append(ask("off", Pace(sizes=trying.sizes, again=trying.again)))
+        off.append(ask("off", CostModel(sizes=trying.sizes, again=trying.again)))
         tried.append(ask("draft", trying))
         on.append(ask("draft", pace))
         if not on[-1].tokens == tried[-1].tokens == off[-1].tokens == plain:
@@ -287,12 +296,12 @@ def measure_pair(
             prompt = Random(1).choices(range(SHAPES[large].vocab_size), k=64)
             trying = Varying(draft=drafts.cost)
 
-            def ask(how: Literal["off", "draft"], pace: Pace) -> Said:
+            def ask(how: Literal["off", "draft"], pace: CostModel) -> Said:
                 return answer(engine, prompt, tokens, how, Watched(engine._scheduler, pace, drafts=simulated))
 
             plain = ask("off", trying)
             simulated.truth = [*prompt, *plain.tokens]
-            pairs = [(ask("off", Pace()), ask("draft", trying))]
+            pairs = [(ask("off", CostModel()), ask("draft", trying))]
             print(
                 f"{large} {kinds[0]} with {small} {kinds[1]}, {engine.figures().decode}: "
                 f"{told(costs_of(pairs), range(2, MOST_ROWS + 1))}\n{HEAD}",

@@ -31,7 +31,7 @@ from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.slots import Slots
 from engine.kernels.native.library import Pool, default_threads
-from engine.machine.shapes import shape_of
+from engine.machine.shapes import known_shape
 from engine.params import SamplingParams
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, Weight
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
@@ -40,8 +40,8 @@ from models.weights.quantize import quantize
 
 DTYPE = torch.bfloat16
 SHAPES = {
-    "30B-A3B": shape_of("qwen3:30b-a3b"),
-    "gpt-oss-20b": shape_of("gpt-oss:20b"),
+    "30B-A3B": known_shape("qwen3:30b-a3b"),
+    "gpt-oss-20b": known_shape("gpt-oss:20b"),
     "tiny": uniform(
         "Qwen3MoeForCausalLM",
         layers=2,

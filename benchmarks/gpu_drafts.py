@@ -18,11 +18,11 @@ from benchmarks.drafts import HEAD, Said, Varying, Watched, answer, at, costs_of
 from benchmarks.machine import Record, describe
 from benchmarks.options import parse, parser_of
 from benchmarks.shapes import SHAPES, random_engine, random_model, random_prompt
-from engine.sampling.sampler import Drawn
+from engine.sampling.sampler import SampledToken
 from engine.schedule.drafting_in_slots import SlotDrafting
 from engine.schedule.speculating import AGAIN_IN_SLOTS
-from engine.speculation.cost_model import Pace
-from engine.speculation.sources import Asked, Guess
+from engine.speculation.cost_model import CostModel
+from engine.speculation.sources import DraftRequest, Guess
 
 DTYPE, SIZES, CONTEXT = torch.bfloat16, (1, 2, 4, 8), 512
 
@@ -36,7 +36,7 @@ class Simulated(SlotDrafting):
     acceptance: float = 1.0
     random: Random = field(default_factory=lambda: Random(0))
 
-    def _guessed(self, asked: Asked, drawn: list[Drawn]) -> Guess:
+    def _guessed(self, asked: DraftRequest, drawn: list[SampledToken]) -> Guess:
         SlotDrafting._guessed(self, asked, drawn)  # called for its cost
         self.sure = self.acceptance
         coming = self.truth[len(asked.tokens) :][: len(drawn)]
@@ -61,7 +61,7 @@ def measure(large: str, small: str, given: list[float], tokens: int, turns: int)
         prompt = random_prompt(SHAPES[large], CONTEXT, 1)
         trying = Varying(draft=drafts.cost, sizes=SIZES, again=AGAIN_IN_SLOTS)
 
-        def ask(how: Literal["off", "draft"], pace: Pace) -> Said:
+        def ask(how: Literal["off", "draft"], pace: CostModel) -> Said:
             return answer(engine, prompt, tokens, how, Watched(engine._scheduler, pace, drafts=simulated))
 
         plain = ask("off", trying)
@@ -69,7 +69,7 @@ def measure(large: str, small: str, given: list[float], tokens: int, turns: int)
         for _ in range(2):  # the graphs of the steps are recorded
             if ask("draft", trying).tokens != plain.tokens:
                 sys.exit("the tokens differ")
-        pairs = [(ask("off", Pace(sizes=SIZES, again=AGAIN_IN_SLOTS)), ask("draft", trying))]
+        pairs = [(ask("off", CostModel(sizes=SIZES, again=AGAIN_IN_SLOTS)), ask("draft", trying))]
         print(
             f"{large} with {small}, context {CONTEXT}: a step takes {pairs[0][0].one_s * 1e3:.2f} ms; "
             f"{told(costs_of(pairs), SIZES[1:])} (by bytes a draft {drafts.cost:.2f})\n{HEAD}",

@@ -37,7 +37,7 @@ from engine.cache.rows import Rows
 from engine.schedule.speculating import Speculating
 from engine.speculation.cost_model import Acceptance
 from engine.speculation.sources import NOTHING, Guess
-from engine.speculation.texts import Text, Texts
+from engine.speculation.texts import ConversationText, Texts
 from models.network import Network
 
 DTYPE = torch.bfloat16
@@ -51,7 +51,7 @@ class Known(Texts):
     chance: float | None = None
     random: Random = field(default_factory=lambda: Random(0))
 
-    def guess(self, text: Text, most: int) -> Guess:
+    def guess(self, text: ConversationText, most: int) -> Guess:
         """Guess as many tokens as after a match of 32 tokens."""
         if self.chance is None:
             return NOTHING

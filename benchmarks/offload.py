@@ -24,11 +24,11 @@ from benchmarks.shapes import SHAPES, kv_bytes, random_engine, random_prompt
 from engine import Engine
 from engine.attention.choose import choose_attention
 from engine.cache import host_memory as host_kv
-from engine.cache.host_memory import Costs
+from engine.cache.host_memory import PromptCosts
 from models.spec import ModelSpec
 
 
-class Always(Costs):
+class Always(PromptCosts):
     """Costs that keep the tier in use, so that both ways are measured whatever the engine would decide."""
 
     @property
@@ -116,7 +116,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
             flush=True,
         )
     if costs.brought is not None and costs.computed is not None:
-        used = Costs.worth_it.fget(costs)  # type: ignore[attr-defined]
+        used = PromptCosts.worth_it.fget(costs)  # type: ignore[attr-defined]
         own = {"brought_s": costs.brought, "computed_s": costs.computed, "would_use": used}
         record.add(own, "shapes", shape, "as_the_engine_measured")
         back, compute = costs.brought * 1e6, costs.computed * 1e6

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from engine.speculation.cost_model import MOST_ROWS
 from engine.speculation.sources import NOTHING, Guess
-from engine.speculation.texts import Text, Texts
+from engine.speculation.texts import ConversationText, Texts
 
 
 class Worth(NamedTuple):
@@ -46,7 +46,7 @@ class Replayed(Texts):
     prompt: int = 0
     worth: list[Worth] = field(default_factory=list)
 
-    def guess(self, text: Text, most: int) -> Guess:
+    def guess(self, text: ConversationText, most: int) -> Guess:
         at = len(text.path)
         if not self.prompt <= at < self.prompt + len(self.worth):
             return NOTHING

@@ -37,7 +37,7 @@ from benchmarks.options import every_shape, names, numbers, parse, parser_of, ro
 from benchmarks.shapes import SHAPES, kv_bytes, random_engine, random_model, random_prompt
 from engine import Engine, SamplingParams
 from engine.attention.choose import choose_attention
-from engine.cache.host_memory import Costs
+from engine.cache.host_memory import PromptCosts
 from engine.cache.rows import Rows
 from engine.store import disk
 from engine.store.buffers import READERS
@@ -53,7 +53,7 @@ ROOM = 64
 Told = list[tuple[int, float | None]]
 
 
-class Always(Costs):
+class Always(PromptCosts):
     """Costs that keep the tier in use, so that both ways are measured whatever the engine would decide."""
 
     @property
@@ -271,7 +271,7 @@ def show(shape: str, length: int, kv_dtype: str, token: int, middle: dict[str, f
     )
     rates = "disk rate", "page cache rate", "write rate"
     print(", ".join(f"{name} {middle[name] / 1e9:.2f} GB/s" for name in rates))
-    known = Costs(*(middle.get(name) for name in ("brought_s", "computed_s", "cold_s")))
+    known = PromptCosts(*(middle.get(name) for name in ("brought_s", "computed_s", "cold_s")))
     for what, costs in (("in memory", known), ("cold", known.if_cold)):
         if costs.brought is not None and costs.computed is not None:
             print(

@@ -15,8 +15,8 @@ import torch
 from benchmarks.rivers import prose
 from engine import Engine
 from engine.batch import StepBatch
-from engine.sampling.sampler import Drawn
-from engine.schedule.scheduler import Chunk
+from engine.sampling.sampler import SampledToken
+from engine.schedule.scheduler import PromptChunk
 from engine.schedule.sequence import Sequence as Request
 from engine.schedule.step import EngineStep
 from models.text.gguf_tokenizer import parts_from_gguf
@@ -104,7 +104,7 @@ class ScriptedStep(EngineStep):
     steps: list[tuple[float, int]] = field(default_factory=list)
     """When each step was done, in seconds of `perf_counter`, and its number of rows."""
 
-    def _logits(self, prompts: list[Chunk], batch: StepBatch) -> list[torch.Tensor]:
+    def _logits(self, prompts: list[PromptChunk], batch: StepBatch) -> list[torch.Tensor]:
         logits = EngineStep._logits(self, prompts, batch)
         self.steps.append((perf_counter(), sum(span.count for span in batch.spans)))
         return logits
@@ -113,13 +113,13 @@ class ScriptedStep(EngineStep):
         """Return the rows of the steps that ended after `begin` and not after `end`."""
         return sum(rows for at, rows in self.steps if begin < at <= end)
 
-    def _sample(self, sequence: Request, logits: torch.Tensor) -> Drawn:
+    def _sample(self, sequence: Request, logits: torch.Tensor) -> SampledToken:
         EngineStep._sample(self, sequence, logits)
         at = len(sequence.generated)
         now = self.answer[at : at + self.stride] if at else self.answer[:1]
         for token_id in now[:-1]:
-            self._take(sequence, Drawn(token_id))
-        return Drawn(now[-1])
+            self._take(sequence, SampledToken(token_id))
+        return SampledToken(now[-1])
 
 
 def follow_script(engine: Engine, stride: int = 64) -> ScriptedStep:

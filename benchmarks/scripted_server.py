@@ -77,12 +77,12 @@ class ScriptedRunner:
     checks_guesses: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        from engine.sampling.sampler import Drawn
+        from engine.sampling.sampler import SampledToken
 
         self._unread: deque[tuple[float, list[Any]]] = deque()
         self._left: set[Any] = set()
         random = Random(0)
-        self._tokens = [Drawn(random.choice(self.vocab)) for _ in range(4099)]
+        self._tokens = [SampledToken(random.choice(self.vocab)) for _ in range(4099)]
         self._at = 0
 
     name = "scripted"

@@ -344,10 +344,10 @@ class Soak:
 
     def _left(self) -> str:
         """Describe what is still going on; "" if nothing is."""
-        from chatterm.backends.failover import greeted
+        from chatterm.backends.failover import connect_to_server
         from chatterm.server.service import Metrics
 
-        found = greeted("command")
+        found = connect_to_server("command")
         if found is None:
             return "no engine process"
         try:

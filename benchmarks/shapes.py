@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine import Engine
-from engine.machine.shapes import shape_of
+from engine.machine.shapes import known_shape
 from engine.schedule.loop import Loop
 from models.families.family import NAMES
 from models.load import fill_network
@@ -36,11 +36,11 @@ SHAPES = {
         norm=Norm(),
         tied=True,
     ),
-    "0.6B": shape_of("qwen3:0.6b"),
-    "1.7B": shape_of("qwen3:1.7b"),
-    "4B": shape_of("qwen3:4b"),
-    "8B": shape_of("qwen3:8b"),
-    "30B-A3B": shape_of("qwen3:30b-a3b"),
+    "0.6B": known_shape("qwen3:0.6b"),
+    "1.7B": known_shape("qwen3:1.7b"),
+    "4B": known_shape("qwen3:4b"),
+    "8B": known_shape("qwen3:8b"),
+    "30B-A3B": known_shape("qwen3:30b-a3b"),
     "235B-A22B": uniform(
         "Qwen3MoeForCausalLM",
         layers=94,
@@ -74,14 +74,14 @@ SHAPES = {
         norm=Norm(),
         tied=False,
     ),
-    "Qwen2.5-0.5B": shape_of("qwen2.5:0.5b"),
-    "Gemma-2-2B": shape_of("gemma2:2b"),
-    "Gemma-3-1B": shape_of("gemma3:1b"),
-    "Llama-3.2-1B": shape_of("llama3.2:1b"),
+    "Qwen2.5-0.5B": known_shape("qwen2.5:0.5b"),
+    "Gemma-2-2B": known_shape("gemma2:2b"),
+    "Gemma-3-1B": known_shape("gemma3:1b"),
+    "Llama-3.2-1B": known_shape("llama3.2:1b"),
     "Mistral-7B-v0.1": each_attention(
-        shape_of("mistral:7b"), lambda _, attention: replace(attention, window=4096)
+        known_shape("mistral:7b"), lambda _, attention: replace(attention, window=4096)
     ),
-    "Phi-4-mini": shape_of("phi4-mini:3.8b"),
+    "Phi-4-mini": known_shape("phi4-mini:3.8b"),
 }
 """Published shapes, those of Qwen3 by size alone; "tiny" is for trying a program out."""
 

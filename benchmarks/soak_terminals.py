@@ -33,10 +33,10 @@ def talk(asked: Talk, dies_after: int | None = None) -> list[str]:
     Raises EngineError and ModelError.
     """
     from chatterm.backends.backend import ChatOptions, EngineError
-    from chatterm.backends.failover import greeted
+    from chatterm.backends.failover import connect_to_server
     from chatterm.backends.process import ProcessBackend
 
-    found = greeted("terminal")
+    found = connect_to_server("terminal")
     if found is None:
         raise EngineError("there is no server")
     link = found[0]
@@ -76,9 +76,9 @@ async def killed_run(model: str, random: Random) -> None:
 
 def noise(random: Random) -> None:
     """Connect to the engine process and send data that no client sends."""
-    from chatterm.ipc.runtime import connected
+    from chatterm.ipc.runtime import connect
 
-    peer = connected()
+    peer = connect()
     if peer is None:
         raise OSError("the engine process cannot be reached")
     with peer, suppress(OSError):

@@ -39,7 +39,7 @@ from benchmarks.repeating import SENTENCE, repeating_engine
 from benchmarks.replayed import worth
 from engine import Engine
 from engine.sampling.sampler import SamplerState, sample
-from engine.schedule.scheduler import Chunk
+from engine.schedule.scheduler import PromptChunk
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.speculating import Speculating
 from engine.speculation.cost_model import MOST_ROWS
@@ -108,7 +108,7 @@ class Watched(Speculating):
     text: list[int] = field(default_factory=list)
     """All tokens of this answer and of the text before it."""
 
-    def offer(self, chunks: list[Chunk]) -> list[Chunk]:
+    def offer(self, chunks: list[PromptChunk]) -> list[PromptChunk]:
         began = perf_counter()
         found = Speculating.offer(self, chunks)
         self.looking.append(perf_counter() - began)

@@ -198,8 +198,8 @@ def ours_s(group: Group, asked: Asked, prompt: int, device: torch.device) -> dic
     Sums of decode steps are replayed from a graph; those of a prompt are not.
     """
     from engine.execute.cuda.add_norm import AddNorm
-    from engine.execute.cuda.all_reduce import Exchange
-    from engine.execute.cuda.all_reduce_layout import Plan
+    from engine.execute.cuda.all_reduce import AllReduce
+    from engine.execute.cuda.all_reduce_layout import AllReduceLayout
     from engine.execute.cuda.peer_memory import share_memory
     from engine.execute.cuda.prefill_all_reduce import PromptSums
     from engine.execute.cuda.slots import StepInput
@@ -208,10 +208,10 @@ def ours_s(group: Group, asked: Asked, prompt: int, device: torch.device) -> dic
     from models.spec import Norm
 
     most, size = max(asked.rows), asked.spec.hidden_size
-    plan = Plan(group.ranks, most, size, 2, 2 * group.ranks, _LAYERS, prompt)
+    plan = AllReduceLayout(group.ranks, most, size, 2, 2 * group.ranks, _LAYERS, prompt)
     memory = share_memory(plan.nbytes, group.rank, device, lambda data: group.swap("sums", data))
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
-    peers = Exchange(memory, plan, group.rank, device, torch.bfloat16, pdl)
+    peers = AllReduce(memory, plan, group.rank, device, torch.bfloat16, pdl)
     nothing = torch.zeros(most, dtype=torch.int32, device=device)
     token = torch.zeros(most, dtype=torch.int64, device=device)
     given = StepInput(

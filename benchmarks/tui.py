@@ -146,7 +146,7 @@ def make_session(messages: int) -> str:
     """Store a session with questions and answers of every kind and length; return its id."""
     from chatterm.backends.backend import Exchange
     from chatterm.sessions.records import SessionInfo
-    from chatterm.sessions.store import Store
+    from chatterm.sessions.store import SessionStore
 
     rng = random.Random(1)
     made = []
@@ -170,7 +170,7 @@ def make_session(messages: int) -> str:
             )
         )
     made[-1].text += f"\n\nThis is {MARK}."
-    store = Store.open()
+    store = SessionStore.open()
     session = store.add(SessionInfo(title="Rivers", model="scripted"), made, len(made))
     if not store.close(60):
         raise SystemExit(f"The session could not be written: {store.problem}")
@@ -213,10 +213,10 @@ async def program(arguments: argparse.Namespace) -> None:
     texts = pieces(random.Random(0), 1500)
     backend = paced_backend(engine, arguments.answer)
     from chatterm.app import ChatApp  # the import is not measured here
-    from chatterm.sessions.store import Store
+    from chatterm.sessions.store import SessionStore
 
     tell("opening")
-    store = Store.open()
+    store = SessionStore.open()
     app = ChatApp(backend, theme="graphite", store=store, session=arguments.session)
     found = Measured()
 

@@ -27,7 +27,7 @@ from textual.selection import Selection
 from chatterm.backends.backend import Exchange
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -137,7 +137,7 @@ async def settled(driver: Driver) -> None:
 async def measured(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Return the milliseconds of each action's longest turn."""
     found: dict[str, float] = {}
-    turn, store = LongestTurn(), Store.open(folder / "sessions.db")
+    turn, store = LongestTurn(), SessionStore.open(folder / "sessions.db")
     made = exchanges(arguments.exchanges, pasted=arguments.pasted)
     session = store.add(SessionInfo(title="Rivers", model="scripted"), made, len(made))
     backend = Backend([Script("A **new** answer. " * 40)], context_length=131_072)

@@ -37,7 +37,7 @@ async def program(arguments: argparse.Namespace) -> None:
     from chatterm.backends.backend import ToolCall
     from chatterm.tools.policy import Policy
     from chatterm.tools.session import performed
-    from chatterm.tools.tool import Running
+    from chatterm.tools.tool import ToolRun
     from tests.chatterm.scripted import Script, ScriptedBackend
 
     out = os.fdopen(arguments.report_to, "w", buffering=1)
@@ -54,7 +54,7 @@ async def program(arguments: argparse.Namespace) -> None:
     plan = app.chat.tooling.session.plan(
         ToolCall("run_command", json.dumps({"command": line, "seconds": 600}))
     )
-    others = [Running(say=lambda text: None) for _ in range(2)]
+    others = [ToolRun(say=lambda text: None) for _ in range(2)]
     for other in others:
         threading.Thread(target=performed, args=(call, plan, other), daemon=True).start()
     out.write(json.dumps({"event": "ready"}) + "\n")

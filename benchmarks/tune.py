@@ -18,7 +18,7 @@ from benchmarks.shapes import SHAPES, random_model
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.decode_runner import make_decode_runner
 from engine.execute.cuda.graphs import Graphs
-from engine.execute.cuda.kernel_configs import table_cuts, told
+from engine.execute.cuda.kernel_configs import describe, table_cuts
 from engine.execute.cuda.tuner import Tuner
 from engine.params import SamplingParams
 
@@ -53,7 +53,7 @@ def main() -> None:
     found = tuner.run(tell)
     tell(f"done, with {len(os.sched_getaffinity(0))} cores")
     for name, cut in found.chosen.items():
-        print(f"    {name}: {told(name, cut)}")
+        print(f"    {name}: {describe(name, cut)}")
     for count, (before, after) in found.seconds.items():
         print(f"    {count} rows: {before * 1e6:,.1f} to {after * 1e6:,.1f} us a step")
     usual = table_cuts(device)

@@ -28,7 +28,7 @@ from chatterm.settings.themes import STYLESHEET
 from chatterm.terminal.signals import ENDING, heeded
 
 if TYPE_CHECKING:
-    from chatterm.sessions.store import Store
+    from chatterm.sessions.store import SessionStore
 
 
 _MOMENT_S = 1.0
@@ -56,7 +56,7 @@ class ChatApp(GuardedApp):
         *,
         theme: str | None = None,
         settings: Settings | None = None,
-        store: "Store | None" = None,
+        store: "SessionStore | None" = None,
         session: str | None = None,
         sampling: Mapping[str, Any] | None = None,
         tools: str = "",
@@ -128,7 +128,7 @@ class ChatApp(GuardedApp):
         self.exit(0)
 
 
-def way_back(store: "Store | None", session: str | None) -> str:
+def way_back(store: "SessionStore | None", session: str | None) -> str:
     """How to go on with a session, for who leaves it; "" where nothing of it is saved. Waits for the disk."""
     info = store.info(session) if store is not None and session is not None and not store.problem else None
     if store is None or info is None or not info.exchanges:
@@ -140,7 +140,7 @@ def way_back(store: "Store | None", session: str | None) -> str:
     return f"Saved: {info.title}\n  To continue: {way}"
 
 
-def _tell_how_to_come_back(store: "Store | None", session: str | None) -> None:
+def _tell_how_to_come_back(store: "SessionStore | None", session: str | None) -> None:
     with suppress(OSError, EngineError):  # the terminal may be gone, and the disk may fail
         if store is not None:
             store.flush(_DISK_S)
@@ -174,10 +174,10 @@ def run_app(
     Where the backend cannot be interrupted (it is importing or reading a model) the process ends here and now:
     the terminal is restored already, and nobody should wait for a model that is not wanted any more.
     """
-    from chatterm.sessions.store import Store
+    from chatterm.sessions.store import SessionStore
 
     settings = settings or Settings()
-    store = Store.open() if settings.sessions.save else None
+    store = SessionStore.open() if settings.sessions.save else None
     ended = False
     gc.disable()  # until the first frame stands: collecting takes a fifth of the time to it
     try:

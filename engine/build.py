@@ -24,7 +24,7 @@ from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_ru
 from engine.execute.cuda.draft_runner import DraftRunner, make_draft_runner
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
-from engine.execute.cuda.kernel_configs import Cuts
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.group import Group
 from engine.execute.runner import Runner
 from engine.execute.sized import size_up
@@ -380,7 +380,7 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
 
 
 def _draft_runner(
-    network: Network, pieces: Pieces, options: Options, graphs: Graphs | None, cuts: Cuts | None
+    network: Network, pieces: Pieces, options: Options, graphs: Graphs | None, cuts: KernelConfigs | None
 ) -> DraftRunner:
     return make_draft_runner(network, pieces.cache, pieces.context_length, options.drafts_for, graphs, cuts)
 
@@ -423,7 +423,7 @@ def _parts_not_fused(network: Network, device: torch.device, options: Options) -
     return unsupported(network)
 
 
-def _cuts(network: Network, device: torch.device, options: Options) -> Cuts | None:
+def _cuts(network: Network, device: torch.device, options: Options) -> KernelConfigs | None:
     """Return the cuts measured here, or None."""
     if not options.tuned or options.deterministic:
         return None

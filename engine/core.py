@@ -30,10 +30,10 @@ from engine.schedule.loop import Loop
 from engine.schedule.metrics import Traffic
 from engine.schedule.output import Output
 from engine.schedule.outputs import Outputs
-from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, Status
+from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, SequenceStatus
 from engine.schedule.speculating import how_speculated, make_speculating
 from engine.schedule.step import EngineStep
-from engine.speculation.sources import Source
+from engine.speculation.sources import DraftSource
 from engine.speculation.texts import from_elsewhere
 from engine.store.disk import DiskTier
 from models.network import Network
@@ -213,7 +213,12 @@ class EngineCore:
         scheduler = self._scheduler
         there = (*scheduler.running, *scheduler.waiting)
         where = Counter(s.status for s in there if s.params and s.priority is Priority.PERSON)
-        return Traffic(where[Status.RUNNING], where[Status.WAITING], where[Status.PREEMPTED], scheduler.tally)
+        return Traffic(
+            where[SequenceStatus.RUNNING],
+            where[SequenceStatus.WAITING],
+            where[SequenceStatus.PREEMPTED],
+            scheduler.tally,
+        )
 
     @property
     def kv_token_bytes(self) -> int:
@@ -227,7 +232,7 @@ class EngineCore:
         return sum(owner.copied_bytes for owner in owners if owner is not None)
 
     @property
-    def _drafts(self) -> Source | None:
+    def _drafts(self) -> DraftSource | None:
         return self._speculating.drafts if self._speculating is not None else None
 
     def look_at_blocks(self, keys: list[Key], seen: Callable[[BlockMap], None]) -> None:

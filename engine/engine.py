@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from engine.cache.rows import Rows
-from engine.cache.sizing import LEAST_CONTEXT, SHORT_CONTEXT, bytes_of, least_beside
+from engine.cache.sizing import LEAST_CONTEXT, SHORT_CONTEXT, gb_to_bytes, least_beside
 from engine.conversation.chat import Chat, Think, ThinkCache
 from engine.conversation.chunks import Chunks
 from engine.core import EngineCore
@@ -185,7 +185,7 @@ class Engine(EngineCore):
                 draft_name=draft_files.name if draft_files is not None else "",
             )
             if disk is not None:
-                engine._keep_in(disk, None if disk_gb is None else bytes_of(disk_gb), files, deterministic)
+                engine._keep_in(disk, None if disk_gb is None else gb_to_bytes(disk_gb), files, deterministic)
             engine._mapped_at_load = mapped_bytes(files, place, network.nbytes, network.is_quantized)
             if drafter is not None and draft_files is not None:
                 mapped = mapped_bytes(draft_files, place, drafter.nbytes, drafter.is_quantized)

@@ -232,7 +232,7 @@ class DiskFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class CachedChunk:
     """The current state of a chunk: a named prompt prefix that is computed once. Counts are in tokens."""
 
     name: str
@@ -312,5 +312,5 @@ class Figures:
     """How tokens are guessed, or why none are."""
     draft_bytes: int = 0
     """Bytes of the draft model's weights and KV cache."""
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[CachedChunk, ...] = ()
     """The chunks as of a moment ago."""

@@ -24,7 +24,7 @@ Tables = dict[tuple[Rope, int], Tensor]
 
 
 @dataclass(slots=True)
-class Store:
+class TensorStore:
     """The tensors of a network by group (see models/weights/slots.py)."""
 
     plain: dict[str, Tensor] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Store:
 
 def assemble(
     spec: ModelSpec,
-    store: Store,
+    store: TensorStore,
     positions: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -85,7 +85,7 @@ def assemble(
     )
 
 
-def _layer(store: Store, at: str, spec: Layer, tables: Tables, on_host: bool) -> LayerWeights:
+def _layer(store: TensorStore, at: str, spec: Layer, tables: Tables, on_host: bool) -> LayerWeights:
     return LayerWeights(
         attention=_attention(store, at, spec.attention, tables),
         feed_forward=_feed_forward(store, at, spec, on_host),
@@ -96,7 +96,7 @@ def _layer(store: Store, at: str, spec: Layer, tables: Tables, on_host: bool) ->
     )
 
 
-def _attention(store: Store, at: str, spec: Attention, tables: Tables) -> AttentionWeights:
+def _attention(store: TensorStore, at: str, spec: Attention, tables: Tables) -> AttentionWeights:
     return AttentionWeights(
         qkv=store.linear(f"{at}qkv"),
         out=store.linear(f"{at}out", split_columns=True),
@@ -106,7 +106,9 @@ def _attention(store: Store, at: str, spec: Attention, tables: Tables) -> Attent
     )
 
 
-def _feed_forward(store: Store, at: str, spec: Layer, on_host: bool) -> FeedForwardWeights | ExpertWeights:
+def _feed_forward(
+    store: TensorStore, at: str, spec: Layer, on_host: bool
+) -> FeedForwardWeights | ExpertWeights:
     feed = spec.feed_forward
     if not isinstance(feed, Experts):
         return _dense(store, at)
@@ -120,7 +122,7 @@ def _feed_forward(store: Store, at: str, spec: Layer, on_host: bool) -> FeedForw
     )
 
 
-def _dense(store: Store, at: str, expert: int | None = None) -> FeedForwardWeights:
+def _dense(store: TensorStore, at: str, expert: int | None = None) -> FeedForwardWeights:
     return FeedForwardWeights(
         store.linear(f"{at}gate_up", expert=expert), store.linear(f"{at}down", True, expert)
     )

@@ -10,7 +10,7 @@ from traceback import clear_frames
 import torch
 from torch import Tensor
 
-from models.assemble import Store, assemble
+from models.assemble import TensorStore, assemble
 from models.errors import TooLargeError
 from models.families.family import NAMES
 from models.families.registry import spec_of_gguf, spec_of_hf
@@ -32,18 +32,18 @@ from models.weights.packed_groups import (
     packed_weights,
 )
 from models.weights.packing import packed_bytes
-from models.weights.placement import Placement, experts_of, fetch_bytes, place_experts
-from models.weights.quant_config import scheme_of
-from models.weights.quantised_checkpoint import joined, without_empty_biases
+from models.weights.placement import Placement, expert_layers, fetch_bytes, place_experts
+from models.weights.quant_config import read_scheme
+from models.weights.quantised_checkpoint import join_quantised, without_empty_biases
 from models.weights.quantize import choose_kinds, conversion_note, is_file, packed_rows, plain_note
 from models.weights.quantized import row_bytes
 from models.weights.share import Share
 from models.weights.slots import Names, Slot, group_shapes, slots
 from models.weights.staging import Extent, Staging
-from models.weights.tensor_mapping import laid_out
+from models.weights.tensor_mapping import map_tensors
 from models.weights.tied import as_stored
 from models.weights.too_large import Beside, too_large, too_large_for_host
-from models.weights.tp_shard import shared_out
+from models.weights.tp_shard import shard
 
 HOST_SHARE = 0.9
 """The share of free host memory that experts may take: it is pinned, and the system cannot take it back."""
@@ -91,7 +91,7 @@ def load_model(
     spec = for_context(spec, longest or spec.max_positions)
     share = None
     if rank[1] > 1:
-        share, tensors = shared_out(spec, tensors, names, *rank)
+        share, tensors = shard(spec, tensors, names, *rank)
         spec = share.spec
     places = match(spec, tensors, names)
     tensors = [tensor for tensor in tensors if tensor.name in places]
@@ -180,7 +180,7 @@ def _placement(
         {slot: chosen[name] for name, slot in places.items() if name in chosen}
         for chosen in (kinds, of_host, packed)
     )
-    experts = experts_of(places.values(), dtype, in_planes, on_host)
+    experts = expert_layers(places.values(), dtype, in_planes, on_host)
     needed = needed_bytes(spec, dtype, positions, on_device, in_planes)
     placement = place_experts(needed, experts, room)
     if placement is not None:
@@ -204,10 +204,10 @@ def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Name
     if files.gguf is None:
         folder = files.folder or Path()
         raw = read_json(folder / "config.json")
-        (family, spec), scheme = spec_of_hf(raw), scheme_of(raw)
-        tensors = laid_out(
+        (family, spec), scheme = spec_of_hf(raw), read_scheme(raw)
+        tensors = map_tensors(
             spec,
-            joined(read_safetensors(folder), scheme),
+            join_quantised(read_safetensors(folder), scheme),
             family.names,
             packed=family.packed,
             rename=family.rename,
@@ -225,7 +225,7 @@ def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Name
     family, spec = spec_of_gguf(file)
     parts, dim = family.gguf_interleaved, spec.attention.head_dim
     interleaved = {slot.name(family.gguf_names): dim for slot in slots(spec) if slot.part in parts}
-    tensors = laid_out(
+    tensors = map_tensors(
         spec,
         stored_tensors(file, interleaved),
         family.gguf_names,
@@ -268,7 +268,7 @@ def fill_network(
     planes = {places[name]: kind for name, kind in (packed or {}).items()}
     needed = needed_bytes(spec, dtype, positions, blocks, planes)
     on_host = [
-        layer for layer in experts_of(places.values(), dtype, planes, blocks) if layer.layer in host_layers
+        layer for layer in expert_layers(places.values(), dtype, planes, blocks) if layer.layer in host_layers
     ]
     held = sum(layer.on_host for layer in on_host)
     needed -= held
@@ -326,7 +326,7 @@ class _Filling:
     on_progress: OnProgress | None
     host_layers: frozenset[int]
     """The layers whose experts lie in host memory."""
-    store: Store = field(default_factory=Store)
+    store: TensorStore = field(default_factory=TensorStore)
     stacks: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     """The blocks of experts in host memory, uint8 [experts, rows, bytes a row], by group and first row."""
     experts: dict[str, int] = field(default_factory=dict)

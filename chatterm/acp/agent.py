@@ -14,11 +14,11 @@ from acp import PROTOCOL_VERSION, RequestError, schema
 
 from chatterm.acp import calls, content
 from chatterm.acp.dialogue import ALL, CHAT, GIVEN, Dialogue, modes, switch
-from chatterm.acp.engine import Engine
+from chatterm.acp.engine import EditorEngine
 from chatterm.backends.backend import EngineError, FinishReason, ModelError, Outcome, ToolResult
 from chatterm.conversation.headless import Talk
-from chatterm.sessions.store import Store
-from chatterm.sessions.titles import title_of
+from chatterm.sessions.store import SessionStore
+from chatterm.sessions.titles import make_title
 from chatterm.settings.settings import SettingsError
 from chatterm.terminal.error_log import error_line, write_down
 from chatterm.terminal.sanitize import one_line
@@ -58,7 +58,7 @@ def _answered(method: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
 class Agent:
     """Belongs to the loop that it is made on."""
 
-    def __init__(self, engine: Engine, store: Store | None, tools: str, version: str) -> None:
+    def __init__(self, engine: EditorEngine, store: SessionStore | None, tools: str, version: str) -> None:
         """`tools` are those that are on in the beginning, as in `--tools`; without `store` nothing is kept."""
         self._engine = engine
         self._store = store
@@ -108,7 +108,7 @@ class Agent:
         self, cwd: str, session_id: str, mcp_servers: Any = None, **_: Any
     ) -> schema.LoadSessionResponse:
         dialogue = await self._found(cwd, session_id, mcp_servers or ())
-        for update in content.replayed(dialogue.talk.path):
+        for update in content.replay(dialogue.talk.path):
             await self._show(dialogue, update)
         return schema.LoadSessionResponse(modes=modes(self._tools, dialogue.mode))
 
@@ -160,18 +160,18 @@ class Agent:
     async def prompt(self, prompt: Any, session_id: str, **_: Any) -> schema.PromptResponse:
         dialogue = self._dialogue(session_id)
         with _alone(dialogue):
-            text = await asyncio.to_thread(content.message_of, prompt, dialogue.folder)
+            text = await asyncio.to_thread(content.to_message, prompt, dialogue.folder)
             dialogue.tools.policy.unasked = 0  # the person is there
             await self._start_servers(dialogue)
             is_first = not dialogue.talk.path
             reason, outcome = await self._turn(dialogue, text)
             if is_first and dialogue.talk.path:
                 title = schema.SessionInfoUpdate(
-                    session_update="session_info_update", title=title_of(dialogue.talk.path[0].user)
+                    session_update="session_info_update", title=make_title(dialogue.talk.path[0].user)
                 )
                 await self._show(dialogue, title)
             await self._show_room(dialogue)
-            return schema.PromptResponse(stop_reason=reason, usage=content.usage_of(outcome))
+            return schema.PromptResponse(stop_reason=reason, usage=content.to_usage(outcome))
 
     async def cancel(self, session_id: str, **_: Any) -> None:
         """A notification: nobody is told what is wrong with it."""
@@ -192,10 +192,10 @@ class Agent:
         for _ in range(MOST_ROUNDS):
             is_whole = outcome is not None and outcome.finish_reason in (FinishReason.EOS, FinishReason.STOP)
             if outcome is None or not outcome.calls or not is_whole or dialogue.stopped.is_set():
-                return "cancelled" if dialogue.stopped.is_set() else content.stop_of(outcome), outcome
+                return "cancelled" if dialogue.stopped.is_set() else content.stop_reason(outcome), outcome
             results: list[ToolResult] = []
             for call in outcome.calls:
-                results.append(await calls.result_of(dialogue, call, self._editor, show_call))
+                results.append(await calls.run_call(dialogue, call, self._editor, show_call))
             if dialogue.stopped.is_set():
                 dialogue.talk.keep(results)
                 self._engine.forget(dialogue)
@@ -307,7 +307,7 @@ def _named(tools: ToolSession, servers: Sequence[Any]) -> tuple[str, ...]:
     if not servers:
         return ()
     from chatterm.tools.mcp.client import Servers
-    from chatterm.tools.mcp.config import read_servers, server_of, servers_path
+    from chatterm.tools.mcp.config import parse_server, read_servers, servers_path
 
     made = {server.name: server for server in read_servers(servers_path())}
     names = []
@@ -321,7 +321,7 @@ def _named(tools: ToolSession, servers: Sequence[Any]) -> tuple[str, ...]:
         else:
             continue  # of a kind that is not offered
         name = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "-" for c in given.name)[:32]
-        made[name] = server_of(name, data, "mcpServers")
+        made[name] = parse_server(name, data, "mcpServers")
         names.append(name)
     tools.servers = Servers(list(made.values()))
     return tuple(names)

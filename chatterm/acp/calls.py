@@ -14,7 +14,7 @@ from chatterm.settings.settings import SettingsError
 from chatterm.tools.output import Tail, bounded
 from chatterm.tools.policy import Answer, choices
 from chatterm.tools.session import failed, performed, refused, stopped
-from chatterm.tools.tool import Plan, Running, ToolError
+from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
 
 _LOOK = 0.25
 """Seconds between two looks at what a running call has printed."""
@@ -24,7 +24,7 @@ Show = Callable[[Any], Awaitable[None]]
 """Gives the editor an update."""
 
 
-class Asks(Protocol):
+class Editor(Protocol):
     """The editor."""
 
     async def request_permission(
@@ -32,7 +32,7 @@ class Asks(Protocol):
     ) -> schema.RequestPermissionResponse: ...
 
 
-async def result_of(dialogue: Dialogue, call: ToolCall, editor: Asks, show: Show) -> ToolResult:
+async def run_call(dialogue: Dialogue, call: ToolCall, editor: Editor, show: Show) -> ToolResult:
     """Plan one call, ask where that is needed, do it."""
     if dialogue.stopped.is_set():
         return stopped(call)
@@ -51,7 +51,7 @@ async def result_of(dialogue: Dialogue, call: ToolCall, editor: Asks, show: Show
 
 
 async def _decided(
-    dialogue: Dialogue, id: str, call: ToolCall, plan: Plan, editor: Asks, show: Show
+    dialogue: Dialogue, id: str, call: ToolCall, plan: ToolPlan, editor: Editor, show: Show
 ) -> ToolResult | None:
     """What comes of a call that may not run; None: it may."""
     policy = dialogue.tools.policy
@@ -70,14 +70,14 @@ async def _decided(
 
 
 async def _asked(
-    dialogue: Dialogue, id: str, call: ToolCall, plan: Plan, why: str, editor: Asks
+    dialogue: Dialogue, id: str, call: ToolCall, plan: ToolPlan, why: str, editor: Editor
 ) -> Answer | None:
     """What the person says; None: no, and stop. Whatever else an editor answers is a no."""
     asking = asyncio.ensure_future(
         editor.request_permission(
             session_id=dialogue.id,
             tool_call=content.to_allow(id, call, plan, why, dialogue.folder),
-            options=content.options_of(plan),
+            options=content.permission_options(plan),
         )
     )
     stopping = asyncio.ensure_future(dialogue.stopped.wait())
@@ -98,14 +98,14 @@ async def _asked(
     return next((answer for answer in choices(plan) if answer == outcome.option_id), "no")
 
 
-async def _done(dialogue: Dialogue, id: str, call: ToolCall, plan: Plan, show: Show) -> ToolResult:
+async def _done(dialogue: Dialogue, id: str, call: ToolCall, plan: ToolPlan, show: Show) -> ToolResult:
     lock, tail = threading.Lock(), Tail()
 
     def say(text: str) -> None:
         with lock:
             tail.add(text)
 
-    running = Running(say=say)
+    running = ToolRun(say=say)
     work = asyncio.ensure_future(asyncio.to_thread(performed, call, plan, running))
     shown = ""
     await show(content.progress(id, "in_progress"))

@@ -14,7 +14,7 @@ from chatterm.conversation.attachments import attach
 from chatterm.terminal.sanitize import cleaned, one_line, visible
 from chatterm.tools.arguments import parsed
 from chatterm.tools.policy import Answer, choice_text, choices
-from chatterm.tools.tool import Effect, Plan, ToolError
+from chatterm.tools.tool import Effect, ToolError, ToolPlan
 
 Update = Any
 """One of the SDK's session updates."""
@@ -42,7 +42,7 @@ _MOST_SHOWN = 20_000
 """Characters of a result that an editor is given; the model gets all of it."""
 
 
-def message_of(blocks: Iterable[Any], folder: Path) -> str:
+def to_message(blocks: Iterable[Any], folder: Path) -> str:
     """A prompt as one message: its words, then the files that are attached to it. It reads the disk.
 
     Raises EngineError for what no model here takes, and for a file that cannot be attached.
@@ -64,7 +64,7 @@ def message_of(blocks: Iterable[Any], folder: Path) -> str:
                 if text is None:
                     raise EngineError(f"{name} is not text; only text can be attached here.")
                 words.append(name)
-                files.append(f"{name}:\n{fenced(cleaned(text))}")
+                files.append(f"{name}:\n{fence_text(cleaned(text))}")
             case other:
                 raise EngineError(f"A prompt may contain text and files; {one_line(other, 20)} is neither.")
     message = "".join(words).strip()
@@ -91,7 +91,7 @@ def _file(path: Path, folder: Path) -> Sequence[str]:
     return attach(f'@"{path}{end}"', folder, fetches=False).blocks
 
 
-def fenced(text: str, language: str = "") -> str:
+def fence_text(text: str, language: str = "") -> str:
     """Text in a fence that nothing in it can close: an editor shows it as it is, whatever it says."""
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`{3,}", text))])
     return f"{fence}{language}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}"
@@ -108,13 +108,13 @@ def said(kind: str, text: str) -> Update:
     return schema.AgentMessageChunk(session_update="agent_message_chunk", content=block)
 
 
-def replayed(path: Iterable[Exchange]) -> Iterator[Update]:
+def replay(path: Iterable[Exchange]) -> Iterator[Update]:
     """A conversation as it was, for an editor that opens it."""
     asked: list[ToolCall] = []
     for exchange in path:
         if exchange.results:
             for number, result in enumerate(exchange.results):
-                yield _call_of(f"{exchange.id}-{number}", result, str(result.state))
+                yield _call_update(f"{exchange.id}-{number}", result, str(result.state))
         else:
             block = schema.TextContentBlock(type="text", text=visible(exchange.user))
             yield schema.UserMessageChunk(session_update="user_message_chunk", content=block)
@@ -124,44 +124,46 @@ def replayed(path: Iterable[Exchange]) -> Iterator[Update]:
             yield said("answer", exchange.text)
         asked = exchange.calls
     for number, call in enumerate(asked):  # nobody answered these
-        yield _call_of(f"open-{number}", ToolResult(call.name, call.arguments, "It was not run."), "stopped")
+        yield _call_update(
+            f"open-{number}", ToolResult(call.name, call.arguments, "It was not run."), "stopped"
+        )
 
 
-def _call_of(id: str, result: ToolResult, state: str) -> Update:
+def _call_update(id: str, result: ToolResult, state: str) -> Update:
     return schema.ToolCallStart(
         session_update="tool_call",
         tool_call_id=id,
-        title=title_of(result.name, result.arguments),
+        title=call_title(result.name, result.arguments),
         status="completed" if state == "done" else "failed",
-        content=[_text(fenced(visible(result.text[:_MOST_SHOWN])))],
-        raw_input=arguments_of(result),
+        content=[_text(fence_text(visible(result.text[:_MOST_SHOWN])))],
+        raw_input=call_input(result),
     )
 
 
-def started(id: str, call: ToolCall, plan: Plan, folder: Path) -> Update:
+def started(id: str, call: ToolCall, plan: ToolPlan, folder: Path) -> Update:
     """A call that nobody has agreed to yet."""
     return schema.ToolCallStart(session_update="tool_call", **_described(id, call, plan, folder))
 
 
-def to_allow(id: str, call: ToolCall, plan: Plan, why: str, folder: Path) -> schema.ToolCallUpdate:
+def to_allow(id: str, call: ToolCall, plan: ToolPlan, why: str, folder: Path) -> schema.ToolCallUpdate:
     """What a person is asked about: everything that the call was given."""
     described = _described(id, call, plan, folder)
     why = f"Caution: {' · '.join(plan.dangers)}" if plan.dangers else why
     return schema.ToolCallUpdate(**{**described, "content": [_text(why), *described["content"]]})
 
 
-def _described(id: str, call: ToolCall, plan: Plan, folder: Path) -> dict[str, Any]:
+def _described(id: str, call: ToolCall, plan: ToolPlan, folder: Path) -> dict[str, Any]:
     rows = "\n".join(visible(text) for text, _ in plan.shown)
     is_diff = any(tone in ("added", "removed") for _, tone in plan.shown)
     has_place = plan.effect == "write" or plan.tool == "read_file"
     return {
         "tool_call_id": id,
-        "title": title_of(plan.tool, plan.subject),
+        "title": call_title(plan.tool, plan.subject),
         "kind": "search" if plan.tool == "search" else _KINDS[plan.effect],
         "status": "pending",
-        "content": [_text(fenced(rows, "diff" if is_diff else ""))],
+        "content": [_text(fence_text(rows, "diff" if is_diff else ""))],
         "locations": [schema.ToolCallLocation(path=str(folder / plan.subject))] if has_place else None,
-        "raw_input": arguments_of(call),
+        "raw_input": call_input(call),
     }
 
 
@@ -170,15 +172,15 @@ def unplanned(id: str, call: ToolCall, why: str) -> Update:
     return schema.ToolCallStart(
         session_update="tool_call",
         tool_call_id=id,
-        title=title_of(call.name, call.arguments),
+        title=call_title(call.name, call.arguments),
         status="failed",
-        content=[_text(fenced(visible(why)))],
+        content=[_text(fence_text(visible(why)))],
     )
 
 
 def progress(id: str, status: schema.ToolCallStatus, text: str | None = None) -> Update:
     """How far a call is; `text` is what it has given so far."""
-    content = None if text is None else [_text(fenced(visible(text)))]
+    content = None if text is None else [_text(fence_text(visible(text)))]
     return schema.ToolCallProgress(
         session_update="tool_call_update", tool_call_id=id, status=status, content=content
     )
@@ -188,13 +190,13 @@ def finished(id: str, result: ToolResult) -> Update:
     return progress(id, "completed" if result.state == "done" else "failed", result.text[:_MOST_SHOWN])
 
 
-def title_of(tool: str, subject: str) -> str:
+def call_title(tool: str, subject: str) -> str:
     """A call in a line. In ticks: whatever a model writes there is not taken for an editor's own words."""
     subject = one_line(subject, 120).replace("`", "'")
     return f"{one_line(tool, 60)} `{subject}`" if subject else one_line(tool, 60)
 
 
-def arguments_of(call: ToolCall | ToolResult) -> Any:
+def call_input(call: ToolCall | ToolResult) -> Any:
     try:
         found = parsed(call.arguments)
         json.dumps(found, allow_nan=False)
@@ -203,7 +205,7 @@ def arguments_of(call: ToolCall | ToolResult) -> Any:
     return found
 
 
-def options_of(plan: Plan) -> list[schema.PermissionOption]:
+def permission_options(plan: ToolPlan) -> list[schema.PermissionOption]:
     """What a person can answer; the last one does nothing."""
     answers = sorted(choices(plan), key=lambda answer: answer == "no")
     return [
@@ -214,12 +216,12 @@ def options_of(plan: Plan) -> list[schema.PermissionOption]:
     ]
 
 
-def stop_of(outcome: Outcome | None) -> schema.StopReason:
+def stop_reason(outcome: Outcome | None) -> schema.StopReason:
     reason = outcome.finish_reason if outcome is not None else None
     return _STOPS.get(reason, "end_turn") if reason is not None else "cancelled"
 
 
-def usage_of(outcome: Outcome | None) -> schema.Usage | None:
+def to_usage(outcome: Outcome | None) -> schema.Usage | None:
     """The figures of an answer."""
     if outcome is None:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from chatterm.acp.dialogue import Dialogue
 from chatterm.backends.backend import Backend, EngineError, Outcome, TokenEvent
-from chatterm.conversation.session_writer import info_of
+from chatterm.conversation.session_writer import session_info
 from chatterm.conversation.visible_history import seen
 from chatterm.sessions.records import SessionInfo
 
@@ -16,14 +16,14 @@ _PATIENCE = 5.0
 """Seconds for the last answer to be saved."""
 
 
-class Engine:
+class EditorEngine:
     """Its methods may be called on the loop."""
 
     def __init__(self, backend: Backend, sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """`sampling` is what new conversations are given; `settings` is that of all, where they say nothing."""
         self.backend = backend
         self._settings = settings
-        self.fresh: SessionInfo = info_of(backend, sampling)
+        self.fresh: SessionInfo = session_info(backend, sampling)
         """What a new session is like."""
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "answers")

@@ -16,7 +16,7 @@ _WAITING = 1_000
 _INVALID, _NO_JSON, _WRONG_PARAMS = -32600, -32700, -32602
 
 
-class Lines:
+class LineTransport:
     """The transport of the SDK's connection. One loop uses it; a thread reads, and one at a time writes."""
 
     def __init__(self, source: int, target: int) -> None:
@@ -30,7 +30,7 @@ class Lines:
     async def send(self, message: dict[str, Any]) -> None:
         """Raises ConnectionError where nobody reads any more."""
         try:
-            data = json.dumps(told(message), separators=(",", ":"), allow_nan=False)
+            data = json.dumps(format_message(message), separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError, RecursionError):
             data = json.dumps(_error(message.get("id"), -32603, "The answer cannot be written as JSON."))
         async with self._writing:
@@ -40,7 +40,7 @@ class Lines:
         """The next message; None at the end."""
         while (line := await self._lines.get()) is not None:
             self._room.release()
-            message, problem = understood(line)
+            message, problem = parse_line(line)
             if message is not None:
                 return message
             if problem is not None:
@@ -59,7 +59,7 @@ class Lines:
             raise ConnectionError(error.strerror or "The other side has closed the connection.") from None
 
     def _read(self) -> None:
-        for line in _lines_of(self._source):
+        for line in _read_lines(self._source):
             self._room.acquire()
             if not self._put(line):
                 return
@@ -73,7 +73,7 @@ class Lines:
         return True
 
 
-def _lines_of(source: int) -> Iterator[bytes]:
+def _read_lines(source: int) -> Iterator[bytes]:
     """The lines of a file descriptor; of one that is too long so much that it is noticed."""
     held, is_lost = bytearray(), False
     while True:
@@ -98,7 +98,7 @@ def _lines_of(source: int) -> Iterator[bytes]:
                 held, is_lost = bytearray(), True
 
 
-def understood(line: bytes) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def parse_line(line: bytes) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """A line as a message that the SDK's connection can stand, or what to answer to it; neither for an empty one."""
     if not line.strip():
         return None, None
@@ -127,7 +127,7 @@ def understood(line: bytes) -> tuple[dict[str, Any] | None, dict[str, Any] | Non
     return message, None
 
 
-def told(message: dict[str, Any]) -> dict[str, Any]:
+def format_message(message: dict[str, Any]) -> dict[str, Any]:
     """A message as it is sent: wrong parameters are one line, and nothing that was sent comes back in it."""
     error = message.get("error")
     if not isinstance(error, dict) or error.get("code") != _WRONG_PARAMS:

@@ -10,10 +10,10 @@ from typing import Any
 from acp import run_agent
 
 from chatterm.acp.agent import Agent
-from chatterm.acp.engine import Engine
-from chatterm.acp.jsonrpc import Lines
+from chatterm.acp.engine import EditorEngine
+from chatterm.acp.jsonrpc import LineTransport
 from chatterm.backends.backend import Backend
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.terminal.error_log import write_down
 
 
@@ -28,7 +28,7 @@ class _ToLog(logging.Handler):
 
 def serve(
     backend: Backend,
-    store: Store | None,
+    store: SessionStore | None,
     *,
     sampling: Mapping[str, Any],
     settings: Mapping[str, Any],
@@ -44,10 +44,10 @@ def serve(
     logging.getLogger().addHandler(_ToLog(logging.WARNING))
 
     async def run() -> None:
-        engine = Engine(backend, sampling, settings)
+        engine = EditorEngine(backend, sampling, settings)
         agent = Agent(engine, store, tools, version)
         try:
-            await run_agent(agent, Lines(source, target), use_unstable_protocol=True)  # type: ignore[arg-type]
+            await run_agent(agent, LineTransport(source, target), use_unstable_protocol=True)  # type: ignore[arg-type]
         finally:
             agent.end()
 

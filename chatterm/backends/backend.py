@@ -13,7 +13,7 @@ from chatterm.backends.documents import Document
 from chatterm.backends.exchange import Compaction, Exchange, Outcome, Tool, ToolCall, ToolResult
 from engine.errors import ContextFullError, EngineError
 from engine.events import (
-    Chunk,
+    CachedChunk,
     DiskFigures,
     DraftCost,
     Figures,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Attention",
     "Backend",
+    "CachedChunk",
     "ChatOptions",
-    "Chunk",
     "Compaction",
     "ContextFullError",
     "DiskFigures",

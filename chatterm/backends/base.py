@@ -23,7 +23,7 @@ OURS: Mapping[str, Any] = {"speculation": "auto", "stop_repetition": True}
 """Sampling defaults of a local engine."""
 
 
-class Chosen:
+class BackendBase:
     """The part of a Backend that needs no engine."""
 
     def __init__(self, model: str, options: ChatOptions) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from chatterm.backends.documents import Document, names_of, with_documents
+from chatterm.backends.documents import Document, list_names, with_documents
 from engine.errors import ContextFullError, EngineError
 from engine.store.folder import chunk_owner
 from models.units import counted
@@ -16,7 +16,7 @@ MOST_ORDERED = 6
 """Most documents for which a better order is searched: each step tokenises all that are left."""
 
 
-class Reading:
+class DocumentPrefill:
     """The documents that one conversation has an engine read. `tokens` returns the tokens that a conversation with a
     given system prompt begins with."""
 
@@ -41,7 +41,7 @@ class Reading:
         Raises ContextFullError as `check` does.
         """
         chunks, before = self._engine.chunks, self._open
-        self.note, self._open = "", names_of(documents)
+        self.note, self._open = "", list_names(documents)
         if before and before != self._open:
             if (
                 chunks.progress(before) is not None and before not in self._ahead
@@ -68,13 +68,13 @@ class Reading:
         return None if progress is None else progress[0]
 
     def _keep(self, documents: Sequence[Document], tokens: Sequence[int]) -> None:
-        self._engine.chunks.keep(tokens, names_of(documents), owner=chunk_owner(documents[-1].text))
+        self._engine.chunks.keep(tokens, list_names(documents), owner=chunk_owner(documents[-1].text))
 
     def _fitting(self, system: str | None, documents: Sequence[Document]) -> list[int]:
         tokens, room = self._tokens(with_documents(system, documents)), self._engine.context_length
         if len(tokens) >= room:
             raise ContextFullError(
-                f"{names_of(documents)}: {counted(len(tokens), 'token')} do not fit into a context of "
+                f"{list_names(documents)}: {counted(len(tokens), 'token')} do not fit into a context of "
                 f"{room:,}; open fewer documents, or start with a larger --context.",
                 needed=len(tokens),
                 available=room,

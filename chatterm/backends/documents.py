@@ -26,6 +26,6 @@ def with_documents(system: str | None, documents: Sequence[Document]) -> str | N
     return "\n\n".join(parts) or None
 
 
-def names_of(documents: Sequence[Document]) -> str:
+def list_names(documents: Sequence[Document]) -> str:
     """Return the names as a list in words: "paper, notes"."""
     return ", ".join(document.name for document in documents)

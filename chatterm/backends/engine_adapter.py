@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from chatterm.backends.backend import EngineError, FinishReason, ModelError, Part, TokenEvent, TurnStats
 from chatterm.backends.exchange import Exchange, Outcome
-from chatterm.backends.tool_calls import calls_of, engine_calls
+from chatterm.backends.tool_calls import engine_calls, to_tool_calls
 
 if TYPE_CHECKING:
     from engine.conversation.batch_generation import Part as EnginePart
@@ -16,7 +16,7 @@ _LONGEST = 100_000
 """Characters of a message that suffix speculation may draw on."""
 
 
-def turn_of(exchange: Exchange, same_model: bool) -> "Turn":
+def to_turn(exchange: Exchange, same_model: bool) -> "Turn":
     """Convert an exchange to a turn of the engine; token ids of another model are dropped."""
     from engine.conversation.turns import Answer, Turn
 
@@ -35,7 +35,7 @@ def turn_of(exchange: Exchange, same_model: bool) -> "Turn":
     return Turn(exchange.user, answer, opening, tuple(result.text for result in exchange.results))
 
 
-def tokens_of(engine: "Engine", exchange: Exchange) -> list[int]:
+def exchange_tokens(engine: "Engine", exchange: Exchange) -> list[int]:
     """Return the tokens of a message and its answer, roughly as in a prompt; ids outside the vocabulary are dropped."""
     try:
         said = engine.tokenizer.encode_plain(exchange.user[:_LONGEST])
@@ -44,7 +44,7 @@ def tokens_of(engine: "Engine", exchange: Exchange) -> list[int]:
     return [*said, *(token for token in exchange.token_ids if 0 <= token < engine.vocab_size)]
 
 
-def outcome_of(answer: "Answer", opening: Sequence[int]) -> Outcome:
+def to_outcome(answer: "Answer", opening: Sequence[int]) -> Outcome:
     """Convert an answer of the engine that followed this opening."""
     return Outcome(
         answer.text,
@@ -56,17 +56,17 @@ def outcome_of(answer: "Answer", opening: Sequence[int]) -> Outcome:
         opening,
         answer.seed,
         answer.ends_at,
-        calls=calls_of(answer.calls),
+        calls=to_tool_calls(answer.calls),
     )
 
 
-def part_of(part: "EnginePart", opening: Sequence[int] = ()) -> Part:
+def to_part(part: "EnginePart", opening: Sequence[int] = ()) -> Part:
     """Convert an item of one of several answers."""
     if isinstance(part, TokenEvent | EngineError | ModelError):
         return part
-    from engine.conversation.batch_generation import Ended  # brings torch, which is there by now
+    from engine.conversation.batch_generation import AnswerEnd  # brings torch, which is there by now
 
-    return outcome_of(part.answer if isinstance(part, Ended) else part, opening)
+    return to_outcome(part.answer if isinstance(part, AnswerEnd) else part, opening)
 
 
 def _reason(name: str | None) -> FinishReason | None:

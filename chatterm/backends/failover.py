@@ -18,9 +18,9 @@ from chatterm.backends.backend import (
     TokenEvent,
     ToolResult,
 )
-from chatterm.backends.protocol import Hello, Welcome, agreed
+from chatterm.backends.protocol import Hello, HelloReply, agreed
 from chatterm.ipc.link import Link, ServerGoneError
-from chatterm.ipc.runtime import ServerRunsError, connected
+from chatterm.ipc.runtime import ServerRunsError, connect
 
 if TYPE_CHECKING:
     from chatterm.backends.local import LocalBackend
@@ -39,14 +39,14 @@ _HERE = "The model is loaded in this process."
 _ENDED = "The chatterm server has ended; the model runs in this process now."
 
 
-def greeted(kind: str) -> tuple[Link, Welcome] | None:
+def connect_to_server(kind: str) -> tuple[Link, HelloReply] | None:
     """Connect to this user's server; return None if there is none. Raises EngineError if it cannot be used."""
-    peer = connected()
+    peer = connect()
     if peer is None:
         return None
     link = Link(peer)
     try:
-        return link, link.ask("hello", Hello(agreed(), kind, os.getpid()), Welcome, _PATIENCE)
+        return link, link.ask("hello", Hello(agreed(), kind, os.getpid()), HelloReply, _PATIENCE)
     except ServerGoneError:
         link.close()
         return None  # it ended at this moment
@@ -55,9 +55,9 @@ def greeted(kind: str) -> tuple[Link, Welcome] | None:
         raise
 
 
-def attached(
+def attach(
     model: str, options: ChatOptions, start: Start | None = None, keep_alive_s: float | None = None
-) -> tuple["Attached | None", str]:
+) -> tuple["FailoverBackend | None", str]:
     """Return a backend on a running server whose options match `options`; otherwise None and a line that says why.
 
     With `start`, a server is started if none runs, once the model is opened; a server that was left behind then keeps
@@ -66,7 +66,7 @@ def attached(
     peer, why = _found(options)
     if peer is None and (why or start is None):
         return None, why
-    return Attached(model, options, peer, start, keep_alive_s), ""
+    return FailoverBackend(model, options, peer, start, keep_alive_s), ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +78,14 @@ class Stays:
     """Seconds until an unused model is freed; below 0: never."""
 
 
-_Peer = tuple[Link, Welcome]
+_Peer = tuple[Link, HelloReply]
 
 
 def _found(options: ChatOptions) -> tuple[_Peer | None, str]:
     """Connect to the running server if its options match; otherwise return a line that says why not, "" if none
     runs."""
     try:
-        peer = greeted("terminal")
+        peer = connect_to_server("terminal")
     except EngineError as error:
         return None, f"{error} {_HERE}"
     if peer is None:
@@ -140,7 +140,7 @@ _IDLE: dict[str, Any] = {"settle": None, "prepare": None, "count": None, "begin_
 """Calls for which no model is loaded, and their return values then."""
 
 
-class Attached:
+class FailoverBackend:
     """Implements Backend: on a server while that lives, and with a local engine and the same history from then on.
 
     Before it is opened, a local backend that loads nothing holds the settings and the path.
@@ -160,7 +160,7 @@ class Attached:
         self._path: list[Exchange] = []
         self._note = ""
         self._process: ProcessBackend | None = None
-        self._welcome: Welcome | None = None
+        self._welcome: HelloReply | None = None
         self.stays: Stays | None = None
         """The model that is left loaded, once this is closed."""
         self._now: Backend = self._on(peer, model, options) if peer is not None else _local(model, options)

@@ -8,7 +8,7 @@ from chatterm.backends.backend import Document, Exchange, Request, ThinkCache, T
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenJob:
     """Load the model that the backend was made for."""
 
 
@@ -45,7 +45,7 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class DrawCandidates:
     """Answer a message several times at once. The history does not change."""
 
     text: str
@@ -154,14 +154,14 @@ class MakeTitle:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class AsideJob:
     """Answer a request outside the conversation; the next job ends it."""
 
     request: Request
 
 
 Job = (
-    Open | Switch | Send | Tell | SetTools | Retry | Resume | Draw | Compare | LoadPath | Undo | Reset | SetSystem
-    | SetDocuments | Read | Know | KeepAs | SetThink | SetThinkCache | SetSampling | Prepare | Count | MakeTitle | Aside
-    | ListModels | Catalogue
+    OpenJob | Switch | Send | Tell | SetTools | Retry | Resume | DrawCandidates | Compare | LoadPath | Undo
+    | Reset | SetSystem | SetDocuments | Read | Know | KeepAs | SetThink | SetThinkCache | SetSampling | Prepare
+    | Count | MakeTitle | AsideJob | ListModels | Catalogue
 )  # fmt: skip

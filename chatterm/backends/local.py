@@ -26,25 +26,25 @@ from chatterm.backends.backend import (
     Tool,
     ToolResult,
 )
-from chatterm.backends.base import OURS, Chosen, checked, no_guesses, no_model, no_tools
+from chatterm.backends.base import OURS, BackendBase, checked, no_guesses, no_model, no_tools
 from chatterm.backends.battery import Power
-from chatterm.backends.document_prefill import Reading
+from chatterm.backends.document_prefill import DocumentPrefill
 from chatterm.backends.documents import Document
-from chatterm.backends.engine_adapter import outcome_of, part_of, tokens_of, turn_of
+from chatterm.backends.engine_adapter import exchange_tokens, to_outcome, to_part, to_turn
 from chatterm.backends.title import TITLE_TOKENS, title_question
-from chatterm.backends.tool_calls import Calling, Said
+from chatterm.backends.tool_calls import CallFilter, Calling
 from engine.params import SamplingParams
 from engine.store.folder import default_folder
 
 if TYPE_CHECKING:
     from engine.cache.block_map import BlockMap
     from engine.cache.prefix_index import Key
-    from engine.conversation.aside import Aside
-    from engine.conversation.batch_generation import Prompt, Several
+    from engine.conversation.aside import AsideRunner
+    from engine.conversation.batch_generation import BatchGenerator, Prompt
     from engine.conversation.chat import Chat
     from engine.conversation.requests import Requests
     from engine.engine import Engine
-    from engine.machine.memory_check import Need
+    from engine.machine.memory_check import MemoryNeed
     from models.files import ModelFiles
 
 
@@ -75,11 +75,11 @@ class OwnEngines:
     def __init__(self) -> None:
         self._engines: set[Engine] = set()
 
-    def need(self, files: "ModelFiles", options: ChatOptions) -> "Need":
-        from engine.machine.memory_check import need_of
+    def need(self, files: "ModelFiles", options: ChatOptions) -> "MemoryNeed":
+        from engine.machine.memory_check import memory_need
 
         given = files, options.device, options.dtype, options.quantize, options.context
-        return need_of(*given, self._mapped_bytes, options.kv_dtype, max(options.tensor_parallel, 1))
+        return memory_need(*given, self._mapped_bytes, options.kv_dtype, max(options.tensor_parallel, 1))
 
     def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
         from models.families.registry import load_spec
@@ -118,7 +118,7 @@ class OwnEngines:
         return sum(engine.mapped_bytes for engine in list(self._engines))
 
 
-class LocalBackend(Chosen):
+class LocalBackend(BackendBase):
     """Implements Backend. `open` is the first call that reads, downloads or imports anything slow."""
 
     def __init__(self, model: str, options: ChatOptions, engines: Engines | None = None) -> None:
@@ -127,17 +127,17 @@ class LocalBackend(Chosen):
         self._engine: Engine | None = None
         self._chat: Chat | None = None
         self._params: SamplingParams | None = None
-        self._reading: Reading | None = None
+        self._reading: DocumentPrefill | None = None
         self._power = Power()
-        self._aside: Aside | None = None
+        self._aside: AsideRunner | None = None
         self._keys: list[Key] = []
         self._map: BlockMap | None = None
         self._looking = False
         self._calling: Calling | None = None
         """The tool support of the model; None: it has none."""
-        self._said: Said | None = None
+        self._said: CallFilter | None = None
         """The running answer without its calls, if tools are on."""
-        self._several: Several | None = None
+        self._several: BatchGenerator | None = None
         """The answers to requests, while they run."""
 
     @property
@@ -146,7 +146,7 @@ class LocalBackend(Chosen):
         answer = chat.last if chat is not None else None
         if answer is None:
             return None
-        outcome = outcome_of(answer, chat.turns[-1].opening if chat is not None and chat.turns else ())
+        outcome = to_outcome(answer, chat.turns[-1].opening if chat is not None and chat.turns else ())
         said = self._said
         return (
             replace(outcome, text=said.text) if said is not None and answer.finish_reason is None else outcome
@@ -205,7 +205,7 @@ class LocalBackend(Chosen):
 
     def _load(self, files: "ModelFiles", on_progress: OnProgress | None) -> None:
         engine = self._engines.load(self._model, files, self._options, on_progress)
-        from engine.conversation.aside import Aside
+        from engine.conversation.aside import AsideRunner
 
         try:
             calling = Calling.of(engine.tokenizer, self._tools)
@@ -217,7 +217,7 @@ class LocalBackend(Chosen):
             self._engines.close(engine)
             raise
         self._engine, self._chat, self._params, self._calling = engine, chat, params, calling
-        self._aside, self._reading = Aside(engine), Reading(engine, chat.begun_with)
+        self._aside, self._reading = AsideRunner(engine), DocumentPrefill(engine, chat.begun_with)
         self._info = ModelInfo(
             name=engine.model_name,
             device=str(engine.device),
@@ -247,39 +247,39 @@ class LocalBackend(Chosen):
         return self._counted(self._loaded().resume(self._params), goes_on=True)
 
     def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
-        from engine.conversation.batch_generation import Ended
+        from engine.conversation.batch_generation import AnswerEnd
 
         chat = self._loaded()
         opening = chat.opening
         calling = self._calling if self._tools else None
-        said = [Said(calling) for _ in range(count)] if calling is not None else []
+        said = [CallFilter(calling) for _ in range(count)] if calling is not None else []
         for index, part in chat.candidates(text, count, self._params):
             if said and isinstance(part, TokenEvent):
                 yield index, said[index].taken(part)
                 continue
-            if isinstance(part, Ended) and part.sequence is not None:
+            if isinstance(part, AnswerEnd) and part.sequence is not None:
                 self._keys = part.sequence.rows.keys  # the cache map shows this candidate until one is kept
-            yield index, part_of(part, opening)
+            yield index, to_part(part, opening)
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
-        from engine.conversation.batch_generation import Several
+        from engine.conversation.batch_generation import BatchGenerator
         from engine.conversation.requests import Requests
 
         self._loaded()
         assert self._engine is not None
         prompts = self._prompts(Requests(self._engine), requests)
-        self._several = Several(self._engine)
+        self._several = BatchGenerator(self._engine)
         try:
             with closing(self._several.run(prompts)) as parts:
                 for index, part in parts:
-                    yield index, part_of(part)
+                    yield index, to_part(part)
         finally:
             self._several = None
 
     def _prompts(
         self, asking: "Requests", requests: Iterable[Request]
     ) -> "Iterator[Prompt | EngineError | ModelError]":
-        from engine.conversation.batch_generation import prompt_of
+        from engine.conversation.batch_generation import make_prompt
 
         engine = self._engine
         assert engine is not None
@@ -290,7 +290,7 @@ class LocalBackend(Chosen):
             think = {"auto": None, "on": True, "off": False}[request.think or self._think]
             try:
                 params = self._params_of(engine, {"speculation": "off", **self._sampling, **request.sampling})
-                yield prompt_of(asking, messages, think, params)
+                yield make_prompt(asking, messages, think, params)
             except (EngineError, ModelError) as error:
                 yield error
 
@@ -299,7 +299,7 @@ class LocalBackend(Chosen):
         if chat is None or info is None:
             self._path = tuple(exchanges)
             return
-        turns = [turn_of(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges]
+        turns = [to_turn(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges]
         chat.load(turns, self._params)
         self._count()
         self.settle()
@@ -345,7 +345,9 @@ class LocalBackend(Chosen):
     def know(self, exchanges: Sequence[Exchange]) -> None:
         if (engine := self._engine) is not None and self._info is not None:
             names = (self._info.name, self._model)
-            engine.know(tokens_of(engine, exchange) for exchange in exchanges if exchange.model in names)
+            engine.know(
+                exchange_tokens(engine, exchange) for exchange in exchanges if exchange.model in names
+            )
 
     def keep_as(self, name: str | None) -> None:
         if self._chat is not None:
@@ -447,7 +449,7 @@ class LocalBackend(Chosen):
                     if self._said is None:
                         answer = self._chat.last if goes_on and self._chat is not None else None
                         before = answer.text.removesuffix(event.text) if answer is not None else ""
-                        self._said = Said(self._calling, before if event.kind == "answer" else "")
+                        self._said = CallFilter(self._calling, before if event.kind == "answer" else "")
                     yield self._said.taken(event)
         finally:
             self._said = None

@@ -49,14 +49,14 @@ class Picture:
         return f"{self.kind}, {self.width} x {self.height} pixels, {size}, sha256 {self.digest}, {self.path}"
 
 
-def looked_at(path: Path, name: str) -> Picture:
+def inspect_picture(path: Path, name: str) -> Picture:
     """Read the picture in a file. Raises OSError and PictureError."""
     place = path.resolve()
     with place.open("rb") as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise PictureError(f"is larger than {bytes_text(LARGEST)}")
-    found = measured(data)
+    found = measure_picture(data)
     if found is None:
         raise PictureError("is not a PNG, JPEG, GIF or WebP picture, and servers accept no others")
     kind, width, height = found
@@ -69,7 +69,7 @@ def looked_at(path: Path, name: str) -> Picture:
     return Picture(name, kind, width, height, len(data), sha256(data).hexdigest(), str(place))
 
 
-def measured(data: bytes) -> tuple[str, int, int] | None:
+def measure_picture(data: bytes) -> tuple[str, int, int] | None:
     """Return the media type, width and height of a picture from its first bytes; None if it is not a picture."""
     if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR" and len(data) >= 24:
         return "image/png", _big(data, 16, 4), _big(data, 20, 4)
@@ -80,20 +80,20 @@ def measured(data: bytes) -> tuple[str, int, int] | None:
     return _jpeg(data) if data.startswith(b"\xff\xd8\xff") else None
 
 
-def pictures_of(texts: Sequence[str]) -> dict[str, bytes]:
+def collect_pictures(texts: Sequence[str]) -> dict[str, bytes]:
     """Return the unchanged pictures that these messages name, by digest, up to the size limit of a request."""
     found: dict[str, bytes] = {}
     left = MOST
     for text in reversed(texts):
         for picture in reversed([_picture(match) for match in _BLOCK.finditer(text)]):
-            data = found.get(picture.digest) or data_of(picture)
+            data = found.get(picture.digest) or read_picture(picture)
             if data is not None and picture.digest not in found and len(data) <= left:
                 found[picture.digest] = data
                 left -= len(data)
     return found
 
 
-def taken_out(text: str) -> tuple[str, list[Picture]]:
+def take_out_pictures(text: str) -> tuple[str, list[Picture]]:
     """Return a message without the blocks of its pictures, and the pictures."""
     found = list(_BLOCK.finditer(text)) if "sha256 " in text else []
     places = [0, *(place for match in found for place in match.span()), len(text)]
@@ -103,7 +103,7 @@ def taken_out(text: str) -> tuple[str, list[Picture]]:
     return "\n\n".join(part for part in between if part), [_picture(match) for match in found]
 
 
-def parted(text: str, there: Mapping[str, object]) -> tuple[str, list[Picture]]:
+def replace_pictures(text: str, there: Mapping[str, object]) -> tuple[str, list[Picture]]:
     """Replace each picture block of a message by a sentence; return it with the pictures in `there`, in order."""
     pictures: list[Picture] = []
 
@@ -123,7 +123,7 @@ def _picture(match: re.Match[str]) -> Picture:
     return Picture(name, kind, int(width), int(height), 0, digest, path)
 
 
-def data_of(picture: Picture) -> bytes | None:
+def read_picture(picture: Picture) -> bytes | None:
     """Return the bytes of the file; None if it has changed or is gone."""
     try:
         with Path(picture.path).open("rb") as file:

@@ -28,21 +28,21 @@ from chatterm.backends.backend import (
     ToolResult,
     TurnStats,
 )
-from chatterm.backends.base import Chosen, checked, no_model
+from chatterm.backends.base import BackendBase, checked, no_model
 from chatterm.backends.protocol import (
-    Begun,
+    BegunAnswer,
+    LiveState,
     Loading,
-    Look,
     OnePart,
     Open,
     Said,
+    ServerStatus,
     State,
-    Status,
     Tokens,
     Wanted,
 )
-from chatterm.ipc.link import Answers, Link, ServerGoneError, error_of
-from chatterm.ipc.messages import Done, Failed, Item, unpacked
+from chatterm.ipc.link import Answers, Link, ServerGoneError, to_error
+from chatterm.ipc.messages import Done, Failed, Item, unpack
 
 if TYPE_CHECKING:
     from engine.cache.block_map import BlockMap
@@ -57,7 +57,7 @@ _PATIENCE = 5.0
 T = TypeVar("T")
 
 
-class ProcessBackend(Chosen):
+class ProcessBackend(BackendBase):
     """Implements Backend. The conversation is in the server; what a screen shows is kept here.
 
     When the server is gone, calls raise ServerGoneError and the part of the answer that arrived is kept.
@@ -72,8 +72,8 @@ class ProcessBackend(Chosen):
         self._link = link
         self._is_open = False
         self._last: Outcome | None = None
-        self._running: _Running | None = None
-        self._look = Look(None, None)
+        self._running: _PartialAnswer | None = None
+        self._look = LiveState(None, None)
         self._looks_at = 0.0
         self._looks = self._maps = False
         self._map: BlockMap | None = None
@@ -105,7 +105,7 @@ class ProcessBackend(Chosen):
         def seen(message: Item | Done | Failed | None) -> None:
             self._maps = False
             if isinstance(message, Done):
-                self._map = unpacked(message.body, BlockMap | None)  # type: ignore[arg-type]
+                self._map = unpack(message.body, BlockMap | None)  # type: ignore[arg-type]
 
         if self._is_open and not self._maps:
             self._maps = True
@@ -123,7 +123,7 @@ class ProcessBackend(Chosen):
             except Empty:
                 return None
             if isinstance(message, Done):
-                self._texts[token_id] = unpacked(message.body, str | None)  # type: ignore[arg-type]
+                self._texts[token_id] = unpack(message.body, str | None)  # type: ignore[arg-type]
         return self._texts.get(token_id)
 
     def stop(self, but: int | None = None) -> None:
@@ -142,7 +142,7 @@ class ProcessBackend(Chosen):
         def seen(message: Item | Done | Failed | None) -> None:
             self._looks = False
             if isinstance(message, Done):
-                self._look = unpacked(message.body, Look)
+                self._look = unpack(message.body, LiveState)
 
         self._looks, self._looks_at = True, now
         self._post("look", None, seen)
@@ -279,7 +279,7 @@ class ProcessBackend(Chosen):
 
     def has_loaded(self, model: str) -> bool:
         try:
-            status = self._link.ask("status", None, Status, _PATIENCE)
+            status = self._link.ask("status", None, ServerStatus, _PATIENCE)
         except EngineError:  # the server is gone or hangs
             return False
         return any(one.name == model for one in status.models)
@@ -307,19 +307,19 @@ class ProcessBackend(Chosen):
         return self._over(answers)
 
     def _value(self, method: str, body: Any, kind: type[T]) -> T:
-        return unpacked(self._ask(method, body).value, kind)
+        return unpack(self._ask(method, body).value, kind)
 
     def _said(self, answers: Answers) -> Iterator[Said]:
         """Yield the messages of a call. If it fails, the reported state of the server is taken over first."""
         while (body := answers.next()) is not None:
-            said: Said = unpacked(body, Said)  # type: ignore[arg-type]
+            said: Said = unpack(body, Said)  # type: ignore[arg-type]
             if isinstance(said, State):
                 self._take(said)
             else:
                 yield said
 
     def _over(self, answers: Answers) -> State:
-        state = unpacked(answers.result, State)
+        state = unpack(answers.result, State)
         self._take(state)
         return state
 
@@ -331,8 +331,8 @@ class ProcessBackend(Chosen):
     def _events(self, answers: Answers) -> Iterator[TokenEvent]:
         try:
             for said in self._said(answers):
-                if isinstance(said, Begun):
-                    self._running = _Running(said.outcome)
+                if isinstance(said, BegunAnswer):
+                    self._running = _PartialAnswer(said.outcome)
                 elif isinstance(said, Tokens):
                     for event in said.events:
                         if self._running is not None:
@@ -368,7 +368,7 @@ class ProcessBackend(Chosen):
             self._leave(answers)
 
 
-class _Running:
+class _PartialAnswer:
     """An answer so far."""
 
     def __init__(self, before: Outcome) -> None:
@@ -403,4 +403,4 @@ class _Running:
 def _part(said: OnePart) -> Part:
     if said.token is not None or said.outcome is not None:
         return said.token or said.outcome  # type: ignore[return-value]
-    return error_of(Failed(0, *(said.error or ("engine", "The answer failed; try again.", {}))))
+    return to_error(Failed(0, *(said.error or ("engine", "The answer failed; try again.", {}))))

@@ -45,7 +45,7 @@ class Hello(Struct, frozen=True):
     """Where the web process listens, if it is the client."""
 
 
-class Welcome(Struct, frozen=True):
+class HelloReply(Struct, frozen=True):
     """The reply to Hello."""
 
     pid: int
@@ -76,7 +76,7 @@ class LoadedModel(Struct, frozen=True, kw_only=True):
     """Seconds until it is unloaded; None: it is in use, or it stays."""
 
 
-class Status(Struct, frozen=True, kw_only=True):
+class ServerStatus(Struct, frozen=True, kw_only=True):
     """The state of the server, as shown to people."""
 
     pid: int
@@ -111,7 +111,7 @@ class Hold(Struct, frozen=True):
     """0: unload it; below 0: it stays; None: the server's default."""
 
 
-class Begun(Struct, frozen=True, array_like=True, tag="begun"):
+class BegunAnswer(Struct, frozen=True, array_like=True, tag="begun"):
     """An answer begins: its state before the first token."""
 
     outcome: Outcome
@@ -147,7 +147,7 @@ class Loading(Struct, frozen=True, array_like=True, tag="loading"):
     total: int | None
 
 
-class Look(Struct, frozen=True):
+class LiveState(Struct, frozen=True):
     """The state that can be read while anything else runs."""
 
     figures: Figures | None
@@ -161,10 +161,10 @@ class State(Struct, frozen=True, array_like=True, tag="state"):
     used_tokens: int
     last: tuple[Outcome | None, ...]
     """The latest answer if the call may have changed it; otherwise empty."""
-    look: Look
+    look: LiveState
     value: Raw
     """The return value of the call."""
 
 
-Said = Begun | Tokens | OnePart | Wanted | Loading | State
+Said = BegunAnswer | Tokens | OnePart | Wanted | Loading | State
 """The messages of a call before its result; a State precedes a failure."""

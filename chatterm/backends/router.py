@@ -27,7 +27,7 @@ Here = Callable[[str, ChatOptions], Backend]
 """Makes a backend for a model on this machine."""
 
 
-class Anywhere:
+class BackendRouter:
     """Implements Backend. No code of the remote backend is imported before a server is asked for, and none of the
     engine."""
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import EngineError, TokenEvent, Tool, ToolCall
-from chatterm.tool_calls.constraint import Constraint as Asked
+from chatterm.tool_calls.constraint import AnswerConstraint as Asked
 from chatterm.tool_calls.constraint import ToolFormat
-from chatterm.tool_calls.format import json_value, marks_of, said_by, tool_format
-from chatterm.tool_calls.grammar import calls_or, free_calls, spelled
-from chatterm.tool_calls.parser import CallArguments, CallBegan, CallEnded, Parser, Text
+from chatterm.tool_calls.format import call_marks, json_value, said_by, tool_format
+from chatterm.tool_calls.grammar import calls_or, free_calls, spell_marks
+from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, CallEnded, Parser
 from engine.params import Constraint
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Calling:
         """The same, as the engine needs it."""
         from engine.conversation.tools import ToolUse
 
-        marks = marks_of(self.tokenizer)
+        marks = call_marks(self.tokenizer)
         return ToolUse(tuple(_functions(self.tools)), marks if self.tools else frozenset(), self._read)
 
     def constraint(self, engine: "Engine", given: Constraint | None) -> Constraint | None:
@@ -85,7 +85,7 @@ class Calling:
             made = free_calls(self.format, tools, strict, True)
         if made is None:
             return None
-        constraint = Constraint("lark", spelled(made.text, self.tokenizer.token_id))
+        constraint = Constraint("lark", spell_marks(made.text, self.tokenizer.token_id))
         engine.output(engine.default_params(constraint=constraint))
         return constraint
 
@@ -94,7 +94,7 @@ class Calling:
         return prose.strip() if calls else text, calls
 
 
-class Said:
+class CallFilter:
     """The text of an answer without its calls, while it streams."""
 
     def __init__(self, calling: Calling, before: str = "") -> None:
@@ -119,7 +119,7 @@ class Said:
         prose = ""
         for event in self._parser.push(text):
             match event:
-                case Text(more):
+                case AnswerText(more):
                     prose += more
                 case CallBegan() | CallArguments():
                     self._in_call = True
@@ -129,7 +129,7 @@ class Said:
         return prose
 
 
-def calls_of(calls: Sequence[tuple[str, Any]]) -> list[ToolCall]:
+def to_tool_calls(calls: Sequence[tuple[str, Any]]) -> list[ToolCall]:
     """Convert the engine's calls to ToolCalls."""
     return [
         ToolCall(name, given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))

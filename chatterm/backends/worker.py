@@ -26,18 +26,18 @@ from chatterm.backends.backend import (
     TokenEvent,
 )
 from chatterm.backends.jobs import (
-    Aside,
+    AsideJob,
     Catalogue,
     Compare,
     Count,
-    Draw,
+    DrawCandidates,
     Job,
     KeepAs,
     Know,
     ListModels,
     LoadPath,
     MakeTitle,
-    Open,
+    OpenJob,
     Prepare,
     Read,
     Reset,
@@ -59,31 +59,31 @@ from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.wording import in_chat
 
 __all__ = [
+    "AnswerBegan",
     "Answered",
-    "Aside",
-    "Begun",
+    "AsideJob",
+    "AsideText",
     "Catalogue",
     "Compare",
     "Count",
-    "Done",
-    "Draw",
-    "Failed",
+    "DrawCandidates",
     "Job",
+    "JobDone",
+    "JobFailed",
     "KeepAs",
     "Know",
     "ListModels",
     "LoadPath",
+    "LoadProgress",
     "Loaded",
-    "Loading",
     "MakeTitle",
-    "Open",
+    "OpenJob",
     "Prepare",
     "Read",
     "Report",
     "Reset",
     "Resume",
     "Retry",
-    "Said",
     "Send",
     "SetDocuments",
     "SetSampling",
@@ -110,7 +110,7 @@ more at 0.05 ms.
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
+class LoadProgress:
     progress: Progress
 
 
@@ -120,7 +120,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class AnswerBegan:
     """Tokens follow from now on."""
 
     before: Outcome
@@ -146,13 +146,13 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class JobDone:
     job: Job
     value: object = None
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class JobFailed:
     job: Job
     message: str
     """One line."""
@@ -161,13 +161,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AsideText:
     """The text of an aside so far; Done or Failed follows at its end."""
 
     text: str
 
 
-Report = Loading | Loaded | Begun | Token | Answered | Done | Failed | Said
+Report = LoadProgress | Loaded | AnswerBegan | Token | Answered | JobDone | JobFailed | AsideText
 
 
 class _Closing(BaseException):
@@ -205,12 +205,12 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        if isinstance(job, Send | Tell | Retry | Resume | Draw | Compare):
+        if isinstance(job, Send | Tell | Retry | Resume | DrawCandidates | Compare):
             self._stopping.clear()
         if isinstance(job, Prepare | Count):
             self._drafts[type(job)] = job
         self.stop_aside()
-        if isinstance(job, Aside):
+        if isinstance(job, AsideJob):
             self._aside = job
         self._jobs.put(job)
 
@@ -241,8 +241,8 @@ class Worker:
         while self._reports and len(taken) < limit:
             taken.append(self._reports.popleft())
         progress, self._progress = self._progress, None
-        if progress is not None and not any(isinstance(report, Loaded | Failed) for report in taken):
-            taken.append(Loading(progress))
+        if progress is not None and not any(isinstance(report, Loaded | JobFailed) for report in taken):
+            taken.append(LoadProgress(progress))
         return taken
 
     def close(self) -> bool:
@@ -262,16 +262,16 @@ class Worker:
             except _Closing:
                 break
             except _Abandoned:
-                self._reports.append(Failed(job, "Loading was stopped; what was downloaded is kept."))
+                self._reports.append(JobFailed(job, "Loading was stopped; what was downloaded is kept."))
             except (EngineError, ModelError) as error:
                 too_many = (
                     max(error.needed - error.available, 1) if isinstance(error, ContextFullError) else 0
                 )
-                said = str(error) if isinstance(job, Aside) else in_chat(error)
-                self._reports.append(Failed(job, one_line(said), too_many))
+                said = str(error) if isinstance(job, AsideJob) else in_chat(error)
+                self._reports.append(JobFailed(job, one_line(said), too_many))
             except Exception as error:  # noqa: BLE001 - whatever it is, the chat goes on
                 said = f"{error_line(error)} The chat continues. {write_down(error)}"
-                self._reports.append(Failed(job, said))
+                self._reports.append(JobFailed(job, said))
         with contextlib.suppress(Exception):  # there is nobody left to tell
             self._backend.close()
 
@@ -279,7 +279,7 @@ class Worker:
         backend = self._backend
         value: object = None
         match job:
-            case Open():
+            case OpenJob():
                 self._load(lambda: backend.open(self._on_progress))
             case Switch(model):
                 self._load(lambda: backend.switch(model, self._on_progress))
@@ -293,7 +293,7 @@ class Worker:
                 self._answer(backend.retry())
             case Resume():
                 self._answer(backend.resume())
-            case Draw(text, count):
+            case DrawCandidates(text, count):
                 self._draw(backend.candidates(text, count))
             case Compare(text, model, path):
                 self._draw(backend.compare(text, model, path))
@@ -325,13 +325,13 @@ class Worker:
                 value = backend.count(draft)
             case MakeTitle(question, answer):
                 value = not self._jobs.empty() or backend.begin_title(question, answer)
-            case Aside(request):
+            case AsideJob(request):
                 value = self._say_aside(job, request)
             case ListModels():
                 value = backend.models()
             case Catalogue():
                 value = backend.catalogue()
-        self._reports.append(Done(job, value))
+        self._reports.append(JobDone(job, value))
 
     def _load(self, load: Callable[[], None]) -> None:
         self._abandoning.clear()
@@ -348,7 +348,7 @@ class Worker:
         begun = False
         for event in events:
             if not begun and (latest := self._backend.last) is not None:
-                self._reports.append(Begun(latest.before(event)))
+                self._reports.append(AnswerBegan(latest.before(event)))
             begun = True
             self._reports.append(Token(time.monotonic(), event))
             if self._closing.is_set():
@@ -369,7 +369,7 @@ class Worker:
                 problem = part
                 self._reports.append(Answered(None, index, one_line(in_chat(part))))
             elif part.finish_reason is None:
-                self._reports.append(Begun(part, index))
+                self._reports.append(AnswerBegan(part, index))
             else:
                 self._reports.append(Answered(part, index))
             if self._closing.is_set():
@@ -393,7 +393,7 @@ class Worker:
                     raise part
                 if isinstance(part, TokenEvent):
                     text += part.text if part.kind == "answer" else ""
-                    self._reports.append(Said(text))
+                    self._reports.append(AsideText(text))
                 else:
                     reason = part.finish_reason
                 if self._closing.is_set():

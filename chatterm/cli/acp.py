@@ -84,10 +84,10 @@ def acp(
     from importlib.metadata import version
 
     from chatterm.acp.serve import serve
-    from chatterm.sessions.store import Store
+    from chatterm.sessions.store import SessionStore
 
     with options.answering(name, chosen, no_server, remotes=preferences.remotes) as backend:
-        store = Store.open() if preferences.sessions.save else None
+        store = SessionStore.open() if preferences.sessions.save else None
         is_saved = serve(
             backend,
             store,
@@ -106,10 +106,10 @@ def _check_tools(names: str) -> None:
     """Raises WrongUsage for a tool that there is none of."""
     from pathlib import Path
 
-    from chatterm.tools.box import Box
+    from chatterm.tools.box import ToolRegistry
     from chatterm.tools.builtin.all import built_in
 
-    box = Box(built_in(Path.cwd()))
+    box = ToolRegistry(built_in(Path.cwd()))
     for word in filter(None, (name.strip() for name in names.split(","))):
         try:
             box.found(word)

@@ -13,7 +13,7 @@ from chatterm.backends.arrivals import rate
 from chatterm.backends.backend import Backend, EngineError, Outcome, Part, Request, TokenEvent
 from chatterm.cli.oneshot import say_notes, write
 from chatterm.cli.progress import bar_console, progress_on
-from chatterm.cli.requests import Asked, InputLine, asked_of, lines_of, result_of
+from chatterm.cli.requests import BatchRequest, InputLine, parse_request, read_lines, result_line
 from chatterm.cli.results import Results
 from chatterm.cli.wait_notices import waits_told
 from chatterm.conversation.figures import rate_text, seconds_text
@@ -40,10 +40,10 @@ class Batch:
         """`settings` is what answers depend on besides the lines of `source`."""
         self._backend = backend
         self._results = results
-        self._lines = lines_of(source, settings)
-        self._size = _size_of(source)
+        self._lines = read_lines(source, settings)
+        self._size = _file_size(source)
         self._err = err or sys.stderr
-        self._asked: dict[int, tuple[int, InputLine, Asked]] = {}
+        self._asked: dict[int, tuple[int, InputLine, BatchRequest]] = {}
         """By the backend's number of a request: its place, its line and what that asks."""
         self._held: dict[int, tuple[bytes, int]] = {}
         """By place results that wait for one before them, and where their lines end."""
@@ -96,7 +96,7 @@ class Batch:
     def _requests(self, first: InputLine) -> Iterator[Request]:
         line: InputLine | None = first
         while line is not None:
-            asked, place = asked_of(line), self._placed
+            asked, place = parse_request(line), self._placed
             self._placed += 1
             if asked.request is None:
                 self._put(place, line, asked, asked.problem)
@@ -115,10 +115,10 @@ class Batch:
             self._generated += part.stats.generated_tokens
             self._put(*self._asked.pop(number), part)
 
-    def _put(self, place: int, line: InputLine, asked: Asked, outcome: Outcome | str) -> None:
+    def _put(self, place: int, line: InputLine, asked: BatchRequest, outcome: Outcome | str) -> None:
         """A result is there: write it as soon as those before it are written."""
         self.errors += isinstance(outcome, str)
-        self._held[place] = (result_of(line, asked, outcome), line.end)
+        self._held[place] = (result_line(line, asked, outcome), line.end)
         while (ready := self._held.pop(self._next, None)) is not None:
             self._results.write(ready[0])
             self._next, self.done, self._read = self._next + 1, self.done + 1, ready[1]
@@ -178,7 +178,7 @@ class Batch:
             yield tell, lambda line: display.console.print(line, markup=False, highlight=False)
 
 
-def _size_of(source: BinaryIO) -> int | None:
+def _file_size(source: BinaryIO) -> int | None:
     """Bytes of a file; None where nobody knows."""
     try:
         state = os.fstat(source.fileno())

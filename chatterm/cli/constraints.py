@@ -15,7 +15,7 @@ _FORMATS = (
 )
 
 
-def given(schema: str | None, json_object: bool, regex: str | None) -> Constraint | None:
+def parse_constraint(schema: str | None, json_object: bool, regex: str | None) -> Constraint | None:
     """What --schema, --json-object or --regex ask for; None without any of them. Raises WrongUsage."""
     names = {"--schema": schema is not None, "--json-object": json_object, "--regex": regex is not None}
     if sum(names.values()) > 1:
@@ -55,7 +55,7 @@ def _content(name: str) -> str:
         ) from None
 
 
-def of_format(value: Any) -> Constraint | None:
+def constraint_from_format(value: Any) -> Constraint | None:
     """What a `response_format`, as OpenAI's, asks for; None for any text. Raises EngineError."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":

@@ -67,7 +67,7 @@ def tune(model: str, device: str = "auto") -> None:
 
     check_tunable(device)  # before a model is downloaded and loaded for nothing
     from engine.engine import Engine
-    from engine.execute.cuda.kernel_configs import told
+    from engine.execute.cuda.kernel_configs import describe
 
     with progress_on(sys.stderr) as report:
         engine = Engine.load(model, device=device, tuned=False, on_progress=report)
@@ -76,7 +76,7 @@ def tune(model: str, device: str = "auto") -> None:
             found = engine.tuner().run(lambda name: status.update(f"Tuning {name}") if status else None)
     finally:
         engine.close()
-    rows = [(one_line(name, 80), told(name, cut)) for name, cut in found.chosen.items()]
+    rows = [(one_line(name, 80), describe(name, cut)) for name, cut in found.chosen.items()]
     times = [
         f"{_STEPS.get(kind, kind)} {before * 1e6:,.0f} us, tuned {after * 1e6:,.0f} us"
         for kind, (before, after) in found.seconds.items()

@@ -74,7 +74,7 @@ def _offer(device: str, dtype: str) -> "tuple[Speed, Speed] | None":
         return None
     if here.bandwidth is not None:
         keep_bandwidth(here.device, here.bandwidth)
-    best = best_of([catalogue_speed(name, here) for name in candidates(here)], free_disk())
+    best = choose_model([catalogue_speed(name, here) for name in candidates(here)], free_disk())
     if best is None:
         return None
     default = catalogue_speed(DEFAULT_MODEL, here)
@@ -91,15 +91,15 @@ def candidates(here: "Here") -> list[str]:
 
 def free_disk() -> int:
     """Bytes that are free where the Hub's models go."""
-    from models.hub.download import Settings
+    from models.hub.download import HubSettings
 
-    place: Path = Settings.read().cache
+    place: Path = HubSettings.read().cache
     while not place.exists() and place != place.parent:
         place = place.parent
     return shutil.disk_usage(place).free
 
 
-def best_of(speeds: "Sequence[Speed]", disk: int) -> "Speed | None":
+def choose_model(speeds: "Sequence[Speed]", disk: int) -> "Speed | None":
     """The largest that fits, is faster than people read and not too long a download; None where there is none."""
     from engine.machine.expected import RUNS_WELL
 

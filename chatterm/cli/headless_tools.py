@@ -7,7 +7,7 @@ from chatterm.backends.backend import EngineError, ToolCall, ToolResult
 from chatterm.cli.usage import WrongUsage
 from chatterm.tools.policy import Policy
 from chatterm.tools.session import ToolSession, failed, performed
-from chatterm.tools.tool import Effect, Running, ToolError
+from chatterm.tools.tool import Effect, ToolError, ToolRun
 
 _CHANGES: tuple[Effect, ...] = ("write", "run", "server")
 """What needs a flag of its own."""
@@ -57,6 +57,6 @@ class Unasked:
             why = " · ".join(plan.dangers)
             say(f"{call.name} {plan.subject}: refused: {why}")
             return ToolResult(call.name, call.arguments, f"This was not allowed: {why}.", "refused")
-        result = performed(call, plan, Running())
+        result = performed(call, plan, ToolRun())
         say(f"{call.name} {plan.subject}: {result.state}")
         return result

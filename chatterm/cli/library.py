@@ -10,7 +10,7 @@ from chatterm.terminal.sanitize import one_line, visible
 
 if TYPE_CHECKING:
     from chatterm.backends.backend import Document
-    from chatterm.sessions.library import Entry
+    from chatterm.sessions.library import LibraryEntry
 
 library_app = typer.Typer(
     help="List, add, show and remove documents that conversations may begin with.",
@@ -42,10 +42,10 @@ def library(context: typer.Context) -> None:
 def list_documents() -> None:
     """List all documents by name: as a table on a terminal, else as tab-separated lines."""
     from chatterm.sessions.dates import stamp
-    from chatterm.sessions.library import Library
+    from chatterm.sessions.library import DocumentLibrary
 
     check_output()
-    entries = Library().entries()
+    entries = DocumentLibrary().entries()
     if not entries:
         print("The library is empty; chatterm library add FILE fills it.", file=sys.stderr)
     elif sys.stdout.isatty():
@@ -74,9 +74,9 @@ def add(
     """Keep the text of a document. The model of the next chat reads it in idle time."""
     from chatterm.conversation.attachments import working_folder
     from chatterm.conversation.document_source import keep_document
-    from chatterm.sessions.library import Library, name_for, size_text
+    from chatterm.sessions.library import DocumentLibrary, name_for, size_text
 
-    entry, _, remark = keep_document(Library(), source, name or name_for(source), working_folder())
+    entry, _, remark = keep_document(DocumentLibrary(), source, name or name_for(source), working_folder())
     print(
         f"Added: {entry.name} ({size_text(entry)}). The model of the next chatterm run reads it in idle time."
     )
@@ -88,9 +88,9 @@ def add(
 @library_app.command()
 def show(name: NameArgument) -> None:
     """Print the text of a document as a model sees it."""
-    from chatterm.sessions.library import Library
+    from chatterm.sessions.library import DocumentLibrary
 
-    (document,) = Library().find([name])
+    (document,) = DocumentLibrary().find([name])
     print(visible(document.text))
 
 
@@ -101,24 +101,24 @@ def remove(
     ],
 ) -> None:
     """Remove documents. Conversations that began with them keep them."""
-    from chatterm.sessions.library import Library
+    from chatterm.sessions.library import DocumentLibrary
 
-    known = Library()
+    known = DocumentLibrary()
     for document in known.find(names):  # all of them, each once, or none
         print(f"Removed: {known.remove(document.name).name}")
 
 
-def documents_of(names: str) -> "tuple[Document, ...]":
+def find_documents(names: str) -> "tuple[Document, ...]":
     """What `--library` names. Raises WrongUsage where that is nothing, SessionError for an unknown name."""
-    from chatterm.sessions.library import Library
+    from chatterm.sessions.library import DocumentLibrary
 
     given = [name.strip() for name in names.split(",") if name.strip()]
     if not given:
         raise WrongUsage("--library needs the name of a document; chatterm library list shows them.")
-    return Library().find(given)
+    return DocumentLibrary().find(given)
 
 
-def _print_table(entries: "list[Entry]") -> None:
+def _print_table(entries: "list[LibraryEntry]") -> None:
     from time import time
 
     from rich import box

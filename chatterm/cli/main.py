@@ -15,7 +15,7 @@ from chatterm.cli import options, usage
 from chatterm.cli.acp import acp
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
-from chatterm.cli.library import LibraryOption, documents_of, library_app
+from chatterm.cli.library import LibraryOption, find_documents, library_app
 from chatterm.cli.mcp import mcp_app
 from chatterm.cli.option_parsers import device_of
 from chatterm.cli.prompts import checked_prompts, checked_texts
@@ -252,14 +252,14 @@ def run(
     if schema is not None or json_object or regex is not None:
         from chatterm.cli import constraints
 
-        chosen = replace(chosen, constraint=constraints.given(schema, json_object, regex))
+        chosen = replace(chosen, constraint=constraints.parse_constraint(schema, json_object, regex))
     resume: dict[str, Any] = {}
     if continue_last and session is not None:
         raise WrongUsage("--continue and --session cannot be combined; use one of them.")
     if library is not None:
         if continue_last or session is not None:
             raise WrongUsage("A session keeps the documents that it began with; leave out --library.")
-        chosen = replace(chosen, documents=documents_of(library))
+        chosen = replace(chosen, documents=find_documents(library))
     if continue_last or session is not None:
         from chatterm.sessions.resume import find_session, resumed
 
@@ -273,7 +273,7 @@ def run(
     from chatterm.settings.settings import SessionSettings, with_settings
 
     preferences = options.preferences()
-    stays = options.keep_alive_of(keep_alive, preferences, no_server)
+    stays = options.parse_keep_alive(keep_alive, preferences, no_server)
     decided = (
         options.decided(invocation) | of_preset | ({"system", "think", "think_cache"} if resume else set())
     )

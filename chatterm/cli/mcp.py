@@ -42,7 +42,7 @@ def add(
     ] = None,
 ) -> None:
     """Add a server: chatterm mcp add files -- npx some-server /folder, or with --url."""
-    from chatterm.tools.mcp.config import read_servers, server_of, servers_path, write_servers
+    from chatterm.tools.mcp.config import parse_server, read_servers, servers_path, write_servers
 
     if bool(command) == bool(url):
         raise WrongUsage(
@@ -59,7 +59,7 @@ def add(
     given = {"command": command[0], "args": command[1:], "env": _pairs(env)} if command else {}
     if url:
         given |= {"url": url, "headers": _pairs(header)}
-    made = server_of(name, given, "chatterm mcp add")
+    made = parse_server(name, given, "chatterm mcp add")
     write_servers(path, [*known, made])
     typer.echo(f"Added {name}; chatterm mcp test {name} tries it, /tools in a chat switches it on.")
 

@@ -34,7 +34,7 @@ from models.units import bytes_text, counted
 
 if TYPE_CHECKING:
     from chatterm.cli.headless_tools import Unasked
-    from chatterm.sessions.store import Store
+    from chatterm.sessions.store import SessionStore
 
 REFUSED = 3
 """The exit code where a call of a tool was refused."""
@@ -83,7 +83,7 @@ def answer(
     session: str | None = None,
     save: bool = False,
     sampling: Mapping[str, Any] | None = None,
-    store: "Store | None" = None,
+    store: "SessionStore | None" = None,
     tools: "Unasked | None" = None,
     out: TextIO | None = None,
     err: TextIO | None = None,
@@ -98,9 +98,9 @@ def answer(
     out = out or sys.stdout
     err = err or sys.stderr
     if (save or session is not None) and store is None:
-        from chatterm.sessions.store import Store
+        from chatterm.sessions.store import SessionStore
 
-        store = Store.open()
+        store = SessionStore.open()
     try:
         talk = Talk(backend, store, session, sampling)
         with progress_on(err) as on_progress:
@@ -132,7 +132,7 @@ def answer(
 UNSTOPPED = "; --no-stop-repetition lets it go on"
 
 
-def close_store(store: "Store | None", err: TextIO) -> None:
+def close_store(store: "SessionStore | None", err: TextIO) -> None:
     """Write what is left of a session; say so where that is not possible."""
     if store is not None and not store.close():
         write(err, f"chatterm: {one_line(store.farewell)}\n")
@@ -175,7 +175,7 @@ def _turn(
     out: TextIO,
     err: TextIO,
 ) -> None:
-    page = Page(out if not as_json else None, err)
+    page = AnswerWriter(out if not as_json else None, err)
     started = False
     try:
         with (
@@ -209,7 +209,7 @@ def _turn(
         write(err, stats_line(outcome) + "\n")
 
 
-class Page:
+class AnswerWriter:
     """Writes one answer as it comes: its text on `out`, its reasoning dim on `err` if that is a terminal."""
 
     def __init__(self, out: TextIO | None, err: TextIO | None) -> None:
@@ -242,10 +242,10 @@ def _dim(text: str, stream: TextIO) -> str:
 
 def to_json(outcome: Outcome) -> str:
     """One answer as a JSON object on one line. Everything beyond printable ASCII is escaped."""
-    return json.dumps(json_of(outcome))
+    return json.dumps(answer_json(outcome))
 
 
-def json_of(outcome: Outcome) -> dict[str, Any]:
+def answer_json(outcome: Outcome) -> dict[str, Any]:
     """One answer as `--json` prints it."""
     calls = [{"name": call.name, "arguments": call.arguments} for call in outcome.calls]
     return {

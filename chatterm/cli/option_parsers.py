@@ -8,7 +8,7 @@ from engine.errors import EngineError, check_device
 from models.errors import ModelError
 
 
-def disk_of(given: float | None) -> float | None:
+def parse_disk(given: float | None) -> float | None:
     """Return the value of `--disk-gb`, in GB; None if it was not given. Raises WrongUsage unless it is finite."""
     if given is not None and not isfinite(given):
         raise WrongUsage(f"--disk-gb is {given}; it must be a finite number of GB, 0 or more.")
@@ -35,7 +35,7 @@ def device_of(given: str | None) -> str:
     return given
 
 
-def ranks_of(given: str) -> int:
+def parse_ranks(given: str) -> int:
     """Return the number of GPUs that `--tensor-parallel` asks for; 0 for "auto". Raises WrongUsage."""
     if given == "auto":
         return 0
@@ -46,15 +46,15 @@ def ranks_of(given: str) -> int:
 
 def seconds_given(text: str, name: str) -> float | None:
     """Return a time from the command line in seconds; None means no limit. Raises WrongUsage."""
-    from chatterm.settings.durations import seconds_of
+    from chatterm.settings.durations import parse_duration
 
     try:
-        return seconds_of(text, name)
+        return parse_duration(text, name)
     except EngineError as error:
         raise WrongUsage(str(error)) from None
 
 
-def draft_of(given: str | None) -> str | None:
+def parse_draft(given: str | None) -> str | None:
     """The model that `--draft` names, a file by its whole path; None: there is none."""
     if given is None or given.strip().lower() in ("none", "auto"):
         return None if given is None or given.strip().lower() == "none" else "auto"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from chatterm.cli.option_parsers import device_of, disk_of, draft_of, ranks_of, seconds_given
+from chatterm.cli.option_parsers import device_of, parse_disk, parse_draft, parse_ranks, seconds_given
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
@@ -16,7 +16,7 @@ from engine.errors import EngineError
 
 if TYPE_CHECKING:
     from chatterm.backends.backend import Backend, ChatOptions
-    from chatterm.backends.failover import Attached
+    from chatterm.backends.failover import FailoverBackend
     from chatterm.backends.remote.address import Remote
     from chatterm.settings.presets import SavedPreset
     from chatterm.settings.settings import Settings
@@ -296,9 +296,9 @@ def engine_options(invocation: typer.Context) -> "ChatOptions":
         device=device_of(given["device"]),
         graphs=not given["no_graph"],
         tune=not given["no_tune"],
-        tensor_parallel=ranks_of(given["tensor_parallel"]),
-        disk_gb=disk_of(given.get("disk_gb")),
-        draft=draft_of(given.get("draft")),
+        tensor_parallel=parse_ranks(given["tensor_parallel"]),
+        disk_gb=parse_disk(given.get("disk_gb")),
+        draft=parse_draft(given.get("draft")),
     )
 
 
@@ -334,9 +334,9 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
         device=device_of(given["device"]),
         graphs=not given["no_graph"],
         tune=not given["no_tune"],
-        tensor_parallel=ranks_of(given["tensor_parallel"]),
-        disk_gb=disk_of(given.get("disk_gb")),
-        draft=draft_of(given.get("draft")),
+        tensor_parallel=parse_ranks(given["tensor_parallel"]),
+        disk_gb=parse_disk(given.get("disk_gb")),
+        draft=parse_draft(given.get("draft")),
         sampling=checked_sampling(sampling),
     )
 
@@ -373,10 +373,10 @@ def answering(
     With `keep_alive_s` (None: for ever) one that stays is started where none runs. Says in the end what is left behind.
     Raises EngineError for an address that cannot be one.
     """
-    from chatterm.backends.router import Anywhere
+    from chatterm.backends.router import BackendRouter
 
     starts = keep_alive_s != 0 and not no_server
-    left: list[Attached] = []
+    left: list[FailoverBackend] = []
     is_talking = False
 
     def here(model: str, options: "ChatOptions") -> "Backend":
@@ -384,7 +384,7 @@ def answering(
 
         if no_server or not (starts or has_socket()):
             return _local(model, options)
-        from chatterm.backends.failover import attached
+        from chatterm.backends.failover import attach
 
         def start() -> Callable[[], None]:
             from chatterm.server.spawn import left_behind
@@ -392,9 +392,9 @@ def answering(
             return left_behind(options, keep_alive_s)
 
         if starts:
-            found, why = attached(model, options, start, -1.0 if keep_alive_s is None else keep_alive_s)
+            found, why = attach(model, options, start, -1.0 if keep_alive_s is None else keep_alive_s)
         else:
-            found, why = attached(model, options)
+            found, why = attach(model, options)
         if why and not is_talking:  # later there may be a screen
             print(f"chatterm: {one_line(why, 400)}", file=sys.stderr)
         if found is None:
@@ -403,7 +403,7 @@ def answering(
         return cast("Backend", found)
 
     try:
-        backend = Anywhere(model, options, remotes or {}, here)
+        backend = BackendRouter(model, options, remotes or {}, here)
         is_talking = True
         yield cast("Backend", backend)
     finally:
@@ -420,7 +420,7 @@ def _local(model: str, options: "ChatOptions") -> "Backend":
     return LocalBackend(model, options)
 
 
-def keep_alive_of(given: str | None, settings: "Settings", no_server: bool) -> float | None:
+def parse_keep_alive(given: str | None, settings: "Settings", no_server: bool) -> float | None:
     """Seconds that a model stays for the next command; 0: it does not, None: for ever. Raises WrongUsage."""
     if given is None:
         return seconds_given(settings.model.keep_alive or "0", "keep_alive")

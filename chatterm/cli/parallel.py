@@ -12,8 +12,8 @@ from chatterm.backends.arrivals import rate
 from chatterm.backends.backend import Backend, FinishReason, Message, Outcome, Part, Request, TokenEvent
 from chatterm.cli.oneshot import (
     UNSTOPPED,
-    Page,
-    json_of,
+    AnswerWriter,
+    answer_json,
     say_beside,
     say_notes,
     start_line,
@@ -32,7 +32,7 @@ _LABEL = 60
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PromptAnswer:
     """One answer that is wanted, and what came of it while others were before it."""
 
     prompt: str
@@ -88,18 +88,18 @@ def answer_all(
         backend.close()
 
 
-def _asked(prompts: Sequence[str], names: Sequence[str], count: int) -> list[_Asked]:
+def _asked(prompts: Sequence[str], names: Sequence[str], count: int) -> list[_PromptAnswer]:
     asked = []
     for prompt, name in zip(prompts, names, strict=True):
         title = one_line(name, _LABEL) if len(prompts) > 1 else ""
         for number in range(1, count + 1):
             which = f"{number} of {count}" if count > 1 else ""
             label = f"{title} ({which})" if title and which else title or which
-            asked.append(_Asked(prompt, name, number, label))
+            asked.append(_PromptAnswer(prompt, name, number, label))
     return asked
 
 
-def _requests(asked: Sequence[_Asked], seed: int | None) -> list[Request]:
+def _requests(asked: Sequence[_PromptAnswer], seed: int | None) -> list[Request]:
     return [
         Request((Message("user", one.prompt),), {} if seed is None else {"seed": seed + one.number - 1})
         for one in asked
@@ -111,7 +111,7 @@ class _Writer:
 
     def __init__(
         self,
-        asked: list[_Asked],
+        asked: list[_PromptAnswer],
         out: TextIO,
         err: TextIO,
         spinner: Spinner,
@@ -127,7 +127,7 @@ class _Writer:
         self._as_json = as_json
         self._stats = stats
         self._waits = waits
-        self._page = Page(None if as_json else out, None if waits else err)
+        self._page = AnswerWriter(None if as_json else out, None if waits else err)
         self._front = 0
         self._is_labelled = False
         self._done = self._tokens = self._generated = self._cut = self._looped = 0
@@ -202,12 +202,12 @@ class _Writer:
             self._say_of(one, one_line(str(part)))
         return True
 
-    def _ended(self, one: _Asked, outcome: Outcome) -> None:
+    def _ended(self, one: _PromptAnswer, outcome: Outcome) -> None:
         self._cut += outcome.finish_reason is FinishReason.LENGTH
         self._looped += outcome.finish_reason is FinishReason.REPETITION
         if self._as_json:
             seed = {"seed": outcome.seed} if outcome.seed is not None else {}
-            self._line({**_name(one), **json_of(outcome), **seed})
+            self._line({**_name(one), **answer_json(outcome), **seed})
         else:
             self._label(one)
             self._page.end()
@@ -220,7 +220,7 @@ class _Writer:
         if self._stats:
             write(self._err, stats_line(outcome) + "\n")
 
-    def _label(self, one: _Asked) -> None:
+    def _label(self, one: _PromptAnswer) -> None:
         if self._is_labelled:
             return
         self._is_labelled = True
@@ -232,7 +232,7 @@ class _Writer:
         self._clear()
         write(self._out, json.dumps(fields) + "\n")
 
-    def _say_of(self, one: _Asked, text: str) -> None:
+    def _say_of(self, one: _PromptAnswer, text: str) -> None:
         self._clear()
         self._say(f"chatterm: {one.label}: {text}" if one.label else f"chatterm: {text}")
 
@@ -244,5 +244,5 @@ class _Writer:
             self._spinner.stop()
 
 
-def _name(one: _Asked) -> dict[str, object]:
+def _name(one: _PromptAnswer) -> dict[str, object]:
     return {"prompt": one.name, "number": one.number}

@@ -10,7 +10,7 @@ from chatterm.cli.progress import progress_on
 from chatterm.terminal.sanitize import one_line
 
 if TYPE_CHECKING:
-    from engine.execute.cuda.step_profile import Part
+    from engine.execute.cuda.step_profile import ProfiledKernel
 
 _WIDTH = 80
 _STEPS = ".:-=+*#%@"
@@ -36,7 +36,7 @@ def profile(model: str, trace: Path, device: str = "auto") -> None:
     print(f"\nFor the order in time, open {one_line(str(trace))} at https://ui.perfetto.dev")
 
 
-def picture(model: str, parts: "Sequence[Part]", blocks: bool = True) -> list[str]:
+def picture(model: str, parts: "Sequence[ProfiledKernel]", blocks: bool = True) -> list[str]:
     """A bar for each kernel of a layer, and the layers side by side; `blocks`: drawn with more than ASCII."""
     whole = sum(part.seconds for part in parts)
     layers = 1 + max((part.layer for part in parts if part.layer is not None), default=-1)

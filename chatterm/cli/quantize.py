@@ -7,7 +7,7 @@ from shlex import quote
 from chatterm.cli.progress import progress_on
 from chatterm.terminal.sanitize import one_line
 from models.hub import catalogue
-from models.hub.sources import commit_of, resolve
+from models.hub.sources import local_commit, resolve
 from models.units import bytes_text
 
 
@@ -17,7 +17,7 @@ def quantize(model: str, out: Path) -> None:
         files = resolve(model, on_progress=on_progress)
         from models.quantising.quantise import quantise
 
-        written = quantise(files, out, commit_of(model), on_progress)
+        written = quantise(files, out, local_commit(model), on_progress)
     name = one_line(str(out))
     kept = f"{written.kept} of {written.matrices} matrices in 8 bits"
     print(f"{name}: {bytes_text(written.bytes)}, {kept}, the others in 4.")

@@ -8,8 +8,8 @@ from math import isfinite
 from typing import Any, BinaryIO, Literal, cast, get_args, get_type_hints
 
 from chatterm.backends.backend import EngineError, Message, Outcome, Request, ThinkMode
-from chatterm.cli.constraints import of_format
-from chatterm.cli.oneshot import json_of
+from chatterm.cli.constraints import constraint_from_format
+from chatterm.cli.oneshot import answer_json
 from chatterm.settings.settings import SamplingSettings
 
 LINE_LIMIT = 16 * 1024 * 1024
@@ -45,7 +45,7 @@ class InputLine:
     """Bytes of the input up to here."""
 
 
-def lines_of(stream: BinaryIO, settings: bytes) -> Iterator[InputLine]:
+def read_lines(stream: BinaryIO, settings: bytes) -> Iterator[InputLine]:
     """The lines of `stream` as they are needed. Raises EngineError where it cannot be read."""
     number = end = 0
     while True:
@@ -73,7 +73,7 @@ def _line(stream: BinaryIO) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BatchRequest:
     """What a line asks."""
 
     request: Request | None
@@ -83,7 +83,7 @@ class Asked:
     problem: str = ""
 
 
-def asked_of(line: InputLine) -> Asked:
+def parse_request(line: InputLine) -> BatchRequest:
     """What a line asks, or what is wrong with it."""
     id = None
     try:
@@ -94,9 +94,9 @@ def asked_of(line: InputLine) -> Asked:
         ):
             id = None
             raise LineError("id must be a string or a number.")
-        return Asked(_request(fields), id)
+        return BatchRequest(_request(fields), id)
     except LineError as error:
-        return Asked(None, id, str(error))
+        return BatchRequest(None, id, str(error))
 
 
 def _fields(data: bytes | None) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _request(fields: dict[str, Any]) -> Request:
 
     try:
         if fields.get("response_format") is not None:
-            sampling["constraint"] = of_format(fields["response_format"])
+            sampling["constraint"] = constraint_from_format(fields["response_format"])
         SamplingParams(**sampling)
     except EngineError as error:
         raise LineError(str(error)) from error
@@ -207,7 +207,7 @@ def _number(name: str, value: Any, *, whole: bool) -> int | float:
         raise LineError(f"{name} is too large.") from error
 
 
-def result_of(line: InputLine, asked: Asked, outcome: Outcome | str) -> bytes:
+def result_line(line: InputLine, asked: BatchRequest, outcome: Outcome | str) -> bytes:
     """What is written of a request: its answer, or what was wrong. One line, plain ASCII."""
     fields: dict[str, Any] = {"line": line.number, "request": line.digest}
     if asked.id is not None:
@@ -215,7 +215,7 @@ def result_of(line: InputLine, asked: Asked, outcome: Outcome | str) -> bytes:
     if isinstance(outcome, str):
         fields["error"] = outcome
     else:
-        fields |= json_of(outcome)
+        fields |= answer_json(outcome)
         if outcome.seed is not None:
             fields["seed"] = outcome.seed
     return json.dumps(fields).encode() + b"\n"

@@ -151,14 +151,14 @@ def _web(
 
 def load_first(model: str) -> None:
     """Have the server load a model, and show how far it is. Raises ModelError and EngineError."""
-    from chatterm.backends.failover import greeted
+    from chatterm.backends.failover import connect_to_server
     from chatterm.backends.protocol import Hold, Loading
     from chatterm.cli.progress import progress_on
-    from chatterm.ipc.messages import unpacked
+    from chatterm.ipc.messages import unpack
     from chatterm.terminal.sanitize import one_line
     from models.progress import Progress
 
-    found = greeted("command")
+    found = connect_to_server("command")
     if found is None:
         raise EngineError("The engine process does not answer.")
     link, _ = found
@@ -166,7 +166,7 @@ def load_first(model: str) -> None:
         with progress_on(sys.stderr) as on_progress:
             answers = link.call("hold", Hold(model, str(Path.cwd()), None))
             while (body := answers.next()) is not None:
-                said = unpacked(body, Loading)
+                said = unpack(body, Loading)
                 on_progress(Progress(said.stage, said.what, said.done, said.total))  # type: ignore[arg-type]
     finally:
         link.close()

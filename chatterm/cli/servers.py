@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from chatterm.backends.backend import EngineError
-from chatterm.backends.failover import Stays, greeted
-from chatterm.backends.protocol import LoadedModel, Status
+from chatterm.backends.failover import Stays, connect_to_server
+from chatterm.backends.protocol import LoadedModel, ServerStatus
 from chatterm.ipc.link import Link, ServerGoneError
 from chatterm.settings.durations import duration_text
 from chatterm.terminal.sanitize import one_line
@@ -27,7 +27,7 @@ def show_server(*, as_json: bool) -> int:
         print(json.dumps(None) if as_json else NONE, file=sys.stdout if as_json else sys.stderr)
         return 1
     try:
-        status = link.ask("status", None, Status, 5.0)
+        status = link.ask("status", None, ServerStatus, 5.0)
     finally:
         link.close()
     if as_json:
@@ -45,7 +45,7 @@ def show_server(*, as_json: bool) -> int:
     return 0
 
 
-def headline(status: Status) -> str:
+def headline(status: ServerStatus) -> str:
     """What runs here, in a line."""
     attached = f"{counted(status.terminals, 'terminal')} attached"
     where = f" at {one_line(status.address)}" if status.address else ", for terminals only"
@@ -80,7 +80,7 @@ def stop_server() -> int:
 
 def command_link() -> Link | None:
     """A connection to the server that runs here; None where there is none."""
-    found = greeted("command")
+    found = connect_to_server("command")
     return found[0] if found is not None else None
 
 

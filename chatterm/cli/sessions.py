@@ -13,7 +13,7 @@ from chatterm.terminal.sanitize import one_line, visible
 
 if TYPE_CHECKING:
     from chatterm.sessions.records import SessionInfo
-    from chatterm.sessions.store import Store
+    from chatterm.sessions.store import SessionStore
     from chatterm.sessions.tree import Tree
 
 sessions_app = typer.Typer(
@@ -124,9 +124,9 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False,
 ) -> None:
     """Write SESSION as Markdown, JSON or a web page."""
-    from chatterm.sessions.export import exported, format_of, write_export
+    from chatterm.sessions.export import choose_format, exported, write_export
 
-    chosen = format or (format_of(output) if output else "md")
+    chosen = format or (choose_format(output) if output else "md")
     with _opened() as store:
         info, tree, _ = store.load(_picked(store, session).id)
     text = exported(info, tree, chosen)
@@ -156,12 +156,12 @@ def import_sessions(
 
 
 @contextmanager
-def _opened(*, writes: bool = False) -> "Iterator[Store]":
+def _opened(*, writes: bool = False) -> "Iterator[SessionStore]":
     """The person's store. Raises SessionError at the end when something to be written could not be."""
     from chatterm.sessions.records import SessionError
-    from chatterm.sessions.store import Store
+    from chatterm.sessions.store import SessionStore
 
-    store = Store.open()
+    store = SessionStore.open()
     try:
         yield store
         if writes:
@@ -172,13 +172,13 @@ def _opened(*, writes: bool = False) -> "Iterator[Store]":
         raise SessionError(store.trouble.in_shell)
 
 
-def _found(store: "Store", text: str = "") -> "list[SessionInfo]":
+def _found(store: "SessionStore", text: str = "") -> "list[SessionInfo]":
     from chatterm.sessions.resume import sessions_to_choose_from
 
     return sessions_to_choose_from(store, text)
 
 
-def _picked(store: "Store", name: str) -> "SessionInfo":
+def _picked(store: "SessionStore", name: str) -> "SessionInfo":
     from chatterm.sessions.titles import pick
 
     return pick(_found(store), name)

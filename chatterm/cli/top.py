@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from chatterm.backends.protocol import Status
+from chatterm.backends.protocol import ServerStatus
 from chatterm.cli.servers import NO_MODEL, NONE, command_link, headline
 from chatterm.ipc.link import Link, ServerGoneError
 from chatterm.server.service import Latency, Metrics, ModelMetrics
@@ -32,15 +32,15 @@ _LABEL, _COLUMN = 24, 15
 """Characters: the titles of the rows, and what a model needs at least with the gap before it."""
 
 
-class Look(Struct, frozen=True):
+class StatusSample(Struct, frozen=True):
     """What the server said at `time`, in seconds of a clock that never goes back."""
 
     time: float
-    server: Status
+    server: ServerStatus
     metrics: Metrics
 
 
-class Rate(Struct, frozen=True):
+class ModelRate(Struct, frozen=True):
     """Tokens per second of one model."""
 
     prompt: float
@@ -48,12 +48,12 @@ class Rate(Struct, frozen=True):
     generated: float
 
 
-class View(Struct, frozen=True):
+class TopView(Struct, frozen=True):
     """What is shown: the latest look, and how fast each model has been since an earlier one."""
 
-    server: Status
+    server: ServerStatus
     metrics: Metrics
-    rates: dict[str, Rate]
+    rates: dict[str, ModelRate]
 
 
 def watch(*, once: bool, as_json: bool, every: float = EVERY) -> int:
@@ -78,29 +78,29 @@ def watch(*, once: bool, as_json: bool, every: float = EVERY) -> int:
     return 0
 
 
-def look(link: Link) -> Look:
+def look(link: Link) -> StatusSample:
     """Ask the server. Raises ServerGoneError, and EngineError where it does not answer."""
-    status = link.ask("status", None, Status, _PATIENCE)
-    return Look(time.monotonic(), status, link.ask("metrics", None, Metrics, _PATIENCE))
+    status = link.ask("status", None, ServerStatus, _PATIENCE)
+    return StatusSample(time.monotonic(), status, link.ask("metrics", None, Metrics, _PATIENCE))
 
 
-def view_of(looks: Sequence[Look]) -> View:
+def make_view(looks: Sequence[StatusSample]) -> TopView:
     """The latest look, with rates since the earliest; a model that was not there then has none."""
     first, last = looks[0], looks[-1]
     before = {model.model: model for model in first.metrics.models}
     seconds = last.time - first.time
     rates = {
-        model.model: Rate(
+        model.model: ModelRate(
             max(_computed(model) - _computed(before[model.model]), 0) / seconds,
             max(model.generated_tokens - before[model.model].generated_tokens, 0) / seconds,
         )
         for model in last.metrics.models
         if model.model in before and seconds > 0
     }
-    return View(last.server, last.metrics, rates)
+    return TopView(last.server, last.metrics, rates)
 
 
-def table(view: View, width: int) -> "RenderableType":
+def table(view: TopView, width: int) -> "RenderableType":
     """At most 22 lines of `width` columns: a row for each figure, a column for each model that there is room for."""
     from rich.console import Group
     from rich.table import Table
@@ -124,7 +124,7 @@ def table(view: View, width: int) -> "RenderableType":
     return Group(head, Text(""), grid, *([foot] if more else []))
 
 
-def _figures(model: ModelMetrics, rate: Rate | None) -> dict[str, str]:
+def _figures(model: ModelMetrics, rate: ModelRate | None) -> dict[str, str]:
     """Titles and figures, in their order; "" is a blank line."""
     share = model.cached_tokens / model.prompt_tokens if model.prompt_tokens else None
     first, between = model.first_token, model.between_tokens
@@ -169,7 +169,7 @@ def _print_views(link: Link, once: bool, as_json: bool, every: float) -> None:
     while True:
         time.sleep(every)
         looks.append(look(link))
-        view = view_of(looks)
+        view = make_view(looks)
         if as_json:
             print(msgspec.json.encode(view).decode(), flush=True)
         else:
@@ -188,7 +188,7 @@ def _live(link: Link, every: float) -> None:
     console = Console(highlight=False)
 
     def screen() -> "RenderableType":
-        return Group(table(view_of(looks), console.width), Text("\nq ends this view.", style="dim"))
+        return Group(table(make_view(looks), console.width), Text("\nq ends this view.", style="dim"))
 
     # The view is left before anything is said about why.
     with (

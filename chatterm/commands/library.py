@@ -8,7 +8,7 @@ from time import time
 from chatterm.backends.backend import EngineError
 from chatterm.markdown.lines import Line, cells, elided, wrap
 from chatterm.sessions.dates import when_text
-from chatterm.sessions.library import Entry, Library, name_for, size_text
+from chatterm.sessions.library import DocumentLibrary, LibraryEntry, name_for, size_text
 from chatterm.terminal.sanitize import one_line
 
 WORDS = ("add", "open", "remove")
@@ -69,11 +69,13 @@ def suggested(argument: str) -> list[str]:
     if before and word == "remove":
         return []
     taken = {name.casefold() for name in before}
-    fitting = [name for name in Library().names() if name.casefold().startswith(begun.casefold())]
+    fitting = [name for name in DocumentLibrary().names() if name.casefold().startswith(begun.casefold())]
     return [" ".join([word, *before, name]) for name in fitting if name.casefold() not in taken]
 
 
-def library_lines(entries: Sequence[Entry], opened: Sequence[str], model: str, width: int) -> list[Line]:
+def library_lines(
+    entries: Sequence[LibraryEntry], opened: Sequence[str], model: str, width: int
+) -> list[Line]:
     """What there is: name, length as `model` counts it where it has, when and from where it was added. Those on which
     the conversation was begun, `opened`, are marked."""
     ways = (

@@ -3,7 +3,7 @@
 import stat
 from pathlib import Path
 
-from chatterm.backends.pictures import PictureError, looked_at
+from chatterm.backends.pictures import PictureError, inspect_picture
 from chatterm.conversation.attachment_errors import AttachmentError
 from chatterm.terminal.sanitize import cleaned, one_line
 from models.units import bytes_text
@@ -27,7 +27,7 @@ def picture_line(path: Path, name: str) -> str:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise AttachmentError(f"{shown} is not a regular file; only files can be attached.")
-        return str(looked_at(path, shown))
+        return str(inspect_picture(path, shown))
     except OSError as error:
         raise AttachmentError(f"{shown} cannot be read: {error.strerror or error}.") from error
     except PictureError as error:

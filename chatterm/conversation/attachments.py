@@ -17,7 +17,7 @@ _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([^\s"]+))')
 _AFTER = ".,;:!?)]}'"
 """What may stand behind a path and belong to the sentence."""
 _BLOCK = re.compile(r"\n\n([^\n]{1,200}):\n(`{3,})\w*\n.*?\n\2(?=\n\n|\Z)", re.DOTALL)
-"""What `fenced` writes, behind a message."""
+"""What `fence_text` writes, behind a message."""
 _SERVER = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,31}):")
 _WORD = re.compile(r"\w{1,12}")
 _FILE_NAME = re.compile(
@@ -42,7 +42,7 @@ class Mention:
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
+class MessageWithFiles:
     """A message whose files were read."""
 
     message: str
@@ -68,7 +68,7 @@ def attach(
     fetches: bool = True,
     servers: ToolSession | None = None,
     sees: bool = False,
-) -> Attached:
+) -> MessageWithFiles:
     """`shown` and the files that it mentions. It looks at the disk, and `fetches` pages and resources of `servers`: not
     for the screen's thread.
 
@@ -87,7 +87,7 @@ def attach(
         if name is None:
             name = _meant(mention, folder)
         elif name not in blocks:
-            blocks[name] = fenced(name, _resource(name, servers))
+            blocks[name] = fence_text(name, _resource(name, servers))
         if name is None:
             if not as_text and (problem := _looks_wrong(mention, folder)):
                 raise NoFileError(problem)
@@ -98,9 +98,9 @@ def attach(
         if name not in blocks:
             blocks[name] = _content(name, located(folder, name), said_yes, sees)
     if not blocks:
-        return Attached(shown)
+        return MessageWithFiles(shown)
     message = "".join([*parts, shown[place:]]).rstrip()
-    return Attached(message, tuple(blocks.values()), tuple(places))
+    return MessageWithFiles(message, tuple(blocks.values()), tuple(places))
 
 
 def located(folder: Path, name: str) -> Path:
@@ -167,7 +167,7 @@ def _address(mention: Mention) -> str:
     return mention.path if mention.quoted else mention.path.rstrip(_AFTER)
 
 
-def server_of(path: str) -> str:
+def mentioned_server(path: str) -> str:
     """The server that a mention may name (`server:...`); "" for none, as for addresses."""
     match = _SERVER.match(path)
     return match[1] if match is not None and not path.startswith(("http://", "https://")) else ""
@@ -175,7 +175,7 @@ def server_of(path: str) -> str:
 
 def _of_server(mention: Mention, servers: ToolSession) -> str | None:
     """A resource of a server as it was written, without the sentence around it; None: it is none."""
-    server = server_of(mention.path)
+    server = mentioned_server(mention.path)
     if not server or server not in servers.server_names():
         return None
     name = mention.path if mention.quoted else mention.path.rstrip(_AFTER)
@@ -197,20 +197,20 @@ def _content(name: str, path: Path, said_yes: bool, sees: bool) -> str:
     if name.startswith(("http://", "https://")):
         from chatterm.conversation.web_page import page_text
 
-        return fenced(name, page_text(name, may_be_private=said_yes))
+        return fence_text(name, page_text(name, may_be_private=said_yes))
     if sees and is_picture(path):
-        return fenced(name, picture_line(path, name))
+        return fence_text(name, picture_line(path, name))
     if not name.endswith("/"):
-        return fenced(name, read_text(path, name))
+        return fence_text(name, read_text(path, name))
     from chatterm.conversation.folder import folder_files
 
     files = folder_files(path, name)
     if not said_yes:
         raise NeedsYesError(files.preview)
-    return "\n\n".join(fenced(file, text) for file, text in files.texts.items())
+    return "\n\n".join(fence_text(file, text) for file, text in files.texts.items())
 
 
-def files_of(message: str) -> list[str]:
+def attached_files(message: str) -> list[str]:
     """The names of the files whose content stands behind a message."""
     return [match[1] for match in _blocks(message)]
 
@@ -234,7 +234,7 @@ def _blocks(message: str) -> list[re.Match[str]]:
     return found if found and found[-1].end() == len(message) else []
 
 
-def fenced(name: str, text: str) -> str:
+def fence_text(name: str, text: str) -> str:
     """The name, where there is one, then the text in a fence that nothing in it can close."""
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`{3,}", text)), 3)
     suffix = Path(name).suffix[1:]

@@ -7,14 +7,14 @@ from itertools import takewhile
 
 from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange, TurnStats
 from chatterm.conversation.entries import AnswerEntry, Entry, RetryEntry, UserEntry
-from chatterm.conversation.entry_cache import Shown, labels
+from chatterm.conversation.entry_cache import EntryCache, labels
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.session_writer import Keeper
 from chatterm.conversation.tool_entry import ToolsEntry
-from chatterm.conversation.turn import Turn, stats_of
+from chatterm.conversation.turn import RunningTurn, exchange_stats
 from chatterm.conversation.view import View
-from chatterm.conversation.visible_history import Held
-from chatterm.sessions.titles import title_of
+from chatterm.conversation.visible_history import BackendHistory
+from chatterm.sessions.titles import make_title
 from chatterm.sessions.tree import Tree
 
 _BUSY = "An answer is running; Esc stops it."
@@ -24,7 +24,7 @@ _BUSY = "An answer is running; Esc stops it."
 class Prepared:
     """What is prepared of a session before it is opened."""
 
-    shown: Shown
+    shown: EntryCache
     entries: Sequence[Entry]
     """The entries of the selected branch."""
     stats: SessionStats
@@ -33,24 +33,24 @@ class Prepared:
 class Branching:
     """What a conversation has and shows. Methods that cannot do what is asked raise EngineError and change nothing."""
 
-    def __init__(self, backend: Backend, keeper: Keeper, view: View, held: Held) -> None:
+    def __init__(self, backend: Backend, keeper: Keeper, view: View, held: BackendHistory) -> None:
         self._backend = backend
         self._view = view
         self.keeper = keeper
         self.tree = Tree()
-        self.turn: Turn | None = None
+        self.turn: RunningTurn | None = None
         """The answer that runs; of several the one in front."""
-        self.choice: list[Turn] = []
+        self.choice: list[RunningTurn] = []
         """Candidates among which the person is to choose; some may run. [] where there is nothing to choose."""
         self.waiting: deque[UserEntry] = deque()
         self.acting: ToolsEntry | None = None
         """The calls of the last answer, while they are asked for and done."""
-        self.ended: Turn | None = None
+        self.ended: RunningTurn | None = None
         """The latest turn that is over, for its figures."""
         self.show_thinking: bool | None = None
         self.given_title = ""
         """That of the session, where it has one."""
-        self._shown = Shown(self.tree)
+        self._shown = EntryCache(self.tree)
         self._held = held
 
     def stop(self) -> None:
@@ -68,7 +68,7 @@ class Branching:
     def title(self) -> str:
         """That of the session, else the first words; "" before it begins."""
         first = next(iter(self.path), None)
-        return self.given_title or (title_of(first.user) if first is not None else "")
+        return self.given_title or (make_title(first.user) if first is not None else "")
 
     def exchange_of(self, entry: Entry) -> Exchange | None:
         """The exchange on the selected branch that an entry belongs to."""
@@ -103,14 +103,14 @@ class Branching:
         return info.resumes if info is not None else ("nothing", "thinking", "text")
 
     @property
-    def ended_here(self) -> Turn | None:
+    def ended_here(self) -> RunningTurn | None:
         """The latest turn that is over, while it is that of the last answer."""
         return self.ended if self.ended is not None and self.ended.exchange is self.last_answer else None
 
     @property
     def saved_stats(self) -> TurnStats | None:
         """The figures that are saved with the last answer."""
-        return stats_of(self.last_answer) if self.last_answer is not None else None
+        return exchange_stats(self.last_answer) if self.last_answer is not None else None
 
     def _hold(self, head: int | None) -> None:
         """Make the backend's history the branch that ends with `head`."""
@@ -246,7 +246,7 @@ class Branching:
 
     def prepared(self, tree: Tree) -> Prepared:
         """Prepare what opening a session needs. This takes a while; a thread of its own may do it."""
-        shown, path = Shown(tree), tree.path(tree.head)
+        shown, path = EntryCache(tree), tree.path(tree.head)
         shown.turn_to(path)
         shown.named = self._names(shown.models)
         stats = SessionStats.of(exchange.stats for exchange in tree.exchanges)
@@ -275,7 +275,7 @@ class Branching:
         names = labels(models)
         return names if len(names) > 1 or any(name not in self._present for name in names) else {}
 
-    def _standing(self, shown: Shown, path: Sequence[Exchange], first: int) -> list[Entry]:
+    def _standing(self, shown: EntryCache, path: Sequence[Exchange], first: int) -> list[Entry]:
         """Return the entries of a branch, leaving out its `first` exchanges."""
         entries: list[Entry] = []
         for number, exchange in enumerate(path[first:], first + 1):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from chatterm.backends.backend import Chunk
+from chatterm.backends.backend import CachedChunk
 from chatterm.conversation.figures import count_text
 from chatterm.markdown.lines import Line, Run, line_cells, wrap
 from engine.cache.block_map import BlockMap, BlockState
@@ -36,7 +36,7 @@ def cache_lines(
     height: int = 24,
     *,
     plain: bool = False,
-    chunks: Sequence[Chunk] = (),
+    chunks: Sequence[CachedChunk] = (),
 ) -> list[Line]:
     """The branch in the order of the conversation, then every block where it lies, then what the colours mean.
     Of `chunks`, documents that are kept, how much is there and what that saves.
@@ -79,7 +79,7 @@ def _about(found: BlockMap) -> list[Run]:
     return [*runs, (".", "")]
 
 
-def _kept(chunk: Chunk) -> list[Run]:
+def _kept(chunk: CachedChunk) -> list[Run]:
     """What there is of documents, and what it saves that several conversations stand on them."""
     runs: list[Run] = [("Library  ", "strong"), (f"{chunk.name}: ", "accent")]
     runs.append((f"{chunk.present:,} of {counted(chunk.tokens, 'token')} in the cache", ""))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chatterm.backends.backend import Compaction, EngineError, Exchange, Message, Request
-from chatterm.conversation.attachments import files_of, without_files
+from chatterm.conversation.attachments import attached_files, without_files
 from chatterm.conversation.visible_history import seen, summarised, summary_exchange
 from chatterm.terminal.sanitize import one_line
 from models.units import counted
@@ -48,12 +48,12 @@ class Room:
     @property
     def rate(self) -> float:
         """Tokens of a character."""
-        characters = len(self.system) + characters_of(seen(self.path))
+        characters = len(self.system) + count_characters(seen(self.path))
         return self.used / characters if self.used and characters else _USUAL
 
     def tokens(self, exchanges: Sequence[Exchange]) -> int:
         """About what these take."""
-        return round(characters_of(exchanges) * self.rate)
+        return round(count_characters(exchanges) * self.rate)
 
     def of_text(self, text: str) -> int:
         """About what a text takes."""
@@ -63,9 +63,9 @@ class Room:
     def default_count(self) -> int:
         """Exchanges at the start that a summary stands for: all but the latest ones, of which one stays at least."""
         kept, rate = 1, self.rate
-        characters = characters_of(self.path[-1:])
+        characters = count_characters(self.path[-1:])
         while kept < len(self.path):
-            characters += characters_of(self.path[-kept - 1 : -kept])
+            characters += count_characters(self.path[-kept - 1 : -kept])
             if round(characters * rate) > _KEPT * self.context:
                 break
             kept += 1
@@ -120,7 +120,7 @@ def ways(room: Room, count: int) -> list[Way]:
             )
         )
     whole = [exchange for exchange in seen(path) if not exchange.is_pinned]
-    files = [name for exchange in whole for name in files_of(exchange.user)]
+    files = [name for exchange in whole for name in attached_files(exchange.user)]
     less = sum(len(exchange.user) - len(without_files(exchange.user)) for exchange in whole)
     if less > 0:
         label = f"Leave out {counted(len(files), 'attached file')}"
@@ -169,7 +169,7 @@ def checked_summary(room: Room, count: int, text: str) -> Compaction:
     text = text.strip()
     if not text:
         raise EngineError("The summary is empty; write one, or press Esc.")
-    before, after = characters_of(room.replaced(count)), characters_of([summary_exchange(text)])
+    before, after = count_characters(room.replaced(count)), count_characters([summary_exchange(text)])
     if after >= before:
         tokens = [round(characters * room.rate) for characters in (after, before)]
         raise EngineError(
@@ -180,7 +180,7 @@ def checked_summary(room: Room, count: int, text: str) -> Compaction:
     return Compaction(text, files.without_files if files else False)
 
 
-def characters_of(exchanges: Sequence[Exchange]) -> int:
+def count_characters(exchanges: Sequence[Exchange]) -> int:
     return sum(len(exchange.user) + len(exchange.text) for exchange in exchanges)
 
 

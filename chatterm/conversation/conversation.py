@@ -20,11 +20,11 @@ from chatterm.conversation.branching import Branching, Prepared
 from chatterm.conversation.ending import Ending
 from chatterm.conversation.entries import AnswerEntry, RetryEntry, UserEntry
 from chatterm.conversation.figures import SessionStats
-from chatterm.conversation.session_writer import Keeper, info_of
+from chatterm.conversation.session_writer import Keeper, session_info
 from chatterm.conversation.tool_entry import ToolsEntry
-from chatterm.conversation.turn import Turn
+from chatterm.conversation.turn import RunningTurn
 from chatterm.conversation.view import View
-from chatterm.conversation.visible_history import Held, sees_last
+from chatterm.conversation.visible_history import BackendHistory, sees_last
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
 
@@ -33,14 +33,14 @@ class Conversation(Branching):
     """Methods that cannot do what is asked raise EngineError (one line) and change nothing."""
 
     def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, view: View) -> None:
-        super().__init__(backend, keeper, view, Held(thread))
+        super().__init__(backend, keeper, view, BackendHistory(thread))
         self._worker = thread
         self._kept_as: str | None = None
         self.documents = backend.documents
         """What it begins with, as soon as the backend has done what it was told."""
         self.is_leaving = False
         """Another conversation is about to begin: messages wait for that."""
-        self._running: dict[int, Turn] = {}
+        self._running: dict[int, RunningTurn] = {}
         """What runs, by the worker's number of it."""
         self.stats = SessionStats()
         self.process = SessionStats()
@@ -127,7 +127,7 @@ class Conversation(Branching):
         both = (model, other)
         self._ask(exchange.parent, prompt, model, is_retry=True, count=2, models=both)
 
-    def keep(self, chosen: Turn) -> None:
+    def keep(self, chosen: RunningTurn) -> None:
         """Of the candidates go on with this one. Those that still run stop; all stay as branches."""
         number = next((number for number, turn in self._running.items() if turn is chosen), None)
         others = [turn for turn in self._running.values() if turn is not chosen]
@@ -162,7 +162,7 @@ class Conversation(Branching):
         prompt, answer = self.entries_of(exchange)
         answer.footer, answer.ending = [], Ending()
         self._hold(exchange.id)
-        turn = Turn(exchange, prompt, answer, monotonic(), fallback=exchange.id, is_resumed=True)
+        turn = RunningTurn(exchange, prompt, answer, monotonic(), fallback=exchange.id, is_resumed=True)
         self._begin([turn], worker.Resume())
 
     def _ask(
@@ -179,7 +179,7 @@ class Conversation(Branching):
     ) -> None:
         """`models` are those that answer at once, where they are several; the first is loaded. `results`: of tools,
         which are told instead of a message; `is_kept`: and nothing is to be answered."""
-        turns: list[Turn] = []
+        turns: list[RunningTurn] = []
         fallback = self.tree.head
         for name in models or [model] * count:
             exchange = self.tree.add(parent, prompt.text, name)
@@ -188,8 +188,8 @@ class Conversation(Branching):
             answer.can_answer_now = not self.is_remote
             self._shown.put(exchange, prompt, answer)
             of_several = {"is_retry": is_retry, "is_candidate": count > 1}
-            turns.append(Turn(exchange, prompt, answer, monotonic(), fallback=fallback, **of_several))
-        self.keeper.begin(info_of(self._backend, self.sampling, self.documents))
+            turns.append(RunningTurn(exchange, prompt, answer, monotonic(), fallback=fallback, **of_several))
+        self.keeper.begin(session_info(self._backend, self.sampling, self.documents))
         if is_kept:
             turns[0].end(None, monotonic())
             self.keeper.save(self.keeper.session, turns[0].exchange)
@@ -202,9 +202,11 @@ class Conversation(Branching):
             return self._begin(turns, worker.Tell(tuple(results)))
         if models:
             return self._begin(turns, worker.Compare(prompt.text, models[1], tuple(self.tree.path(parent))))
-        return self._begin(turns, worker.Send(prompt.text) if count == 1 else worker.Draw(prompt.text, count))
+        return self._begin(
+            turns, worker.Send(prompt.text) if count == 1 else worker.DrawCandidates(prompt.text, count)
+        )
 
-    def _begin(self, turns: Sequence[Turn], job: worker.Job) -> None:
+    def _begin(self, turns: Sequence[RunningTurn], job: worker.Job) -> None:
         self.turn, self._running = turns[0], dict(enumerate(turns))
         for turn in turns:
             turn.session = self.keeper.session
@@ -225,7 +227,7 @@ class Conversation(Branching):
         """What there is to say about this session in an export."""
         path = self.path
         return replace(
-            info_of(self._backend, self.sampling, self.documents),
+            session_info(self._backend, self.sampling, self.documents),
             title=self.title,
             created=path[0].created if path else 0.0,
             updated=max((exchange.created for exchange in self.tree.exchanges), default=0.0),
@@ -291,7 +293,7 @@ class Conversation(Branching):
         elif turn.is_candidate and not self._running and not self.choice:
             self._hold(self.tree.head)
 
-    def _note(self, turn: Turn) -> None:
+    def _note(self, turn: RunningTurn) -> None:
         """Save an answer that is over, and count its figures in."""
         if not turn.is_candidate:
             self._held.note(self.path)
@@ -308,7 +310,7 @@ class Conversation(Branching):
             turn.problem = problem
             self._fail(turn, now)
 
-    def _fail(self, turn: Turn, now: float) -> None:
+    def _fail(self, turn: RunningTurn, now: float) -> None:
         is_left = turn.is_dropped and not turn.is_retry  # there is nobody to give the message back to
         if turn.has_begun or turn.is_resumed or turn.exchange.results or is_left:
             self._held.forget()  # who knows how much of it the history holds
@@ -324,7 +326,7 @@ class Conversation(Branching):
                 self.take_all_back()  # they may be about the refused message
                 self._view.give_back(turn.prompt.text)
 
-    def _withdraw(self, turn: Turn) -> None:
+    def _withdraw(self, turn: RunningTurn) -> None:
         """Nothing was said: the exchange was never there. Of candidates the others are still to be chosen from."""
         was_head = turn.exchange.id == self.tree.head
         self.tree.drop(turn.exchange.id)

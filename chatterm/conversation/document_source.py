@@ -6,14 +6,14 @@ from pathlib import Path
 from chatterm.backends.backend import Document
 from chatterm.conversation.attached_file import read_text
 from chatterm.conversation.attachment_errors import AttachmentError
-from chatterm.conversation.attachments import fenced, located
-from chatterm.sessions.library import Entry, Library
+from chatterm.conversation.attachments import fence_text, located
+from chatterm.sessions.library import DocumentLibrary, LibraryEntry
 from chatterm.terminal.sanitize import one_line
 from models.units import counted
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceText:
     """A text that was read."""
 
     text: str
@@ -24,7 +24,7 @@ class Source:
     """What the person should know of it."""
 
 
-def read_source(written: str, folder: Path) -> Source:
+def read_source(written: str, folder: Path) -> SourceText:
     """A file, a folder or an address as a person wrote it in `folder`; the person means it, wherever it is.
 
     It waits for the disk or the network. Raises AttachmentError (one line).
@@ -32,7 +32,7 @@ def read_source(written: str, folder: Path) -> Source:
     if written.startswith(("http://", "https://")):
         from chatterm.conversation.web_page import page_text
 
-        return Source(fenced(written, page_text(written, may_be_private=True)), written)
+        return SourceText(fence_text(written, page_text(written, may_be_private=True)), written)
     shown = one_line(written, 200)
     path = located(folder, written)
     try:
@@ -50,14 +50,16 @@ def read_source(written: str, folder: Path) -> Source:
             if files.left_out
             else ""
         )
-        return Source("\n\n".join(fenced(*file) for file in files.texts.items()), str(here), left)
+        return SourceText("\n\n".join(fence_text(*file) for file in files.texts.items()), str(here), left)
     text = read_text(path, here.name)
     if not text.strip():
         raise AttachmentError(f"{shown} is empty; there is nothing to keep.")
-    return Source(fenced(here.name, text), str(here))
+    return SourceText(fence_text(here.name, text), str(here))
 
 
-def keep_document(library: Library, written: str, name: str, folder: Path) -> tuple[Entry, Document, str]:
+def keep_document(
+    library: DocumentLibrary, written: str, name: str, folder: Path
+) -> tuple[LibraryEntry, Document, str]:
     """Read a document and put it into the library: its entry, itself, and what the person should know of it.
 
     Raises AttachmentError and SessionError (one line); then nothing was kept.

@@ -25,5 +25,5 @@ _ENDINGS: Mapping[FinishReason, Ending] = {
 }
 
 
-def ending_of(reason: FinishReason | None) -> Ending:
+def describe_ending(reason: FinishReason | None) -> Ending:
     return _ENDINGS.get(reason, Ending()) if reason is not None else Ending()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from chatterm.backends.exchange import Exchange
-from chatterm.backends.pictures import Picture, taken_out
+from chatterm.backends.pictures import Picture, take_out_pictures
 from chatterm.commands.registry import COMMANDS, key_text
 from chatterm.conversation.ending import Ending
 from chatterm.conversation.figures import seconds_text
@@ -148,7 +148,7 @@ class UserEntry(Entry):
         """It stands in the composer, to be asked anew."""
         self._is_open = False
         """Whether all of a long message is shown."""
-        self._said, self.pictures = taken_out(self.text)
+        self._said, self.pictures = take_out_pictures(self.text)
         self._shown, self._rest = PlainText("", "user"), ""
         """What is shown of the message, and the line about the rest."""
         self._fold()

@@ -6,12 +6,12 @@ from collections.abc import Container, Iterable, Sequence
 from chatterm.backends.backend import Exchange
 from chatterm.conversation.entries import AnswerEntry, Branch, CompactionEntry, Entry, UserEntry
 from chatterm.conversation.tool_entry import ToolsEntry
-from chatterm.conversation.turn import answer_of
+from chatterm.conversation.turn import finished_answer_entry
 from chatterm.sessions.tree import Tree
 from chatterm.terminal.sanitize import one_line
 
 
-class Shown:
+class EntryCache:
     """The entries of one tree, made when they are first asked for. Answers to the same message share that entry."""
 
     def __init__(self, tree: Tree) -> None:
@@ -78,7 +78,7 @@ class Shown:
         if pair is None:
             answers = (self._pairs.get(e.id) for e in self._tree.answers(exchange))
             shared = next((known[0] for known in answers if known), None)
-            answer = answer_of(exchange, show_thinking=show_thinking)
+            answer = finished_answer_entry(exchange, show_thinking=show_thinking)
             asked = ToolsEntry.of(exchange.results) if exchange.results else UserEntry(exchange.user)
             pair = self._pairs[exchange.id] = (shared or asked, answer)
         return pair

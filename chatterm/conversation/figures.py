@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from chatterm.backends.arrivals import Arrivals, rate
-from chatterm.backends.backend import Chunk, Figures, ModelInfo, Progress, TurnStats
+from chatterm.backends.backend import CachedChunk, Figures, ModelInfo, Progress, TurnStats
 from chatterm.markdown.lines import Line
 from models.units import bytes_text
 
@@ -197,13 +197,13 @@ class Live:
     """Names of those that the conversation begins with."""
 
     @property
-    def read(self) -> Chunk | None:
+    def read(self) -> CachedChunk | None:
         """What is being read in idle time for conversations to come."""
         chunks = self.figures.chunks if self.figures is not None and self.phase == "ready" else ()
         return next((one for one in chunks if not one.is_read and one.present < one.tokens), None)
 
     @property
-    def begun_on(self) -> Chunk | None:
+    def begun_on(self) -> CachedChunk | None:
         """The documents that the conversation begins with, as they are kept."""
         chunks = self.figures.chunks if self.figures is not None and self.documents else ()
         return next((one for one in chunks if one.name == ", ".join(self.documents)), None)
@@ -250,7 +250,7 @@ def guesses_text(guessed: int, accepted: int) -> str:
     return f"{accepted:,} of {guessed:,} ({accepted / guessed:.0%})" if guessed else ""
 
 
-class Pace:
+class ProgressRate:
     """How fast something grows, over the last few seconds, and when it will be done."""
 
     def __init__(self, window: float = 4.0) -> None:
@@ -288,7 +288,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._what: object = None
-        self._pace = Pace()
+        self._pace = ProgressRate()
         self._warming_since: float | None = None
         self._prefill_rate: float | None = None
         """The latest that is worth something."""
@@ -331,7 +331,7 @@ class Watch:
 
     def _follow(self, what: object, done: float, now: float) -> None:
         if what != self._what:
-            self._what, self._pace = what, Pace()
+            self._what, self._pace = what, ProgressRate()
         self._pace.add(now, done)
 
 

@@ -18,7 +18,7 @@ Names = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class IgnoreRule:
     """One line of a .gitignore."""
 
     folder: Names
@@ -42,7 +42,7 @@ class Rule:
         return len(names) in reached
 
 
-def rules_of(text: str, folder: Names) -> list[Rule]:
+def parse_rules(text: str, folder: Names) -> list[IgnoreRule]:
     """What a .gitignore in `folder` says."""
     found = []
     for line in text.splitlines():
@@ -53,7 +53,7 @@ def rules_of(text: str, folder: Names) -> list[Rule]:
             continue
         parts = [re.sub(r"\\(.)", _literal, part) for part in pattern.removeprefix("/").split("/")]
         start = () if "/" in pattern else ("**",)
-        found.append(Rule(folder, (*start, *parts), is_kept, line.endswith("/")))
+        found.append(IgnoreRule(folder, (*start, *parts), is_kept, line.endswith("/")))
     return found
 
 
@@ -62,7 +62,7 @@ def _literal(match: re.Match[str]) -> str:
     return f"[{match[1]}]" if match[1] in "*?[" else match[1]
 
 
-def is_ignored(path: Names, is_folder: bool, rules: Sequence[Rule]) -> bool:
+def is_ignored(path: Names, is_folder: bool, rules: Sequence[IgnoreRule]) -> bool:
     """Whether it is ignored; the last rule that fits counts."""
     return next((not rule.is_kept for rule in reversed(rules) if rule.fits(path, is_folder)), False)
 
@@ -80,14 +80,14 @@ def files_below(top: Path, most: int) -> Iterator[Path]:
     here = top.resolve()
     root = next((folder for folder in (here, *here.parents) if _is_there(folder / ".git")), here)
     inside = here.relative_to(root).parts
-    rules: list[Rule] = []
+    rules: list[IgnoreRule] = []
     for depth in range(len(inside)):
-        rules += rules_of(_text(root.joinpath(*inside[:depth]) / ".gitignore"), inside[:depth])
+        rules += parse_rules(_text(root.joinpath(*inside[:depth]) / ".gitignore"), inside[:depth])
     yield from _below(top, inside, rules, [most])
 
 
-def _below(folder: Path, names: Names, rules: list[Rule], left: list[int]) -> Iterator[Path]:
-    rules = [*rules, *rules_of(_text(folder / ".gitignore"), names)]
+def _below(folder: Path, names: Names, rules: list[IgnoreRule], left: list[int]) -> Iterator[Path]:
+    rules = [*rules, *parse_rules(_text(folder / ".gitignore"), names)]
     try:
         entries = sorted(folder.iterdir(), key=lambda path: (path.is_dir(), path.name))
     except OSError:

@@ -17,14 +17,14 @@ from chatterm.backends.backend import (
     ToolResult,
 )
 from chatterm.conversation.compaction import PINNED, nth
-from chatterm.conversation.session_writer import info_of
+from chatterm.conversation.session_writer import session_info
 from chatterm.conversation.visible_history import compacted, seen, sees_last
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tool_calls_json import results_text
 from chatterm.sessions.tree import Tree
 
 if TYPE_CHECKING:
-    from chatterm.sessions.store import Store
+    from chatterm.sessions.store import SessionStore
 
 
 class Talk:
@@ -36,7 +36,7 @@ class Talk:
     def __init__(
         self,
         backend: Backend,
-        store: "Store | None" = None,
+        store: "SessionStore | None" = None,
         session: str | None = None,
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
@@ -230,7 +230,7 @@ class Talk:
         if self._store is None:
             return
         if self.session is None:
-            self.info = replace(info_of(backend, self.sampling), title=self.info.title)
+            self.info = replace(session_info(backend, self.sampling), title=self.info.title)
             self.session = self._store.new(self.info)
             backend.keep_as(self.session)
 

@@ -100,7 +100,7 @@ class JsonTree:
         index = 0
         while index < len(self._nodes):
             node = self._nodes[index]
-            lines = _lines_of(node, width)
+            lines = _node_lines(node, width)
             found += map(tuple, lines)
             self._owners += [index] * len(lines)
             index += 1 if node.is_open else 1 + node.below
@@ -164,7 +164,7 @@ def _leaf(value: Any) -> tuple[str, str]:
     return json.dumps(value), "code-keyword"
 
 
-def _lines_of(node: _Node, width: int) -> list[Line]:
+def _node_lines(node: _Node, width: int) -> list[Line]:
     indent = min(node.depth * _STEP, max(width - _LEAST_ROOM, 0))
     mark = "  " if not node.below else "▾ " if node.is_open else "▸ "
     room = max(width - indent - 2, 1)

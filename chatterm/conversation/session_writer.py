@@ -7,10 +7,10 @@ from chatterm.backends.backend import Backend, Document, Exchange, TokenEvent
 from chatterm.sessions.records import SessionInfo
 
 if TYPE_CHECKING:
-    from chatterm.sessions.store import Store
+    from chatterm.sessions.store import SessionStore
 
 
-def info_of(
+def session_info(
     backend: Backend, sampling: Mapping[str, Any], documents: tuple[Document, ...] | None = None
 ) -> SessionInfo:
     """What a session remembers besides its messages. `documents`: those that it begins with (None: the backend's)."""
@@ -27,7 +27,7 @@ def info_of(
 class Keeper:
     """Every method returns at once."""
 
-    def __init__(self, store: "Store | None", session: str | None = None) -> None:
+    def __init__(self, store: "SessionStore | None", session: str | None = None) -> None:
         self.store = store
         self.session = session
         """The session that is written; None before the first message."""

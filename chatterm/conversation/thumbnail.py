@@ -4,7 +4,7 @@ import io
 import warnings
 from dataclasses import dataclass
 
-from chatterm.backends.pictures import Picture, data_of
+from chatterm.backends.pictures import Picture, read_picture
 from chatterm.markdown.lines import Line
 
 COLUMNS, ROWS = 48, 12
@@ -50,7 +50,7 @@ class Thumbnail:
 def thumbnail(picture: Picture) -> Thumbnail | None:
     """Read and decode it. None where it has changed or gone since, where Pillow is not installed or refuses it, and
     where it is too large. It takes time: not for the screen's thread."""
-    if picture.width * picture.height > _MOST_PIXELS or (data := data_of(picture)) is None:
+    if picture.width * picture.height > _MOST_PIXELS or (data := read_picture(picture)) is None:
         return None
     try:
         from PIL import Image, ImageOps

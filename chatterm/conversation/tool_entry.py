@@ -11,7 +11,7 @@ from chatterm.markdown.lines import Line, cells, elided, wrap
 from chatterm.sessions.tool_calls_json import results_text
 from chatterm.terminal.sanitize import cleaned, one_line, visible
 from chatterm.tools.arguments import parsed
-from chatterm.tools.arguments import shown as arguments_shown
+from chatterm.tools.arguments import show_arguments as arguments_shown
 from chatterm.tools.tool import ToolError
 
 _MOST_LINES = 400
@@ -24,7 +24,7 @@ _WORDS = {"asking": "waits for you", "running": "running", "waiting": "waits"}
 
 
 @dataclass(slots=True)
-class Shown:
+class CallView:
     """One call as far as it has come."""
 
     name: str
@@ -41,7 +41,7 @@ class ToolsEntry(UserEntry):
 
     def __init__(self, calls: Sequence[ToolCall]) -> None:
         super().__init__("")
-        self.calls = [Shown(call.name, call.arguments) for call in calls]
+        self.calls = [CallView(call.name, call.arguments) for call in calls]
         self._heads: list[int] = []
         """The rows at which calls begin."""
 
@@ -110,7 +110,7 @@ class RunEntry(Entry):
         self._calls = ToolsEntry([call])
 
     @property
-    def shown(self) -> Shown:
+    def shown(self) -> CallView:
         return self._calls.calls[0]
 
     def show_state(self, state: str, seconds: float = 0.0, text: str | None = None) -> None:
@@ -144,7 +144,7 @@ def subject(name: str, arguments: str) -> str:
     return one_line(first if isinstance(first, str) else json.dumps(first, ensure_ascii=False))
 
 
-def _head(shown: Shown, room: int) -> Line:
+def _head(shown: CallView, room: int) -> Line:
     style = _STYLES.get(shown.state, "muted")
     end = _WORDS.get(shown.state, shown.state)
     if shown.seconds >= 0.05:
@@ -161,7 +161,7 @@ def _head(shown: Shown, room: int) -> Line:
     ]
 
 
-def _lines(shown: Shown, room: int) -> list[Line]:
+def _lines(shown: CallView, room: int) -> list[Line]:
     if shown.state == "running" and not shown.is_open:
         rows = [row for row in cleaned(shown.text).split("\n") if row.strip()][-_TAIL:]
         return [[(elided(row.expandtabs(4), room), "")] for row in rows]

@@ -14,7 +14,7 @@ from chatterm.backends.backend import (
     reading_text,
 )
 from chatterm.backends.worker import Token
-from chatterm.conversation.ending import ending_of
+from chatterm.conversation.ending import describe_ending
 from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.conversation.figures import (
     OF_ANSWER,
@@ -31,7 +31,7 @@ from models.units import counted
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
-class Turn:
+class RunningTurn:
     """Times are those of `time.monotonic()`."""
 
     def __init__(
@@ -214,8 +214,8 @@ class Turn:
         reason = outcome.finish_reason if outcome is not None else unfinished
         if reason == FinishReason.CANCELLED and not self.has_begun:
             answer.activity = ""
-        answer.footer = footer_line(stats_of(self.exchange) if self.stats is not None else None)
-        answer.ending = ending_of(reason)
+        answer.footer = footer_line(exchange_stats(self.exchange) if self.stats is not None else None)
+        answer.ending = describe_ending(reason)
         if self.exchange.calls and reason in (FinishReason.EOS, FinishReason.STOP):
             answer.footer = []  # the figures stand below the answer that all this leads to
         answer.changed()
@@ -229,8 +229,8 @@ class Turn:
 def live_figures(
     idle: Live,
     backend: Backend,
-    running: Turn | None,
-    ended: Turn | None,
+    running: RunningTurn | None,
+    ended: RunningTurn | None,
     saved: TurnStats | None,
     now: float,
 ) -> Live:
@@ -248,7 +248,9 @@ def live_figures(
     latest = (
         (running.before if running.is_candidate else backend.last) if running and running.has_begun else None
     )
-    over = stats_of(turn.exchange) if turn.stats is not None else None  # of all its runs, as below the answer
+    over = (
+        exchange_stats(turn.exchange) if turn.stats is not None else None
+    )  # of all its runs, as below the answer
     stats = latest.stats if latest is not None else over
     known = stats if stats is not None and stats.split_tokens else None
     count = turn.speed.count
@@ -296,7 +298,7 @@ def _with_saved(live: Live, stats: TurnStats) -> Live:
     )
 
 
-def answer_of(exchange: Exchange, *, show_thinking: bool | None) -> AnswerEntry:
+def finished_answer_entry(exchange: Exchange, *, show_thinking: bool | None) -> AnswerEntry:
     """The entry of an answer that is over."""
     entry = AnswerEntry(show_thinking=show_thinking)
     entry.thinking_s = exchange.thinking_s
@@ -310,11 +312,11 @@ def answer_of(exchange: Exchange, *, show_thinking: bool | None) -> AnswerEntry:
         FinishReason(exchange.finish_reason) if exchange.finish_reason in known else FinishReason.CANCELLED
     )
     if not exchange.calls:
-        entry.footer, entry.ending = footer_line(stats_of(exchange)), ending_of(reason)
+        entry.footer, entry.ending = footer_line(exchange_stats(exchange)), describe_ending(reason)
     return entry
 
 
-def stats_of(exchange: Exchange) -> TurnStats | None:
+def exchange_stats(exchange: Exchange) -> TurnStats | None:
     """The figures of an answer, where they were kept."""
     return TurnStats.of(exchange.stats) if exchange.stats else None
 

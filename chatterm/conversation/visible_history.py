@@ -39,7 +39,7 @@ def seen(path: Sequence[Exchange]) -> list[Exchange]:
     return found
 
 
-class Held:
+class BackendHistory:
     """What the backend has as its history."""
 
     def __init__(self, thread: Worker) -> None:

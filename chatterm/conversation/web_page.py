@@ -13,7 +13,7 @@ from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesErr
 from chatterm.conversation.pdf import pdf_text
 from chatterm.terminal.sanitize import cleaned, one_line
 from chatterm.tools.deadline import ended_in_time
-from chatterm.tools.page import Page, decoded
+from chatterm.tools.page import HtmlParser, decoded
 from models.units import bytes_text
 
 LARGEST = 5_000_000
@@ -61,7 +61,7 @@ def page_text(address: str, *, may_be_private: bool = False) -> str:
                 kind = answer.headers.get_content_type()
                 charset = answer.headers.get_content_charset() or "utf-8"
                 body = _body(answer, shown)
-            return _text_of(body, kind, charset, shown)
+            return _page_text(body, kind, charset, shown)
         except (OSError, http.client.HTTPException) as error:
             said = getattr(error, "strerror", None) or str(error)  # without the system's number
             why = "it takes too long" if isinstance(error, TimeoutError) else one_line(said, 120)
@@ -131,7 +131,7 @@ def _body(answer: http.client.HTTPResponse, shown: str) -> bytes:
     return b"".join(parts)
 
 
-def _text_of(data: bytes, kind: str, charset: str, shown: str) -> str:
+def _page_text(data: bytes, kind: str, charset: str, shown: str) -> str:
     if kind == "application/pdf":
         return pdf_text(data, shown)
     if not (kind.startswith("text/") or kind.endswith(("json", "xml", "javascript"))):
@@ -160,7 +160,7 @@ def _tidy(parts: list[str]) -> str:
     return "\n".join(text).strip()
 
 
-class _Reader(Page):
+class _Reader(HtmlParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.all: list[str] = []

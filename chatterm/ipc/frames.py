@@ -11,7 +11,7 @@ class FrameError(EngineError):
     """What the other side sent is none of our frames. Nothing after it can be understood."""
 
 
-def framed(body: bytes) -> bytes:
+def encode_frame(body: bytes) -> bytes:
     """`body` as a frame. Raises FrameError where it is too long."""
     if len(body) > MOST:
         raise FrameError(

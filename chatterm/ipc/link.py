@@ -20,9 +20,9 @@ from chatterm.ipc.messages import (
     Item,
     ToServer,
     from_server,
-    packed,
+    pack,
     to_frame,
-    unpacked,
+    unpack,
 )
 from engine.errors import ContextFullError, EngineError
 from models.errors import ModelError
@@ -58,7 +58,7 @@ class Link:
 
     def begin(self, method: str, body: Any, then: Then) -> int:
         """Have something done. Returns at once, with the number of the call. Raises ServerGoneError."""
-        frame_of, id = packed(body), next(self._numbers)
+        frame_of, id = pack(body), next(self._numbers)
         with self._state:
             if self.is_lost:
                 raise ServerGoneError
@@ -78,7 +78,7 @@ class Link:
         answers = self.call(method, body)
         while answers.next(timeout) is not None:
             pass
-        return unpacked(answers.result, kind)
+        return unpack(answers.result, kind)
 
     def send(self, message: ToServer) -> None:
         """What the other side does not get is told by the thread that reads."""
@@ -140,13 +140,13 @@ class Answers:
         if message is None:
             raise ServerGoneError
         if isinstance(message, Failed):
-            raise error_of(message)
+            raise to_error(message)
         self.result = message.body
         return None
 
     def feed(self, body: Any) -> None:
         """What the call has asked for."""
-        self._link.send(Feed(self._id, packed(body)))
+        self._link.send(Feed(self._id, pack(body)))
 
     def cancel(self) -> None:
         """Nobody wants the rest; the end comes all the same."""
@@ -154,7 +154,7 @@ class Answers:
             self._link.send(Cancel(self._id))
 
 
-def error_of(failed: Failed) -> EngineError | ModelError:
+def to_error(failed: Failed) -> EngineError | ModelError:
     """The error that the server told of."""
     if failed.fields.get("code") == "shutting_down":
         return ServerGoneError()

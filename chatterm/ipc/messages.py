@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from chatterm.ipc.frames import FrameError, framed
+from chatterm.ipc.frames import FrameError, encode_frame
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ _from_server: "msgspec.msgpack.Decoder[ToClient]" = msgspec.msgpack.Decoder(ToCl
 NOTHING = Raw(_encoder.encode(None))
 
 
-def packed(value: Any) -> Raw:
+def pack(value: Any) -> Raw:
     """A body. Raises FrameError for text that is not valid Unicode, and for numbers that are too large."""
     try:
         return Raw(_encoder.encode(value))
@@ -78,7 +78,7 @@ def packed(value: Any) -> Raw:
         raise FrameError("A number is too large; whole numbers must be from -2^63 to 2^64 - 1.") from None
 
 
-def unpacked(body: Raw | bytes, kind: type[T]) -> T:
+def unpack(body: Raw | bytes, kind: type[T]) -> T:
     """The value of a body. Raises FrameError where it is no `kind`."""
     try:
         value: T = _decoder(kind).decode(body)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 
 def to_frame(message: ToServer | ToClient) -> bytes:
-    return framed(_encoder.encode(message))
+    return encode_frame(_encoder.encode(message))
 
 
 def from_client(body: bytes) -> ToServer:

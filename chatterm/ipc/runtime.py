@@ -21,7 +21,7 @@ class ServerRunsError(EngineError):
     """There is a server already."""
 
 
-def supported() -> bool:
+def is_supported() -> bool:
     """Whether this system has what a server here needs."""
     return hasattr(socket, "AF_UNIX") and sys.platform != "win32"
 
@@ -47,7 +47,7 @@ def socket_path() -> Path:
 
 def has_socket() -> bool:
     """Whether there may be a server here. Looks at one file."""
-    return supported() and socket_path().exists()
+    return is_supported() and socket_path().exists()
 
 
 def check_folder(path: Path) -> None:
@@ -63,7 +63,7 @@ def check_folder(path: Path) -> None:
 
 
 @contextmanager
-def listening() -> Iterator[socket.socket]:
+def listen() -> Iterator[socket.socket]:
     """The listening socket of the one server that there is here. What one that was killed left behind is removed.
 
     Raises ServerRunsError where there is a server already, EngineError where the folder cannot be used.
@@ -104,9 +104,9 @@ def listening() -> Iterator[socket.socket]:
         os.close(lock)
 
 
-def connected(timeout: float = 2.0) -> socket.socket | None:
+def connect(timeout: float = 2.0) -> socket.socket | None:
     """A connection to the server of this user; None where there is none. `timeout` in seconds."""
-    if not supported():
+    if not is_supported():
         return None
     path = socket_path()
     made = socket.socket(socket.AF_UNIX)

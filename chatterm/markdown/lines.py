@@ -44,7 +44,7 @@ def line_cells(line: Sequence[Run]) -> int:
     return sum(cells(text) for text, _ in line)
 
 
-def text_of(line: Sequence[Run]) -> str:
+def line_text(line: Sequence[Run]) -> str:
     return "".join(text for text, _ in line)
 
 

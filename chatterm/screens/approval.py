@@ -23,7 +23,7 @@ from chatterm.terminal.sanitize import visible
 from chatterm.tools.danger import revealed
 from chatterm.tools.keypress_guard import Deliberate
 from chatterm.tools.policy import Answer, choice_text, choices
-from chatterm.tools.tool import Plan, Tone
+from chatterm.tools.tool import Tone, ToolPlan
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas, Painter
 
 _LOOK = 0.1
@@ -63,7 +63,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
     """
 
     def __init__(
-        self, plan: Plan, why: str, place: str, now: Callable[[], float] = monotonic, model: str = ""
+        self, plan: ToolPlan, why: str, place: str, now: Callable[[], float] = monotonic, model: str = ""
     ) -> None:
         """`why` it is asked for; `place`: which of how many calls it is, "" for the only one."""
         super().__init__()
@@ -80,7 +80,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
         with Vertical():
             yield BoxHead(label, ("Esc: no, and stop", "Esc: no"))
             if self._plan.dangers:
-                yield Told(f"Caution: {' · '.join(self._plan.dangers)}", "warning")
+                yield Notice(f"Caution: {' · '.join(self._plan.dangers)}", "warning")
             yield PlanView(self._plan.shown)
             yield self._answers
 
@@ -144,7 +144,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
         )
 
 
-class Told(Canvas):
+class Notice(Canvas):
     """A text of chatterm's own."""
 
     def __init__(self, text: str, style: str) -> None:
@@ -204,7 +204,7 @@ class PlanView(ScrollView, Painter):
 class AnswerList(Canvas):
     """What can be answered; the first answer does nothing and is chosen in the beginning."""
 
-    def __init__(self, plan: Plan, answers: Sequence[Answer], may: Callable[[], bool]) -> None:
+    def __init__(self, plan: ToolPlan, answers: Sequence[Answer], may: Callable[[], bool]) -> None:
         super().__init__()
         self.answers = answers
         self._plan = plan

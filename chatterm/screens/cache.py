@@ -7,7 +7,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
-from chatterm.backends.backend import Chunk
+from chatterm.backends.backend import CachedChunk
 from chatterm.conversation.cache_map import cache_lines
 from chatterm.markdown.lines import Line
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
@@ -28,7 +28,7 @@ class CacheScreen(ModalScreen[None]):
     def __init__(
         self,
         look: Callable[[], BlockMap | None],
-        chunks: Callable[[], Sequence[Chunk]] = tuple,
+        chunks: Callable[[], Sequence[CachedChunk]] = tuple,
         *,
         plain: bool = False,
     ) -> None:
@@ -64,11 +64,11 @@ class CacheMap(Canvas):
         super().__init__()
         self._plain = plain
         self._found: BlockMap | None = None
-        self._chunks: tuple[Chunk, ...] = ()
+        self._chunks: tuple[CachedChunk, ...] = ()
         self._lines: list[Line] = []
         self._made_for: tuple[int, int] | None = None
 
-    def show(self, found: BlockMap | None, chunks: tuple[Chunk, ...] = ()) -> None:
+    def show(self, found: BlockMap | None, chunks: tuple[CachedChunk, ...] = ()) -> None:
         if (found, chunks) != (self._found, self._chunks):
             self._found, self._chunks, self._made_for = found, chunks, None
             self.refresh()

@@ -12,8 +12,8 @@ from textual.screen import ModalScreen
 
 from chatterm.conversation.conversation import Conversation
 from chatterm.conversation.entry_cache import labels
-from chatterm.conversation.turn import SPINNER, Turn
-from chatterm.markdown.lines import Line, Run, cells, elided, line_cells, padded, styled, text_of, wrap
+from chatterm.conversation.turn import SPINNER, RunningTurn
+from chatterm.markdown.lines import Line, Run, cells, elided, line_cells, line_text, padded, styled, wrap
 from chatterm.terminal.sanitize import one_line
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
 from engine.cache.block_map import BlockMap
@@ -92,7 +92,7 @@ class CandidatesScreen(ModalScreen[None]):
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         self._view.scroll_at(event.x, event.y, -3)
 
-    def _keep(self, turn: Turn) -> None:
+    def _keep(self, turn: RunningTurn) -> None:
         if any(turn is other for other in self._conversation.choice):  # it may be gone since it was drawn
             self._conversation.keep(turn)
         self._look()
@@ -127,7 +127,7 @@ class CandidatesScreen(ModalScreen[None]):
 class _Box:
     """Where a candidate stands; `height` counts its head."""
 
-    turn: Turn
+    turn: RunningTurn
     x: int
     y: int
     width: int
@@ -149,12 +149,12 @@ class Candidates(Canvas):
 
     DEFAULT_CSS = "Candidates { width: 100%; height: 100%; padding: 1 3; }\nCandidates.-low { padding: 0 1; }"
 
-    def __init__(self, turns: Sequence[Turn]) -> None:
+    def __init__(self, turns: Sequence[RunningTurn]) -> None:
         super().__init__()
-        self.selected: Turn | None = None
+        self.selected: RunningTurn | None = None
         self.across = 1
         """How many stand side by side."""
-        self._turns: list[Turn] = []
+        self._turns: list[RunningTurn] = []
         self._all = list(turns)
         """Also those that are gone because they ended without a word: no number changes."""
         self._scrolled: dict[int, int] = {}
@@ -164,22 +164,22 @@ class Candidates(Canvas):
         self._lines: list[Line] = []
         self._made_for: tuple[int, int] | None = None
 
-    def show(self, turns: list[Turn], is_running: bool) -> None:
+    def show(self, turns: list[RunningTurn], is_running: bool) -> None:
         """These are the candidates now."""
         self._turns, self._is_running = list(turns), is_running
         if self.selected not in self._turns:
             self.selected = turns[0]
         self._again()
 
-    def select(self, turn: Turn) -> None:
+    def select(self, turn: RunningTurn) -> None:
         self.selected = turn
         self._again()
 
-    def numbered(self, digit: str) -> Turn | None:
+    def numbered(self, digit: str) -> RunningTurn | None:
         """The candidate with this number."""
         return next((turn for turn in self._turns if digit == str(self._number(turn))), None)
 
-    def _number(self, turn: Turn) -> int:
+    def _number(self, turn: RunningTurn) -> int:
         return self._all.index(turn) + 1
 
     def move(self, step: int) -> None:
@@ -198,12 +198,12 @@ class Candidates(Canvas):
             if box.turn is self._at(x, y):
                 self._scroll(box, step)
 
-    def at(self, x: int, y: int) -> tuple[Turn | None, bool]:
+    def at(self, x: int, y: int) -> tuple[RunningTurn | None, bool]:
         """The candidate at a place of the screen, and whether its text is there to be read."""
         turn = self._at(x, y)
         return turn, any(box.turn is turn and box.height > 1 for box in self._boxes)
 
-    def _at(self, x: int, y: int) -> Turn | None:
+    def _at(self, x: int, y: int) -> RunningTurn | None:
         x, y = x - self.content_region.x, y - self.content_region.y
         for box in self._boxes:
             if box.x <= x < box.x + box.width and box.y <= y < box.y + box.height:
@@ -307,7 +307,7 @@ class Candidates(Canvas):
                 lines.append(padded([bar, (" ", ""), *line], width, ""))
         return lines
 
-    def _head(self, turn: Turn, width: int, *, with_text: bool) -> Line:
+    def _head(self, turn: RunningTurn, width: int, *, with_text: bool) -> Line:
         """Its number, what it is doing, and of one that is not open how it begins."""
         number, state = f"{self._number(turn)}  ", _state(turn)
         names = labels(other.exchange.model for other in self._all)
@@ -320,12 +320,12 @@ class Candidates(Canvas):
         line: Line = [(number, "accent"), (state, "muted")]
         room = width - line_cells(line) - 2
         if with_text and room > 8:
-            begins = " ".join(text_of(line).strip() for line in _text(turn, width)[:_BEGINNING])
+            begins = " ".join(line_text(line).strip() for line in _text(turn, width)[:_BEGINNING])
             line += [("  ", ""), (elided(one_line(begins, room + 40), room), "")]
         return line
 
 
-def _state(turn: Turn, *, is_short: bool = False) -> str:
+def _state(turn: RunningTurn, *, is_short: bool = False) -> str:
     """What a candidate is doing, or has come to; a short one does not tell how long it has thought."""
     count = counted(turn.speed.count, "token")
     reason = turn.exchange.finish_reason
@@ -341,7 +341,7 @@ def _state(turn: Turn, *, is_short: bool = False) -> str:
     return f"{sign} thinking, {count}" if turn.answer.is_thinking else f"{sign} {count}"
 
 
-def _text(turn: Turn, width: int) -> list[Line]:
+def _text(turn: RunningTurn, width: int) -> list[Line]:
     """What is there to read: the thinking until there is an answer, and the error that ended it."""
     answer = turn.answer
     if answer.body.is_empty and answer.has_thought:

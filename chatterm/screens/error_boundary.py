@@ -15,7 +15,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.worker import WorkerFailed
 
-from chatterm.screens.themed_app import LookApp
+from chatterm.screens.themed_app import ThemedApp
 from chatterm.terminal.error_log import error_line, write_down
 
 _MOST, _WITHIN = 10, 10.0
@@ -25,7 +25,7 @@ _LOOK, _LOOKS, _SOON = 0.002, 2_500, 20
 """Seconds between two checks whether a screen takes keys, the most checks, and the first ones, done without a pause."""
 
 
-class GuardedApp(LookApp):
+class GuardedApp(ThemedApp):
     """Textual ends with a traceback, or leaves a widget dead, when a handler, a timer or drawing fails. This does not.
 
     A screen above the main one that fails is closed. Where errors come too fast, or before there is a main screen,

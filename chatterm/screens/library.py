@@ -8,12 +8,12 @@ from textual import on
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
-from chatterm.backends.backend import Chunk
+from chatterm.backends.backend import CachedChunk
 from chatterm.conversation.figures import meter
 from chatterm.markdown.lines import Line, cells, elided, line_cells
 from chatterm.screens.search_picker import ItemList, SearchPicker
 from chatterm.sessions.dates import when_text
-from chatterm.sessions.library import Entry, Library, size_text
+from chatterm.sessions.library import DocumentLibrary, LibraryEntry, size_text
 from chatterm.sessions.records import SessionError
 from chatterm.terminal.sanitize import one_line
 from models.units import bytes_text, counted
@@ -25,7 +25,7 @@ _SIZE, _STATE, _SAVES, _WHEN = 19, 18, 16, 12
 _BAR = 10
 
 
-class LibraryPicker(SearchPicker[Entry]):
+class LibraryPicker(SearchPicker[LibraryEntry]):
     """Dismisses with the names to begin a conversation on, a space between them, or with None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -43,12 +43,12 @@ class LibraryPicker(SearchPicker[Entry]):
 
     def __init__(
         self,
-        library: Library,
+        library: DocumentLibrary,
         opened: Sequence[str],
         model: str,
-        chunks: Callable[[], Sequence[Chunk]],
+        chunks: Callable[[], Sequence[CachedChunk]],
         changed: Callable[[], None],
-        removed: Callable[[Entry], None],
+        removed: Callable[[LibraryEntry], None],
     ) -> None:
         """On `opened` the conversation was begun. `chunks` says what the engine has, and returns at once. `changed` is
         called when the library is another than it was, `removed` when the person has removed a document."""
@@ -59,7 +59,7 @@ class LibraryPicker(SearchPicker[Entry]):
         self._chunks = chunks
         self._changed = changed
         self._removed = removed
-        self._entries: list[Entry] | None = None
+        self._entries: list[LibraryEntry] | None = None
         self._is_unreadable = False
 
     def items(self) -> "LibraryList":
@@ -110,7 +110,7 @@ class LibraryPicker(SearchPicker[Entry]):
         source = elided(one_line(chosen.source, 500), self._about_width)
         self._about([(source, "")], about_text(chosen, self._list.chunk_of(chosen), self._model))
 
-    def question(self, item: Entry) -> tuple[str, str, str]:
+    def question(self, item: LibraryEntry) -> tuple[str, str, str]:
         asked = f"Remove {elided(item.name, 30)}? Conversations that began with it keep it."
         return asked, "y removes it", "n keeps it"
 
@@ -150,10 +150,10 @@ class LibraryPicker(SearchPicker[Entry]):
         if (chosen := self._list.chosen) is not None:
             self.ask(chosen)
 
-    def remove_item(self, item: Entry) -> None:
+    def remove_item(self, item: LibraryEntry) -> None:
         self.run_worker(self._removing(item), group="remove")
 
-    async def _removing(self, entry: Entry) -> None:
+    async def _removing(self, entry: LibraryEntry) -> None:
         try:
             self._removed(await asyncio.to_thread(self._library.remove, entry.name))
             self._list.drop(entry.name)
@@ -162,7 +162,7 @@ class LibraryPicker(SearchPicker[Entry]):
         self._load()
 
 
-class LibraryList(ItemList[Entry]):
+class LibraryList(ItemList[LibraryEntry]):
     """Documents, one a line; several may be marked, in an order."""
 
     def __init__(self, opened: Sequence[str], model: str) -> None:
@@ -172,12 +172,12 @@ class LibraryList(ItemList[Entry]):
         self._marked: list[str] = []
         self._opened = opened
         self._model = model
-        self._chunks: tuple[Chunk, ...] = ()
+        self._chunks: tuple[CachedChunk, ...] = ()
 
-    def key(self, item: Entry) -> str:
+    def key(self, item: LibraryEntry) -> str:
         return item.name
 
-    def line(self, item: Entry, width: int, now: float) -> Line:
+    def line(self, item: LibraryEntry, width: int, now: float) -> Line:
         order = self.order
         mark = f"{order.index(item.name) + 1} " if item.name in order else "  "
         if not mark.strip() and item.name in self._opened:
@@ -189,12 +189,12 @@ class LibraryList(ItemList[Entry]):
         """The names that are marked and still there."""
         return [name for name in self._marked if name in self.there]
 
-    def chunk_of(self, entry: Entry) -> Chunk | None:
+    def chunk_of(self, entry: LibraryEntry) -> CachedChunk | None:
         """What the engine has of a document: alone, else with others before or behind it."""
         having = [chunk for chunk in self._chunks if entry.name in chunk.name.split(", ")]
         return next((chunk for chunk in having if chunk.name == entry.name), having[0] if having else None)
 
-    def look(self, chunks: Sequence[Chunk]) -> None:
+    def look(self, chunks: Sequence[CachedChunk]) -> None:
         if tuple(chunks) != self._chunks:
             self._chunks = tuple(chunks)
             self.refresh()
@@ -208,7 +208,9 @@ class LibraryList(ItemList[Entry]):
             self.refresh()
 
 
-def entry_line(entry: Entry, chunk: Chunk | None, model: str, mark: str, width: int, now: float) -> Line:
+def entry_line(
+    entry: LibraryEntry, chunk: CachedChunk | None, model: str, mark: str, width: int, now: float
+) -> Line:
     """A mark of two columns, the name, how long it is, how far it is read, what that saves, when it was added; on
     narrow screens the last go first."""
     saves = f"saves {bytes_text(chunk.saved_bytes)}" if chunk is not None and chunk.saved_bytes else ""
@@ -231,7 +233,7 @@ def entry_line(entry: Entry, chunk: Chunk | None, model: str, mark: str, width: 
     return line
 
 
-def state_line(entry: Entry, chunk: Chunk | None, model: str) -> Line:
+def state_line(entry: LibraryEntry, chunk: CachedChunk | None, model: str) -> Line:
     """How far a document is read."""
     if chunk is None:
         if not model:
@@ -244,7 +246,7 @@ def state_line(entry: Entry, chunk: Chunk | None, model: str) -> Line:
     return [("in the cache" if share == 1 else f"{share:.0%} in the cache", "muted")]
 
 
-def about_text(entry: Entry, chunk: Chunk | None, model: str) -> str:
+def about_text(entry: LibraryEntry, chunk: CachedChunk | None, model: str) -> str:
     """What a document takes and saves, in a line."""
     if chunk is None:
         return "None of it is in the cache now." if model in entry.tokens else ""

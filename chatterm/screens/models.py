@@ -161,7 +161,7 @@ class ModelList(PickerList):
     @property
     def unknown(self) -> frozenset[str]:
         """The columns in which no choice has anything."""
-        return unknown_of(self._choices)
+        return unknown_columns(self._choices)
 
     def look(self, typed: str) -> None:
         """Show what matches `typed`."""
@@ -235,7 +235,7 @@ def _place(choice: ModelChoice) -> int:
     return 0 if choice.on_disk else 1 if choice.server else 2
 
 
-def unknown_of(choices: Sequence[ModelChoice]) -> frozenset[str]:
+def unknown_columns(choices: Sequence[ModelChoice]) -> frozenset[str]:
     """The columns in which no choice has anything: where no engine is loaded, nothing was measured."""
     here = [choice for choice in choices if not choice.server]
     known = {

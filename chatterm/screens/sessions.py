@@ -13,7 +13,7 @@ from chatterm.markdown.lines import Line, cells, elided
 from chatterm.screens.search_picker import ItemList, SearchPicker
 from chatterm.sessions.dates import when_text
 from chatterm.sessions.records import SessionError, SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.titles import extent_text, given_title, messages_text
 from chatterm.terminal.sanitize import one_line
 from models.units import counted
@@ -42,7 +42,7 @@ class SessionPicker(SearchPicker[SessionInfo]):
     AROUND_LOW = 8
     HEADING = "Sessions"
 
-    def __init__(self, store: Store, current: str | None = None) -> None:
+    def __init__(self, store: SessionStore, current: str | None = None) -> None:
         super().__init__()
         self._store = store
         self._current = current

@@ -15,13 +15,13 @@ from textual.widgets import Input
 
 from chatterm.backends.backend import EngineError
 from chatterm.commands.sampling import value_text
-from chatterm.markdown.lines import Line, cells, elided, padded, styled, text_of, wrap
+from chatterm.markdown.lines import Line, cells, elided, line_text, padded, styled, wrap
 from chatterm.screens.picker import Picker, PickerList
 from chatterm.screens.report import BoxHead
 from chatterm.settings.file import store
 from chatterm.settings.reading import load_settings, problem_with
 from chatterm.settings.settings import Settings
-from chatterm.settings.text import Known, known_settings, parsed, table_docs
+from chatterm.settings.text import KnownSetting, known_settings, parsed, table_docs
 from chatterm.terminal.sanitize import one_line
 from chatterm.widgets.canvas import Canvas
 
@@ -118,7 +118,7 @@ class SettingsScreen(Picker):
             self._input.value = text
             self._edit(True)
 
-    def _take(self, known: Known, text: str) -> None:
+    def _take(self, known: KnownSetting, text: str) -> None:
         """What was typed; nothing goes back to the default."""
         try:
             words = _words(known, text)
@@ -160,7 +160,7 @@ class SettingsScreen(Picker):
         known = self._list.chosen
         self.run_worker(self._write(known, value), exclusive=False)
 
-    async def _write(self, known: Known, value: Any) -> None:
+    async def _write(self, known: KnownSetting, value: Any) -> None:
         work = partial(store, self._path, known.table, known.name, value)
         try:
             await asyncio.to_thread(work)
@@ -175,7 +175,7 @@ class SettingsScreen(Picker):
         self._tell(f"Saved; {when}." if value is not None else f"Reset to the default; {when}.")
 
 
-def holds_at_once(known: Known) -> bool:
+def holds_at_once(known: KnownSetting) -> bool:
     return known.table == "sampling" or f"{known.table}.{known.name}" in _AT_ONCE
 
 
@@ -188,7 +188,7 @@ def _written(value: Any) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _words(known: Known, text: str) -> list[str]:
+def _words(known: KnownSetting, text: str) -> list[str]:
     """Raises ValueError where a quotation mark is not closed."""
     if isinstance(known.default, tuple):
         import shlex
@@ -202,10 +202,10 @@ class Detail(Canvas):
 
     def __init__(self) -> None:
         super().__init__()
-        self._known: Known | None = None
+        self._known: KnownSetting | None = None
         self._said: Line = []
 
-    def show(self, known: Known, said: str, style: str) -> None:
+    def show(self, known: KnownSetting, said: str, style: str) -> None:
         self._known, self._said = known, [(said, style)] if said else []
         self.refresh()
 
@@ -218,7 +218,7 @@ class Detail(Canvas):
         room = max(self.size.height - len(said), 0)
         lines = wrap([(known.doc.replace("`", "") + " ", ""), ("" if said else when, "muted")], width)
         if len(lines) > room > 0:
-            lines[room - 1 :] = [[(elided(text_of(lines[room - 1]) + " …", width), "")]]
+            lines[room - 1 :] = [[(elided(line_text(lines[room - 1]) + " …", width), "")]]
         return [*lines[:room], *said]
 
 
@@ -233,7 +233,7 @@ class SettingsList(PickerList):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings = settings
-        self._rows: list[Known | str] = []
+        self._rows: list[KnownSetting | str] = []
         for known in known_settings():
             if not self._rows or self._table != known.table:
                 self._rows += ([""] if self._rows else []) + [known.table]
@@ -253,9 +253,9 @@ class SettingsList(PickerList):
         return self._index
 
     @property
-    def chosen(self) -> Known:
+    def chosen(self) -> KnownSetting:
         row = self._rows[self._index]
-        assert isinstance(row, Known)
+        assert isinstance(row, KnownSetting)
         return row
 
     def show(self, settings: Settings) -> None:
@@ -279,7 +279,7 @@ class SettingsList(PickerList):
 
     def on_click(self, event: events.Click) -> None:
         row = self.clicked(event)
-        if row is not None and isinstance(self._rows[row], Known):
+        if row is not None and isinstance(self._rows[row], KnownSetting):
             event.stop()
             self.post_message(self.Clicked(row))
 

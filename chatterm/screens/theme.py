@@ -6,7 +6,7 @@ from textual.containers import Vertical
 
 from chatterm.markdown.lines import Line, padded, styled, wrap
 from chatterm.screens.picker import Picker, PickerList
-from chatterm.screens.themed_app import LookApp
+from chatterm.screens.themed_app import ThemedApp
 from chatterm.settings.settings import SettingsError
 from chatterm.settings.themes import theme_names
 from chatterm.terminal.sanitize import one_line
@@ -49,7 +49,7 @@ class ThemePicker(Picker):
     def preview(self, name: str) -> None:
         """Show everything in this theme; where its file is wrong, say so."""
         app = self.app
-        assert isinstance(app, LookApp)
+        assert isinstance(app, ThemedApp)
         foot = self.query_one("#theme-foot", ThemeFoot)
         try:
             said = app.use_theme(name)
@@ -65,14 +65,14 @@ class ThemePicker(Picker):
 
     def action_accept(self) -> None:
         app = self.app
-        assert isinstance(app, LookApp)
+        assert isinstance(app, ThemedApp)
         # A theme whose file is wrong is marked, but not the one that is shown.
         if app.chosen_theme == self.query_one(ThemeList).chosen:
             self.dismiss(app.chosen_theme)
 
     def action_back(self) -> None:
         app = self.app
-        assert isinstance(app, LookApp)
+        assert isinstance(app, ThemedApp)
         if app.chosen_theme != self._current:
             app.use_theme(self._current)
         self.dismiss(None)

@@ -46,7 +46,7 @@ def this_terminal(environment: Mapping[str, str] = os.environ, encoding: str | N
     )
 
 
-class LookApp(App[int]):
+class ThemedApp(App[int]):
     """An application in one of the themes. The defaults are a terminal that can do everything."""
 
     def __init__(

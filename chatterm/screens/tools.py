@@ -15,7 +15,7 @@ from chatterm.screens.picker import Picker, PickerList
 from chatterm.screens.report import BoxHead
 from chatterm.settings.settings import SettingsError
 from chatterm.terminal.sanitize import one_line
-from chatterm.tools.rules import Rule
+from chatterm.tools.rules import PermissionRule
 from chatterm.tools.session import ToolSession
 from chatterm.tools.tool import Effect
 from chatterm.widgets.canvas import Canvas
@@ -38,7 +38,7 @@ class Row:
     tool: str = ""
     server: str = ""
     """One that does not run."""
-    rule: Rule | None = None
+    rule: PermissionRule | None = None
     is_kept: bool = False
 
     @property

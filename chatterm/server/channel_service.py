@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 
-from chatterm.backends.protocol import Hello, Hold, Welcome, agreed
+from chatterm.backends.protocol import Hello, HelloReply, Hold, agreed
 from chatterm.ipc.frames import FrameError, FrameReader
 from chatterm.ipc.messages import (
     Call,
@@ -19,11 +19,11 @@ from chatterm.ipc.messages import (
     Failed,
     Item,
     from_server,
-    packed,
+    pack,
     to_frame,
-    unpacked,
+    unpack,
 )
-from chatterm.ipc.runtime import connected
+from chatterm.ipc.runtime import connect
 from chatterm.server.service import ChatMessage, Generation, Metrics, Piece, RequestError, ServedModel
 
 _LOOK = 1.0
@@ -79,12 +79,12 @@ class ChannelService(asyncio.Protocol):
         """Whether the engine process believes that something waits here."""
         self.lost = asyncio.Event()
 
-    async def connect(self, address: str = "") -> Welcome:
+    async def connect(self, address: str = "") -> HelloReply:
         """Attach to the engine process of this user; `address` is where the web API listens.
 
         Raises RequestError where there is none, or one of another version.
         """
-        peer = connected()
+        peer = connect()
         if peer is None:
             raise _gone("The engine process does not answer.")
         peer.setblocking(False)
@@ -92,7 +92,7 @@ class ChannelService(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self, sock=peer)
         hello = Hello(agreed(), "web", os.getpid(), address)
-        welcome = await self._ask("hello", hello, Welcome)
+        welcome = await self._ask("hello", hello, HelloReply)
         await self.look()
         self._looks = loop.create_task(self._look_often())
         return welcome
@@ -130,7 +130,7 @@ class ChannelService(asyncio.Protocol):
         id, answers = self._begin("generate", request, finished)
         try:
             while (body := await answers.next()) is not None:
-                yield unpacked(body, Piece)  # type: ignore[arg-type]
+                yield unpack(body, Piece)  # type: ignore[arg-type]
         finally:
             self._end(id, answers)
 
@@ -187,7 +187,7 @@ class ChannelService(asyncio.Protocol):
             raise _gone("The engine process is not running; try again soon.")
         id, answers = next(self._numbers), _Answers(finished)
         try:
-            whole = packed(body)
+            whole = pack(body)
         except FrameError as error:
             raise RequestError(400, "invalid_request_error", str(error)) from None
         try:
@@ -218,7 +218,7 @@ class ChannelService(asyncio.Protocol):
         try:
             while await answers.next() is not None:
                 pass
-            return unpacked(answers.result, kind)
+            return unpack(answers.result, kind)
         finally:
             self._end(id, answers)
 

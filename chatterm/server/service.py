@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from chatterm.tool_calls.constraint import Constraint as Constraint
+from chatterm.tool_calls.constraint import AnswerConstraint as AnswerConstraint
 from chatterm.tool_calls.constraint import ToolFormat as ToolFormat
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -50,7 +50,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     """The source of its chat template."""
 
 
-class ToolCall(Struct, frozen=True):
+class HistoryToolCall(Struct, frozen=True):
     """A call in the history. `arguments` is JSON text, as the client sent it."""
 
     id: str
@@ -65,7 +65,7 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True):
     content: str
     reasoning: str = ""
     """Of an assistant; templates know it as `reasoning_content`."""
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[HistoryToolCall, ...] = ()
     """Of an assistant. Templates want the arguments as objects, so the service parses them; what is not JSON stays
     text."""
     tool_call_id: str | None = None
@@ -99,7 +99,7 @@ class Generation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Empty where tool_choice is "none"."""
     tool_choice: str = "auto"
     """"auto", "required", or the name of a function. The web API has made `constraint` of the latter two."""
-    constraint: Constraint | None = None
+    constraint: AnswerConstraint | None = None
     most_tokens: int | None = None
     """Of prompt and answer together, where that is less than the model's context. A longer prompt is a RequestError 400
     with code context_length_exceeded; the answer ends as "length". None: as many as the context holds."""
@@ -172,7 +172,7 @@ class Delta(Struct, frozen=True, tag="delta", omit_defaults=True):
     """Of every token in `token_ids`, where they were asked for."""
 
 
-class Ended(Struct, frozen=True, tag="ended"):
+class AnswerEnded(Struct, frozen=True, tag="ended"):
     """The last that comes of one answer. When all have ended the iterator does."""
 
     index: int
@@ -180,7 +180,7 @@ class Ended(Struct, frozen=True, tag="ended"):
     usage: Usage
 
 
-Piece = Started | Delta | Ended
+Piece = Started | Delta | AnswerEnded
 
 
 class Latency(Struct, frozen=True):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from chatterm.backends.backend import ChatOptions, EngineError
-from chatterm.ipc.runtime import ServerRunsError, supported
+from chatterm.ipc.runtime import ServerRunsError, is_supported
 
 _LEAVE = 20.0
 """Seconds that an engine process gets to end."""
@@ -87,7 +87,7 @@ def left_behind(options: ChatOptions, keep_alive_s: float | None) -> Callable[[]
 
     Its models are loaded as `options` say. Raises as EngineChild does.
     """
-    if not supported():
+    if not is_supported():
         raise EngineError("This system has no sockets for an engine process.")
     own = replace(options, system=None, sampling={}, constraint=None, streams=1)
     return EngineChild(ProcessOptions(own, keep_alive_s, ends_unused=True)).let_go

@@ -8,8 +8,8 @@ from html import escape
 from markdown_it import MarkdownIt
 
 from chatterm.backends.backend import Exchange
-from chatterm.backends.documents import names_of
-from chatterm.sessions.as_markdown import ENDINGS, notes_of, thinking_head
+from chatterm.backends.documents import list_names
+from chatterm.sessions.as_markdown import ENDINGS, change_notes, thinking_head
 from chatterm.sessions.dates import stamp
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import UNTITLED
@@ -57,7 +57,7 @@ def to_html(info: SessionInfo, path: Sequence[Exchange]) -> str:
     if info.system:
         head.append(f'<p class="who">System</p><div class="said">{_text(info.system)}</div>')
     if info.documents:
-        names = _text(names_of(info.documents))
+        names = _text(list_names(info.documents))
         head.append(f'<p class="ending">(begun with documents from the library: {names})</p>')
     return "\n".join([*head, *map(_exchange, path), "</main></body></html>\n"])
 
@@ -74,7 +74,7 @@ def _exchange(exchange: Exchange) -> str:
     parts.append(_markdown().render(visible(exchange.text)))
     if exchange.finish_reason in ENDINGS:
         parts.append(f'<p class="ending">({_text(ENDINGS[exchange.finish_reason])})</p>')
-    parts += [f'<p class="ending">({_text(note)})</p>' for note in notes_of(exchange)]
+    parts += [f'<p class="ending">({_text(note)})</p>' for note in change_notes(exchange)]
     return "\n".join([*parts, "</section>"])
 
 

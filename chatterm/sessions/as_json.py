@@ -17,7 +17,7 @@ from chatterm.backends.backend import (
 )
 from chatterm.sessions.dates import LATEST
 from chatterm.sessions.records import SessionError, SessionInfo
-from chatterm.sessions.titles import title_of
+from chatterm.sessions.titles import make_title
 from chatterm.sessions.tool_calls_json import checked_called
 from chatterm.sessions.tree import Tree
 from chatterm.terminal.sanitize import one_line
@@ -268,7 +268,7 @@ def _from_messages(messages: list[Any]) -> tuple[SessionInfo, Tree]:
                 )
     if tree.head is None:
         raise SessionError("The file contains no user message.")
-    info.title = title_of(tree.exchanges[0].user)
+    info.title = make_title(tree.exchanges[0].user)
     return info, tree
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from chatterm.backends.backend import Exchange
-from chatterm.backends.documents import names_of
+from chatterm.backends.documents import list_names
 from chatterm.sessions.dates import stamp
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import UNTITLED
@@ -28,9 +28,9 @@ def to_markdown(info: SessionInfo, path: Sequence[Exchange]) -> str:
     if info.system:
         parts += ["## System", info.system]
     if info.documents:
-        parts.append(f"*(begun with documents from the library: {names_of(info.documents)})*")
+        parts.append(f"*(begun with documents from the library: {list_names(info.documents)})*")
     for exchange in path:
-        asked = [fenced(exchange.user)] if exchange.results else [exchange.user]
+        asked = [fence_text(exchange.user)] if exchange.results else [exchange.user]
         parts += ["## Tools" if exchange.results else "## You", *asked]
         parts.append(f"## {one_line(exchange.model) or 'Answer'}")
         if exchange.reasoning.strip():
@@ -40,11 +40,11 @@ def to_markdown(info: SessionInfo, path: Sequence[Exchange]) -> str:
             parts.append(exchange.text)
         if exchange.finish_reason in ENDINGS:
             parts.append(f"*({ENDINGS[exchange.finish_reason]})*")
-        parts += [f"*({note})*" for note in notes_of(exchange)]
+        parts += [f"*({note})*" for note in change_notes(exchange)]
     return visible("\n\n".join(part.strip("\n") for part in parts)) + "\n"
 
 
-def notes_of(exchange: Exchange) -> list[str]:
+def change_notes(exchange: Exchange) -> list[str]:
     """What the model saw differently from here on."""
     compaction, notes = exchange.compaction, []
     if compaction is not None and compaction.summary is not None:
@@ -60,7 +60,7 @@ def thinking_head(exchange: Exchange) -> str:
     return f"Thinking, {exchange.thinking_s:.1f} s" if exchange.thinking_s else "Thinking"
 
 
-def fenced(text: str) -> str:
+def fence_text(text: str) -> str:
     """`text` as a code block, whatever is in it."""
     fence = "```"
     while fence in text:

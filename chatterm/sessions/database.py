@@ -13,11 +13,11 @@ from typing import Any, get_args
 from chatterm.backends.backend import Compaction, Exchange, ThinkCache, ThinkMode
 from chatterm.backends.exchange import NO_TOKEN
 from chatterm.sessions.as_json import checked_sampling, is_count, is_number
-from chatterm.sessions.journal import Piece, Running
+from chatterm.sessions.journal import JournalRecord, RunningAnswerJournal
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.rows import Kind, malformed, row, rows
 from chatterm.sessions.session_documents import begin_on, begun_on, drop_texts, storable
-from chatterm.sessions.tool_calls_json import called_of, called_text
+from chatterm.sessions.tool_calls_json import format_calls, parse_calls
 from chatterm.sessions.tree import extent
 from chatterm.terminal.sanitize import one_line
 
@@ -189,13 +189,13 @@ class Database:
             _packed(exchange.token_ids),
             exchange.seed,
             exchange.ends_at,
-            called_text(exchange),
+            format_calls(exchange),
             exchange.is_pinned,
             json.dumps(asdict(exchange.compaction)) if exchange.compaction is not None else None,
         )
         return self._execute(_PUT, values).rowcount > 0
 
-    def append(self, session: str, running: Running) -> None:
+    def append(self, session: str, running: RunningAnswerJournal) -> None:
         """What has come of a running answer since the last record, as one record; nothing is written twice."""
         exchange = running.exchange
         where = (session, self.number(session, exchange.id))
@@ -259,7 +259,7 @@ class Database:
         for id, at, state, ids, text, why in self._rows(pieces, (session,), int, int, str, bytes, str, str):
             if id not in found:
                 raise malformed()
-            Piece(_unpacked(ids), text, why, _state(state)).add_to(found[id], at)
+            JournalRecord(_unpacked(ids), text, why, _state(state)).add_to(found[id], at)
         for exchange in found.values():  # they only count the pieces of the journal
             exchange.token_ids = [id for id in exchange.token_ids if id != NO_TOKEN]
         return list(found.values())
@@ -349,7 +349,7 @@ def _exchange(row: Sequence[Any]) -> Exchange:
         is_pinned,
         compaction,
     ) = row
-    calls, results = called_of(called)
+    calls, results = parse_calls(called)
     return Exchange(
         id,
         parent,

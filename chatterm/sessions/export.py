@@ -34,7 +34,7 @@ def exported(info: SessionInfo, tree: Tree, format: Format) -> str:
     return to_markdown(info, tree.path(tree.head))
 
 
-def format_of(path: Path) -> Format:
+def choose_format(path: Path) -> Format:
     """By the end of the name. Raises SessionError for one that means nothing."""
     found = _SUFFIXES.get(path.suffix.lower())
     if found is None:

@@ -32,7 +32,7 @@ _RETRY = 3.0
 
 
 @dataclass(slots=True)
-class Known:
+class KnownSession:
     """A session that this process made or loaded, as it was last saved here. Others may have added to it."""
 
     info: SessionInfo
@@ -72,7 +72,7 @@ class Op:
     session: str | None
     """The session that has to be there for it; None: none."""
     work: Callable[[Database], None]
-    creates: Known | None = None
+    creates: KnownSession | None = None
     """The session to make when it is not there; None: then there is nothing to do."""
     known: SessionInfo | None = None
     """The session as it should be on the disk, for when that cannot even be read; None: nothing is known."""
@@ -98,7 +98,7 @@ class Vault:
         """Sessions that were deleted while the disk failed."""
         self._unread: set[str] = set()
         """Sessions of the disk of which memory has only what was changed while that could not be read."""
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownSession] = {}
         """Sessions in memory that have to be made where the disk has lost them."""
         self._versions: dict[str | None, int] = {}
         """Of a session the version of the disk at which nothing was missing of it."""

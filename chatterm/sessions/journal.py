@@ -23,7 +23,7 @@ _STATE = ("stats", "thinking_s", "ends_at")
 
 
 @dataclass(slots=True)
-class Piece:
+class JournalRecord:
     """One record: some tokens of an answer, what they say, and the state after them."""
 
     ids: list[int]
@@ -44,7 +44,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Running:
+class RunningAnswerJournal:
     """An answer that runs. One thread adds to it while another writes."""
 
     exchange: Exchange
@@ -62,7 +62,7 @@ class Running:
         told, self.waits = self.waits, True
         return not told
 
-    def since(self, count: int) -> Piece | None:
+    def since(self, count: int) -> JournalRecord | None:
         """What comes after the first `count` tokens of the answer; None when nothing does."""
         self.waits = False
         state = self.state
@@ -72,4 +72,4 @@ class Running:
         text, reasoning = (
             "".join(event.text for event in events if event.kind == kind) for kind in ("answer", "reasoning")
         )
-        return Piece([event.token_id for event in events], text, reasoning, state)
+        return JournalRecord([event.token_id for event in events], text, reasoning, state)

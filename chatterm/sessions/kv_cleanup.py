@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chatterm.sessions.rows import rows
 from chatterm.sessions.schema import database_path
-from engine.store.folder import chunk_owner_of, default_folder, forget, is_chunk, owners
+from engine.store.folder import chunk_owner_name, default_folder, forget, is_chunk, owners
 
 _SESSION = re.compile(r"[0-9a-f]{8}")
 
@@ -21,7 +21,7 @@ def tidy(connection: sqlite3.Connection, path: Path) -> None:
         found = owners(folder)
         known = {id for (id,) in rows(connection, "SELECT id FROM sessions", (), str)} if found else set()
         texts = rows(connection, "SELECT sha256 FROM texts", (), str)
-        known |= {chunk_owner_of(sha256) for (sha256,) in texts}
+        known |= {chunk_owner_name(sha256) for (sha256,) in texts}
         for owner in found - known:
             if is_chunk(owner) or _SESSION.fullmatch(owner):
                 forget(folder, owner)

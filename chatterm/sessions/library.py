@@ -15,7 +15,7 @@ from chatterm.sessions.rows import row, rows
 from chatterm.sessions.schema import connect, connect_read_only, database_path, explain, transaction
 from chatterm.sessions.session_documents import drop_texts, keep_texts
 from chatterm.terminal.sanitize import one_line
-from engine.store.folder import chunk_owner_of, default_folder, forget
+from engine.store.folder import chunk_owner_name, default_folder, forget
 from models.units import counted
 
 CHARACTERS_PER_TOKEN = 4
@@ -25,7 +25,7 @@ _NO_NAME = re.compile(r"[^\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LibraryEntry:
     """A document, without its text."""
 
     name: str
@@ -39,21 +39,21 @@ class Entry:
     """By the name of a model that has read it."""
 
 
-class Library:
+class DocumentLibrary:
     """Every method waits for the disk, for a second at most, and raises SessionError (one line)."""
 
     def __init__(self, path: Path | None = None) -> None:
         """`path`: the session database (default: the person's own)."""
         self._path = path or database_path()
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LibraryEntry]:
         """All of them, by name."""
         if not self._path.exists():
             return []
         with self._reads() as connection:
             return _entries(connection)
 
-    def add(self, document: Document, source: str) -> Entry:
+    def add(self, document: Document, source: str) -> LibraryEntry:
         """Keep a document under its name, which nobody else may have."""
         if not _NAME.fullmatch(document.name):
             raise SessionError(
@@ -82,7 +82,7 @@ class Library:
             text = "SELECT text FROM texts WHERE sha256 = ?"
             return tuple(Document(one.name, *row(connection, text, (one.sha256,), str)) for one in found)
 
-    def remove(self, name: str) -> Entry:
+    def remove(self, name: str) -> LibraryEntry:
         """Forget a document, and what was computed of it. Sessions that were begun on it keep its text."""
         with self._writes() as connection:
             entry = _known(_entries(connection), name)
@@ -90,7 +90,7 @@ class Library:
             drop_texts(connection)
             is_there = any(one.sha256 == entry.sha256 for one in _entries(connection))
         if not is_there:  # under another name
-            forget(default_folder(), chunk_owner_of(entry.sha256))
+            forget(default_folder(), chunk_owner_name(entry.sha256))
         return entry
 
     def count(self, document: Document, model: str, tokens: int) -> None:
@@ -157,7 +157,7 @@ class Library:
             raise SessionError(explain(error, self._path).in_shell) from error
 
 
-def size_text(entry: Entry, model: str = "") -> str:
+def size_text(entry: LibraryEntry, model: str = "") -> str:
     """How long a document is: as counted by this model, else by any that has read it, else about."""
     tokens = entry.tokens.get(model) or next(iter(entry.tokens.values()), None)
     if tokens is not None:
@@ -176,7 +176,7 @@ def name_for(source: str) -> str:
     return _NO_NAME.sub("-", stem).strip("-_.")[:64] or "document"
 
 
-def _entries(connection: sqlite3.Connection) -> list[Entry]:
+def _entries(connection: sqlite3.Connection) -> list[LibraryEntry]:
     counts: dict[str, dict[str, int]] = {}
     query = "SELECT sha256, model, tokens FROM counts"
     for sha256, model, tokens in rows(connection, query, (), str, str, int):
@@ -186,17 +186,17 @@ def _entries(connection: sqlite3.Connection) -> list[Entry]:
         "FROM library l JOIN texts t USING (sha256) ORDER BY l.name"
     )
     return [
-        Entry(name, source, sha256, added, length, counts.get(sha256, {}))
+        LibraryEntry(name, source, sha256, added, length, counts.get(sha256, {}))
         for name, source, sha256, added, length in rows(connection, query, (), str, str, str, float, int)
     ]
 
 
-def _named(entries: Iterable[Entry], name: str) -> Entry | None:
+def _named(entries: Iterable[LibraryEntry], name: str) -> LibraryEntry | None:
     wanted = name.casefold()
     return next((entry for entry in entries if entry.name.casefold() == wanted), None)
 
 
-def _known(entries: list[Entry], name: str) -> Entry:
+def _known(entries: list[LibraryEntry], name: str) -> LibraryEntry:
     """Raises SessionError, which offers the names that are closest."""
     if (found := _named(entries, name)) is not None:
         return found

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from chatterm.backends.backend import ChatOptions
 from chatterm.sessions.records import SessionError, SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.titles import pick
 
 
-def sessions_to_choose_from(store: Store, text: str = "") -> list[SessionInfo]:
+def sessions_to_choose_from(store: SessionStore, text: str = "") -> list[SessionInfo]:
     """What `store.find` finds. Raises SessionError when the database cannot even be read."""
     found = store.find(text)
     if not found and store.trouble is not None:
@@ -18,7 +18,7 @@ def sessions_to_choose_from(store: Store, text: str = "") -> list[SessionInfo]:
 
 def find_session(name: str | None) -> SessionInfo:
     """The session meant by `name` (see `titles.pick`), the latest for None. Raises SessionError."""
-    store = Store.open()
+    store = SessionStore.open()
     try:
         sessions = sessions_to_choose_from(store)
         if name is None and not sessions:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from chatterm.backends.backend import Exchange
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 
 _SESSIONS = 6
@@ -14,7 +14,7 @@ _TOKENS = 1 << 17
 """Of all together, about."""
 
 
-def elsewhere(store: Store | None, session: str | None, tree: Tree, model: str) -> list[Exchange]:
+def elsewhere(store: SessionStore | None, session: str | None, tree: Tree, model: str) -> list[Exchange]:
     """The latest first, and of each what guesses may come from. It reads from the disk. Raises SessionError."""
     found, tokens = list[Exchange](), 0
     for exchange in _all(store, session, tree, model):
@@ -28,7 +28,7 @@ def elsewhere(store: Store | None, session: str | None, tree: Tree, model: str) 
     return found
 
 
-def _all(store: Store | None, session: str | None, tree: Tree, model: str) -> Iterator[Exchange]:
+def _all(store: SessionStore | None, session: str | None, tree: Tree, model: str) -> Iterator[Exchange]:
     path = {exchange.id for exchange in tree.path(tree.head)}
     yield from (exchange for exchange in reversed(tree.exchanges) if exchange.id not in path)
     if store is not None:

@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 
 from chatterm.backends.backend import Exchange, TokenEvent
 from chatterm.sessions.database import FIELDS, Database
-from chatterm.sessions.fallback_database import NO_SESSION, Known, Op, Vault
-from chatterm.sessions.journal import Running
+from chatterm.sessions.fallback_database import NO_SESSION, KnownSession, Op, Vault
+from chatterm.sessions.journal import RunningAnswerJournal
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, database_path, explain
-from chatterm.sessions.titles import title_of
+from chatterm.sessions.titles import make_title
 from chatterm.sessions.tree import Tree
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ _NEVER = float("inf")
 _CLOSED = "The session database is closed."
 
 
-class Store:
+class SessionStore:
     """Sessions on the disk. Make it with `Store.open`; every method may be called from any thread.
 
     Calls that return nothing, `new` and `add` return at once. The others wait for the store's thread, at most some
@@ -51,9 +51,9 @@ class Store:
         self.path = path
         self.trouble: Trouble | None = None
         """Why what is written stays in memory; None while all is well."""
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownSession] = {}
         """Sessions that this process made or loaded. Only with its first exchange one comes into being."""
-        self._running: dict[tuple[str, int], Running] = {}
+        self._running: dict[tuple[str, int], RunningAnswerJournal] = {}
         """Answers that run."""
         self._changed = Condition()
         self._ops: dict[Hashable, Op] = {}
@@ -66,7 +66,7 @@ class Store:
         self._thread = Thread(target=self._run, name="sessions", daemon=True)
 
     @classmethod
-    def open(cls, path: Path | None = None) -> "Store":
+    def open(cls, path: Path | None = None) -> "SessionStore":
         """The store in this file (default: the person's own). What is wrong with it is told by `problem`."""
         store = cls(database_path() if path is None else path)
         store._thread.start()
@@ -100,7 +100,7 @@ class Store:
         """A new session like `info`; its id. It comes into being with its first exchange."""
         id, now = urandom(4).hex(), time()
         with self._changed:
-            self._known[id] = Known(replace(deepcopy(info), id=id, created=now, updated=now))
+            self._known[id] = KnownSession(replace(deepcopy(info), id=id, created=now, updated=now))
         return id
 
     def save(self, session: str, exchange: Exchange) -> None:
@@ -114,7 +114,9 @@ class Store:
             if not known.exchanges:
                 self._begin(known, exchange.user)
             known.exchanges[exchange.id] = now
-        self._follow(session, exchange.id, Running(now) if exchange.finish_reason is None else None)
+        self._follow(
+            session, exchange.id, RunningAnswerJournal(now) if exchange.finish_reason is None else None
+        )
         self._post(
             ("save", session, exchange.id), Op(session, lambda db: db.put(session, now), creates=known)
         )
@@ -130,7 +132,7 @@ class Store:
             op = Op(session, work, creates=self._known.get(session), in_haste=True)
             self._post(("say", session, exchange.id), op, _BATCH)
 
-    def _follow(self, session: str, id: int, running: Running | None) -> None:
+    def _follow(self, session: str, id: int, running: RunningAnswerJournal | None) -> None:
         """The exchange is saved whole, or gone: what was to be added to it is of no use any more."""
         with self._changed:
             self._running.pop((session, id), None)
@@ -138,9 +140,9 @@ class Store:
             if running is not None:
                 self._running[session, id] = running
 
-    def _begin(self, known: Known, message: str) -> None:
+    def _begin(self, known: KnownSession, message: str) -> None:
         with self._changed:
-            known.info = replace(known.info, title=known.info.title or title_of(message))
+            known.info = replace(known.info, title=known.info.title or make_title(message))
         self.draft(None, "")  # it became the message
 
     def drop(self, session: str, id: int) -> None:
@@ -217,7 +219,7 @@ class Store:
         """Add a whole session from elsewhere, keeping its dates. Return its new id."""
         id, copies = urandom(4).hex(), deepcopy(list(exchanges))
         made = [exchange.created for exchange in copies if exchange.created] or [time()]
-        title = info.title or title_of(copies[0].user if copies else "")
+        title = info.title or make_title(copies[0].user if copies else "")
         info = replace(
             deepcopy(info),
             id=id,
@@ -225,7 +227,7 @@ class Store:
             created=info.created or min(made),
             updated=info.updated or max(made),
         )
-        known = Known(info, {exchange.id: exchange for exchange in copies}, head)
+        known = KnownSession(info, {exchange.id: exchange for exchange in copies}, head)
         with self._changed:
             self._known[id] = known
         self._post(("add", id), Op(id, lambda db: None, creates=known))
@@ -242,7 +244,7 @@ class Store:
                 return deepcopy(known.info), Tree(), vault.draft(NO_SESSION)
             info, tree = vault.load(session)
             exchanges = {exchange.id: _copied(exchange) for exchange in tree.exchanges}
-            self._known[session] = Known(deepcopy(info), exchanges, tree.head, is_saved=True)
+            self._known[session] = KnownSession(deepcopy(info), exchanges, tree.head, is_saved=True)
             return info, tree, vault.draft(session)
 
         return self._ask(read)

@@ -35,7 +35,7 @@ def plain(line: str) -> str:
     return one_line(_OPEN.sub("", _ROLE.sub("", "".join(parts))))
 
 
-def title_of(message: str) -> str:
+def make_title(message: str) -> str:
     """Return a title for a session that begins with `message`: its first words, on one line, as plain text."""
     lines = map(plain, cleaned(message[:4000]).splitlines())
     text = next(filter(None, lines), one_line(message))

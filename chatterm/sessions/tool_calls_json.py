@@ -11,7 +11,7 @@ from chatterm.sessions.records import SessionError
 _TEXTS = ("name", "arguments")
 
 
-def called_text(exchange: Exchange) -> str:
+def format_calls(exchange: Exchange) -> str:
     """What an exchange has to do with tools; "" where that is nothing."""
     if not exchange.calls and not exchange.results:
         return ""
@@ -20,8 +20,8 @@ def called_text(exchange: Exchange) -> str:
     return json.dumps({"calls": calls, "results": results})
 
 
-def called_of(text: str) -> tuple[list[ToolCall], list[ToolResult]]:
-    """What `called_text` wrote; what is none of that is left out."""
+def parse_calls(text: str) -> tuple[list[ToolCall], list[ToolResult]]:
+    """What `format_calls` wrote; what is none of that is left out."""
     try:
         data = json.loads(text) if text else {}
     except (ValueError, RecursionError):

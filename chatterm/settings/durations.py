@@ -8,7 +8,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
 
-def seconds_of(text: str, name: str) -> float | None:
+def parse_duration(text: str, name: str) -> float | None:
     """Seconds: of "30m", "1h30m", "90" (seconds), "0"; None for "forever" and "-1".
 
     Raises EngineError, which says that `name` is no time.

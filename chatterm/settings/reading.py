@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from chatterm.backends.backend import EngineError
 from chatterm.backends.remote.address import Remote, is_name, wrong_url
-from chatterm.settings.durations import seconds_of
+from chatterm.settings.durations import parse_duration
 from chatterm.settings.settings import FORMER_NAMES, Settings, SettingsError
 from chatterm.settings.themes import theme_names
 from chatterm.settings.toml import parsed, read_source, statement_lines
@@ -198,7 +198,7 @@ def _check_ranges(settings: Settings) -> None:
             raise _Wrong((table, name), f"{name} is {size}; it must be {allowed}.")
     if settings.model.keep_alive is not None:
         try:
-            seconds_of(settings.model.keep_alive, "keep_alive")
+            parse_duration(settings.model.keep_alive, "keep_alive")
         except EngineError as error:
             raise _Wrong(("model", "keep_alive"), one_line(str(error))) from error
     for name, model in (("name", settings.model.name), ("draft", settings.model.draft)):

@@ -86,7 +86,7 @@ def choices(table: str, name: str, kind: Any) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownSetting:
     """One setting there is."""
 
     table: str
@@ -104,14 +104,16 @@ def table_docs() -> dict[str, str]:
     return {name: inspect.getdoc(kind) or "" for name, kind in TABLES.items()}
 
 
-def known_settings() -> list[Known]:
+def known_settings() -> list[KnownSetting]:
     """All of them, in the order of the file."""
     found = []
     for table, kind in TABLES.items():
         docs, hints, default = field_docs(kind), get_type_hints(kind), kind()
         for part in fields(kind):
             offered = choices(table, part.name, hints[part.name])
-            found.append(Known(table, part.name, docs[part.name], offered, getattr(default, part.name)))
+            found.append(
+                KnownSetting(table, part.name, docs[part.name], offered, getattr(default, part.name))
+            )
     return found
 
 

@@ -80,7 +80,7 @@ class PasteReader:
         return Pasted(text)
 
 
-class Drawn:
+class TerminalOutput:
     """The file that is drawn to. Once the terminal is gone nothing is drawn; the keyboard then ends the application."""
 
     def __init__(self, file: TextIO) -> None:
@@ -158,7 +158,7 @@ def terminal_driver() -> "type[Driver] | None":
 
         def __init__(self, *args: Any, **settings: Any) -> None:
             super().__init__(*args, **settings)
-            self._file: Any = Drawn(self._file)
+            self._file: Any = TerminalOutput(self._file)
 
         def show_title(self, title: str) -> None:
             if title != self._title and self._titled:

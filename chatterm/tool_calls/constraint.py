@@ -10,7 +10,7 @@ object with "name" and "parameters", maybe after `<|python_tag|>`. mistral: `[TO
 `[TOOL_CALLS]name[ARGS]{json}`. harmony: messages of the commentary channel with `to=functions.NAME` in their header."""
 
 
-class Constraint(Struct, frozen=True):
+class AnswerConstraint(Struct, frozen=True):
     """What the answer has to be. It holds for the answer, not for the thinking before it."""
 
     kind: Literal["json_schema", "json_object", "regex", "lark", "calls"]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chatterm.tool_calls.constraint import ToolFormat
-from chatterm.tool_calls.parser import CallArguments, CallBegan, Parser, Text
+from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, Parser
 
 if TYPE_CHECKING:
     from models.text.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ def tool_format(tokenizer: "Tokenizer") -> ToolFormat | None:
     return "llama3" if "<|python_tag|>" in template or '"parameters"' in template else None
 
 
-def marks_of(tokenizer: "Tokenizer") -> frozenset[int]:
+def call_marks(tokenizer: "Tokenizer") -> frozenset[int]:
     """The special tokens around calls of tools, which are text for whoever reads the calls."""
     found = (tokenizer.token_id(mark) for mark in (_IN_HEADERS if tokenizer.channels else _MARKS))
     return frozenset(id for id in found if id is not None)
@@ -51,7 +51,7 @@ def said_by(
     said, names, given = "", list[str](), list[str]()
     for event in parser.push(text) + parser.end():
         match event:
-            case Text(more):
+            case AnswerText(more):
                 said += more
             case CallBegan(_, name):
                 names.append(name)

@@ -2,7 +2,7 @@
 calls after any text.
 
 A mark such as `<tool_call>` is one token for some models and plain text for others, so it is written as `⟦<tool_call>⟧`
-here, and a rule of all text up to it as `⟦until <tool_call>⟧`; who has the tokenizer writes what they are (`spelled`).
+here, and a rule of all text up to it as `⟦until <tool_call>⟧`; `spell_marks` replaces both once the tokenizer is known.
 """
 
 import json
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from chatterm.tool_calls.constraint import Constraint, ToolFormat
+from chatterm.tool_calls.constraint import AnswerConstraint, ToolFormat
 from engine.sampling.expression import check_end
 from engine.sampling.impossible import without_impossible
 from engine.sampling.json_form import json_form
@@ -37,18 +37,18 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 """How a function is described that has no parameters."""
 
 
-def forced_calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> Constraint:
+def forced_calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> AnswerConstraint:
     """The answer is a call of one of these tools, or several calls."""
-    return Constraint("calls", f"start: calls\n{_calls(format, tools, parallel)}")
+    return AnswerConstraint("calls", f"start: calls\n{_calls(format, tools, parallel)}")
 
 
 def calls_or(
-    constraint: Constraint,
+    constraint: AnswerConstraint,
     format: ToolFormat,
     tools: Sequence[Mapping[str, Any]],
     parallel: bool,
     strict: Collection[str] | None = None,
-) -> Constraint:
+) -> AnswerConstraint:
     """The answer is what `constraint` (no grammar) says, or it is calls.
 
     Arguments fit, or only those for the tools named in `strict`. Raises EngineError for a regular expression that
@@ -64,12 +64,12 @@ def calls_or(
         answer = f"answer: {_json(without_impossible(schema))}"
     known = tools if strict is None else _known(tools, strict)
     rules = f"{answer}\n{_calls(format, known, parallel)}"
-    return Constraint("calls", f"start: {_FINAL.get(format, '')}answer | calls\n{rules}")
+    return AnswerConstraint("calls", f"start: {_FINAL.get(format, '')}answer | calls\n{rules}")
 
 
 def free_calls(
     format: ToolFormat, tools: Sequence[Mapping[str, Any]], strict: Collection[str], parallel: bool
-) -> Constraint | None:
+) -> AnswerConstraint | None:
     """The answer is text, and calls if the model likes; arguments fit for the tools named in `strict`.
 
     None where that forbids nothing: in the harmony format an answer is text or one call.
@@ -78,19 +78,19 @@ def free_calls(
         return None
     rules = _calls(format, _known(tools, strict), parallel)
     if format == "harmony":
-        return Constraint("calls", f"start: {_FINAL[format]}TEXT? | calls\nTEXT: /(.|\\n)+/\n{rules}")
+        return AnswerConstraint("calls", f"start: {_FINAL[format]}TEXT? | calls\nTEXT: /(.|\\n)+/\n{rules}")
     if format == "llama3":
-        return Constraint("calls", f"start: TEXT? | calls\nTEXT: /\\s*[^{{\\s](.|\\n)*/\n{rules}")
+        return AnswerConstraint("calls", f"start: TEXT? | calls\nTEXT: /\\s*[^{{\\s](.|\\n)*/\n{rules}")
     mark, rest = {
         "hermes": ("<tool_call>", 'body ("\\n" call)*' if parallel else "body"),
         "mistral": ("[TOOL_CALLS]", '"[" call (", " call)* "]"' if parallel else '"[" call "]"'),
     }[format]
     found = re.escape(mark)
     text = f"TEXT: /(.|\\n)+/ & ~/(.|\\n)*{found}(.|\\n)*/"
-    return Constraint("calls", f"start: TEXT? | lead {rest}\n{text}\nlead⟦until {mark}⟧\n{rules}")
+    return AnswerConstraint("calls", f"start: TEXT? | lead {rest}\n{text}\nlead⟦until {mark}⟧\n{rules}")
 
 
-def spelled(grammar: str, token_id: Callable[[str], int | None]) -> str:
+def spell_marks(grammar: str, token_id: Callable[[str], int | None]) -> str:
     """The grammar with its marks written as the tokens that they are, or as text where they are none."""
 
     def lead(mark: re.Match[str]) -> str:
@@ -105,7 +105,7 @@ def spelled(grammar: str, token_id: Callable[[str], int | None]) -> str:
     return _MARK.sub(written, _LEAD.sub(lead, grammar))
 
 
-def refusal(error: str, grammar: str) -> str | None:
+def explain_refusal(error: str, grammar: str) -> str | None:
     """The engine's refusal of one of these grammars in terms of what was asked; None for another error."""
     if not error.startswith(_REFUSED):
         return None
@@ -139,7 +139,7 @@ def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
         header = f'⟦<|channel|>⟧ "commentary to=functions.{function["name"]} " ⟦<|constrain|>⟧ "json" ⟦<|message|>⟧'
         return f"{header} {_json(parameters)} ⟦<|call|>⟧"
     key = "parameters" if format == "llama3" else "arguments"
-    parameters["$id"] = _id_of(parameters)  # references in it are to it, not to what is around it
+    parameters["$id"] = _schema_id(parameters)  # references in it are to it, not to what is around it
     parameters.pop("$schema", None)  # in older versions $id does not count where $ref is
     whole = {
         "type": "object",
@@ -150,7 +150,7 @@ def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
     return _json(whole)
 
 
-def _id_of(schema: Mapping[str, Any]) -> str:
+def _schema_id(schema: Mapping[str, Any]) -> str:
     """What references may call the schema."""
     given = schema.get("$id")
     return (given.partition("#")[0] if isinstance(given, str) else "") or "chatterm-parameters"

@@ -35,7 +35,7 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class AnswerText:
     """More of the answer itself."""
 
     text: str
@@ -64,7 +64,7 @@ class CallEnded:
     number: int
 
 
-Event = Text | CallBegan | CallArguments | CallEnded
+Event = AnswerText | CallBegan | CallArguments | CallEnded
 
 
 class Parser:
@@ -268,7 +268,7 @@ class Reader:
         if blank is None and text:
             text, self._blank = self._blank + text, ""
         if text:
-            self.events.append(Text(text))
+            self.events.append(AnswerText(text))
             self.said, self._after_call = True, False
 
     def begin(self, name: str) -> None:
@@ -290,7 +290,7 @@ class Reader:
     def finish(self) -> None:
         """Blanks at the end are text unless they belong to a call."""
         if self._blank and not self._after_call:
-            self.events.append(Text(self._blank))
+            self.events.append(AnswerText(self._blank))
         self._blank = ""
 
     def _leave(self, call: bool) -> str:

@@ -30,7 +30,7 @@ def parsed(text: str) -> dict[str, Any]:
     return found
 
 
-def checked(tool: Tool, given: Mapping[str, Any]) -> dict[str, Any]:
+def check_arguments(tool: Tool, given: Mapping[str, Any]) -> dict[str, Any]:
     """`given` with every value of the type that a built-in tool's flat schema names. Raises ToolError."""
     known: Mapping[str, Any] = tool.parameters["properties"]
     for name in given:
@@ -48,7 +48,7 @@ def checked(tool: Tool, given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def shown(given: Mapping[str, Any]) -> tuple[tuple[str, Tone], ...]:
+def show_arguments(given: Mapping[str, Any]) -> tuple[tuple[str, Tone], ...]:
     """Every argument in full, one after the other."""
     lines: list[tuple[str, Tone]] = []
     for name, value in given.items():

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from chatterm.backends.backend import EngineError, Tool, ToolCall
 from chatterm.terminal.sanitize import one_line
 from chatterm.tools.arguments import parsed
-from chatterm.tools.tool import Plan, Planner, ToolError
+from chatterm.tools.tool import Planner, ToolError, ToolPlan
 from models.units import counted
 
 GROUPS = {
@@ -18,12 +18,12 @@ GROUPS = {
 """What a person switches on by one word."""
 
 
-def words_of(text: str) -> list[str]:
+def tool_words(text: str) -> list[str]:
     """What `/tools TEXT` names."""
     return [word for word in text.replace(",", " ").split() if word not in ("on", "off")]
 
 
-class Box:
+class ToolRegistry:
     """All of them are off until somebody switches them on."""
 
     def __init__(self, planners: Iterable[Planner] = ()) -> None:
@@ -82,7 +82,7 @@ class Box:
     def switch(self, text: str) -> str:
         """Do what `/tools TEXT` asks for; what is on then, for a person. Raises EngineError."""
         way = text.split()[0]
-        words = words_of(text)
+        words = tool_words(text)
         if way == "off":
             self.on -= {name for word in words or ["all"] for name in self.found(word)}
         else:
@@ -98,7 +98,7 @@ class Box:
             f"The model may ask to use: {on}. You are asked before each call." if on else "All tools are off."
         )
 
-    def plan(self, call: ToolCall) -> Plan:
+    def plan(self, call: ToolCall) -> ToolPlan:
         """What a call would do. Raises ToolError where its tool is off, and for arguments that make no sense."""
         planner = self._planners.get(call.name)
         if planner is None or call.name not in self.on:

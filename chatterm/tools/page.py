@@ -7,7 +7,7 @@ _LONGEST = 4 * _PIECE
 """Characters of markup that has no end; longer ones are left out."""
 
 
-class Page(HTMLParser):
+class HtmlParser(HTMLParser):
     """A parser that no page brings to fail."""
 
     def read(self, text: str) -> None:

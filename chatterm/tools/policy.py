@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from chatterm.tools.rules import Rule, can_be_kept, read_rules, write_rules
-from chatterm.tools.tool import Effect, Plan
+from chatterm.tools.rules import PermissionRule, can_be_kept, read_rules, write_rules
+from chatterm.tools.tool import Effect, ToolPlan
 
 Answer = Literal["no", "once", "session", "always"]
 
@@ -20,8 +20,8 @@ class Policy:
 
     path: Path | None = None
     """The file of the rules; None: nothing is kept."""
-    session: list[Rule] = field(default_factory=list)
-    always: list[Rule] = field(default_factory=list)
+    session: list[PermissionRule] = field(default_factory=list)
+    always: list[PermissionRule] = field(default_factory=list)
     unasked: int = 0
     """Calls that ran since the latest key press."""
 
@@ -30,7 +30,7 @@ class Policy:
         """With the rules of this file. Raises SettingsError."""
         return cls(path, always=read_rules(path))
 
-    def why_ask(self, plan: Plan) -> str:
+    def why_ask(self, plan: ToolPlan) -> str:
         """Why a person has to be asked about this call; "" where it was allowed before."""
         if plan.dangers:
             return "It needs a closer look."
@@ -44,19 +44,19 @@ class Policy:
         """A call ran without being asked for."""
         self.unasked += 1
 
-    def decided(self, plan: Plan, answer: Answer) -> None:
+    def decided(self, plan: ToolPlan, answer: Answer) -> None:
         """A person has decided about a call. Raises SettingsError where that cannot be kept; it holds all the same."""
         self.unasked = 0
         if answer == "session" and can_be_kept(plan):
             self.session.append(session_rule(plan))
         elif answer == "always" and can_be_kept(plan):
-            rule = Rule(plan.tool, plan.subject)
+            rule = PermissionRule(plan.tool, plan.subject)
             self.always.append(rule)
             if self.path is not None:
                 # Another terminal may have added some since.
                 write_rules(self.path, [*read_rules(self.path), rule])
 
-    def remove(self, rule: Rule) -> None:
+    def remove(self, rule: PermissionRule) -> None:
         """From now on this is asked for again. Raises SettingsError."""
         self.session = [one for one in self.session if one != rule]
         self.always = [one for one in self.always if one != rule]
@@ -64,14 +64,14 @@ class Policy:
             write_rules(self.path, [one for one in kept if one != rule])
 
 
-def choices(plan: Plan) -> Sequence[Answer]:
+def choices(plan: ToolPlan) -> Sequence[Answer]:
     """What a person can answer; the first one is the one that does nothing."""
     if can_be_kept(plan):
         return ("no", "once", "session", "always")
     return ("no", "once")
 
 
-def choice_text(plan: Plan, answer: Answer) -> str:
+def choice_text(plan: ToolPlan, answer: Answer) -> str:
     """An answer as a person reads it."""
     match answer:
         case "no":
@@ -84,17 +84,17 @@ def choice_text(plan: Plan, answer: Answer) -> str:
             return f"Yes, always: {plan.tool} with exactly this {_SUBJECTS[plan.effect]}"
 
 
-def session_rule(plan: Plan) -> Rule:
+def session_rule(plan: ToolPlan) -> PermissionRule:
     """What "for this session" allows."""
     if plan.effect == "read" or plan.effect == "server":
-        return Rule(plan.tool, "*")
+        return PermissionRule(plan.tool, "*")
     if plan.effect == "fetch":
         host = "/".join(plan.subject.split("/")[:3])
-        return Rule(plan.tool, f"{host}/*")
-    return Rule(plan.tool, plan.subject)
+        return PermissionRule(plan.tool, f"{host}/*")
+    return PermissionRule(plan.tool, plan.subject)
 
 
-def _scope(plan: Plan) -> str:
+def _scope(plan: ToolPlan) -> str:
     rule = session_rule(plan)
     match plan.effect:
         case "read":

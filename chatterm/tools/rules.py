@@ -11,7 +11,7 @@ from chatterm.settings.file import write
 from chatterm.settings.paths import config_path
 from chatterm.settings.settings import SettingsError
 from chatterm.terminal.sanitize import is_safe
-from chatterm.tools.tool import Effect, Plan
+from chatterm.tools.tool import Effect, ToolPlan
 
 _MOST = 1_000
 _EXACT: tuple[Effect, ...] = ("run",)
@@ -19,14 +19,14 @@ _EXACT: tuple[Effect, ...] = ("run",)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PermissionRule:
     """Calls of this tool about this subject need not be asked for."""
 
     tool: str
     pattern: str
     """The subject itself; `*` stands for any text, but not in commands."""
 
-    def covers(self, plan: Plan) -> bool:
+    def covers(self, plan: ToolPlan) -> bool:
         if plan.tool != self.tool:
             return False
         if plan.effect in _EXACT:
@@ -39,7 +39,7 @@ def rules_path() -> Path:
     return config_path().parent / "tools.json"
 
 
-def read_rules(path: Path) -> list[Rule]:
+def read_rules(path: Path) -> list[PermissionRule]:
     """The rules of a file; [] where there is none. Raises SettingsError for one that cannot be understood."""
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -55,17 +55,17 @@ def read_rules(path: Path) -> list[Rule]:
         texts = (item.get("tool"), item.get("pattern")) if isinstance(item, dict) else (None, None)
         if not all(isinstance(text, str) and text for text in texts):
             raise SettingsError(f'{path}: every rule needs a "tool" and a "pattern"; fix it, or delete it.')
-        rules.append(Rule(*texts))  # type: ignore[arg-type]
+        rules.append(PermissionRule(*texts))  # type: ignore[arg-type]
     return rules
 
 
-def write_rules(path: Path, rules: Iterable[Rule]) -> None:
+def write_rules(path: Path, rules: Iterable[PermissionRule]) -> None:
     """Replace the file. Raises SettingsError."""
     made = [{"tool": rule.tool, "pattern": rule.pattern} for rule in dict.fromkeys(rules)]
     write(path, json.dumps({"always": made}, indent=1) + "\n")
 
 
-def can_be_kept(plan: Plan) -> bool:
+def can_be_kept(plan: ToolPlan) -> bool:
     """Whether a rule can be made of this call: not of a dangerous one, nor of what a person cannot read."""
     return not plan.dangers and is_safe(plan.subject) and "*" not in plan.subject
 

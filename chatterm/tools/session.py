@@ -12,13 +12,13 @@ from chatterm.backends.exchange import ResultState
 from chatterm.settings.settings import SettingsError
 from chatterm.terminal.error_log import write_down
 from chatterm.terminal.sanitize import one_line
-from chatterm.tools.box import Box, words_of
+from chatterm.tools.box import ToolRegistry, tool_words
 from chatterm.tools.output import bounded
 from chatterm.tools.policy import Policy
-from chatterm.tools.tool import Plan, Running, ToolError
+from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
 
 if TYPE_CHECKING:
-    from chatterm.tools.mcp.catalog import Offers, Writing
+    from chatterm.tools.mcp.catalog import DraftArgument, Offers
     from chatterm.tools.mcp.client import Servers
 
 
@@ -27,7 +27,7 @@ class ToolSession:
     """All tools are off in the beginning."""
 
     folder: Path
-    box: Box
+    box: ToolRegistry
     policy: Policy
     servers: "Servers | None" = None
     """MCP servers, once one was wanted."""
@@ -41,7 +41,7 @@ class ToolSession:
         """With the tools that come with chatterm, confined to this folder."""
         from chatterm.tools.builtin.all import built_in  # not before somebody wants tools
 
-        return cls(folder, Box(built_in(folder)), policy)
+        return cls(folder, ToolRegistry(built_in(folder)), policy)
 
     def server_names(self) -> list[str]:
         """The MCP servers that there are. Raises EngineError for a file that cannot be understood."""
@@ -52,7 +52,7 @@ class ToolSession:
     def to_start(self, text: str) -> list[str]:
         """The servers that `/tools TEXT` names and that do not run yet. Raises EngineError as `server_names`."""
         known = self.box.known | self.without_tools
-        unknown = [word.split("__")[0] for word in words_of(text) if word not in known]
+        unknown = [word.split("__")[0] for word in tool_words(text) if word not in known]
         if not unknown or text.split()[0] == "off":
             return []
         names = self.server_names()
@@ -60,13 +60,13 @@ class ToolSession:
 
     def switch(self, text: str) -> str:
         """Do what `/tools TEXT` asks for, once what it names runs; what is on then. Raises EngineError."""
-        bare = [word for word in words_of(text) if word in self.without_tools]
+        bare = [word for word in tool_words(text) if word in self.without_tools]
         if bare:
             name = bare[0]
             return f"{name} has no tools; /{name}__ and @{name}: offer its prompts and resources."
         return self.box.switch(text)
 
-    def start(self, name: str, running: Running | None = None) -> list[str]:
+    def start(self, name: str, running: ToolRun | None = None) -> list[str]:
         """Start an MCP server, unless it runs; the names of its tools, which are off. Blocks.
 
         Raises ToolError, and EngineError where the SDK is missing or the file cannot be understood.
@@ -109,7 +109,7 @@ class ToolSession:
         uri = offers.uri(written) if offers is not None else self.learn(server).uri(written)
         return self._with(server).resource(server, uri)
 
-    def values(self, server: str, prompt: str, writing: "Writing") -> list[str]:
+    def values(self, server: str, prompt: str, writing: "DraftArgument") -> list[str]:
         """What the argument of a prompt that is being written may become. Blocks; raises as `start`."""
         return self._with(server).values(server, prompt, writing.name, writing.begun, writing.given)
 
@@ -131,12 +131,12 @@ class ToolSession:
         if self.servers is not None:
             self.servers.close()
 
-    def plan(self, call: ToolCall) -> Plan:
+    def plan(self, call: ToolCall) -> ToolPlan:
         """What a call would do. It may look at the disk for a preview. Raises ToolError."""
         return self.box.plan(call)
 
 
-def performed(call: ToolCall, plan: Plan, running: Running) -> ToolResult:
+def performed(call: ToolCall, plan: ToolPlan, running: ToolRun) -> ToolResult:
     """Do it. Blocks; whatever goes wrong is a result."""
     began = monotonic()
     try:

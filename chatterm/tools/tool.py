@@ -19,7 +19,7 @@ class ToolError(EngineError):
 
 
 @dataclass(slots=True)
-class Running:
+class ToolRun:
     """A call that is being done: how it is stopped, and where its output goes as it comes."""
 
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -28,7 +28,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ToolPlan:
     """A call that nobody has agreed to yet. Making it did nothing but look at what is to be shown."""
 
     tool: str
@@ -37,7 +37,7 @@ class Plan:
     """What the call is about, in one text: a path, a command, an address. Rules compare it."""
     shown: tuple[tuple[str, Tone], ...]
     """Everything that the call was given, and a preview where there is one."""
-    run: Callable[[Running], str]
+    run: Callable[[ToolRun], str]
     """Do it, and return what the model is told. Raises ToolError. Blocks."""
     dangers: tuple[str, ...] = ()
     """Why this one needs a second look; such a call is always asked for."""
@@ -53,5 +53,5 @@ class Planner(Protocol):
     @property
     def effect(self) -> Effect: ...
 
-    def plan(self, arguments: Mapping[str, Any]) -> Plan:
+    def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
         """A call with these arguments. Raises ToolError where they make no sense; touches nothing then."""

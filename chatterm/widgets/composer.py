@@ -15,7 +15,13 @@ from textual.widgets import TextArea
 from chatterm.backends.backend import EngineError
 from chatterm.commands.registry import is_command
 from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError, NoFileError
-from chatterm.conversation.attachments import Attached, attach, mentions, server_of, working_folder
+from chatterm.conversation.attachments import (
+    MessageWithFiles,
+    attach,
+    mentioned_server,
+    mentions,
+    working_folder,
+)
 from chatterm.markdown.lines import shortened
 from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.completion import Completion, Suggestion
@@ -76,7 +82,7 @@ class Composer(FoldingArea):
     class Looked(Message):
         """What `shown` attaches as it stands; None where it cannot be sent like this."""
 
-        def __init__(self, shown: str, attached: Attached | None) -> None:
+        def __init__(self, shown: str, attached: MessageWithFiles | None) -> None:
             super().__init__()
             self.shown = shown
             self.attached = attached
@@ -92,7 +98,7 @@ class Composer(FoldingArea):
         vim: bool = False,
         id: str | None = None,
     ) -> None:
-        self._attached: tuple[str, Attached] | None = None  # first: a line may be drawn at once
+        self._attached: tuple[str, MessageWithFiles] | None = None  # first: a line may be drawn at once
         """The latest text that mentions files, and these."""
         super().__init__(id=id, placeholder=_PLACEHOLDER)
         self.vim = Vim() if vim else None
@@ -345,7 +351,7 @@ class Composer(FoldingArea):
         return labels + files
 
     @staticmethod
-    def _whole_message(pastes: Pastes, attached: Attached) -> str:
+    def _whole_message(pastes: Pastes, attached: MessageWithFiles) -> str:
         return "\n\n".join([pastes.unfold(attached.message), *attached.blocks])
 
     # --- sending ---
@@ -366,7 +372,7 @@ class Composer(FoldingArea):
         number, pastes = self._reading, self.pastes.copy()
         said_yes = shown == self._asked
         as_text = shown == self._doubted or said_yes
-        names_server = any(server_of(mention.path) for mention in mentions(shown))
+        names_server = any(mentioned_server(mention.path) for mention in mentions(shown))
         servers = self._tools() if self._tools is not None and names_server else None
         sees = self._sees()
         self.read_only = True

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from chatterm.backends.backend import EngineError
 from chatterm.commands.registry import server_prompt
-from chatterm.conversation.attachments import server_of
+from chatterm.conversation.attachments import mentioned_server
 from chatterm.tools.mcp.catalog import known, writing
 from chatterm.tools.mcp.config import read_servers, servers_path
 from chatterm.tools.session import ToolSession
@@ -25,7 +25,7 @@ def server_names() -> list[str]:
 
 def found_resources(path: str, names: list[str]) -> list[FoundPath]:
     """What `@path` may become: a server, or a resource of one as far as they are known."""
-    server = server_of(path)
+    server = mentioned_server(path)
     if server not in names:
         begins = [name for name in names if path and name.lower().startswith(path.lower())]
         return [FoundPath(f"{name}:", True, "MCP server") for name in begins]
@@ -42,7 +42,7 @@ def found_resources(path: str, names: list[str]) -> list[FoundPath]:
 
 def unknown_server(path: str, names: list[str]) -> str:
     """The server of a mention of which nobody knows what it offers yet; "" for none."""
-    server = server_of(path)
+    server = mentioned_server(path)
     return server if server in names and server not in known() else ""
 
 

@@ -41,7 +41,7 @@ class SidePanel(Canvas):
 def panel_lines(live: Live, width: int, height: int = 0) -> list[Line]:
     """A section a subject, an empty line between two. Of `height` lines, sections that matter least are left out
     whole; 0 is any number."""
-    sections = [_head_of(live, width)]
+    sections = [_head_lines(live, width)]
     if live.phase == "loading":
         sections.append(_loading(live, width))
     elif live.phase == "absent":
@@ -59,7 +59,7 @@ def panel_lines(live: Live, width: int, height: int = 0) -> list[Line]:
     return lines
 
 
-def _head_of(live: Live, width: int) -> list[Line]:
+def _head_lines(live: Live, width: int) -> list[Line]:
     """What one talks about, and with whom."""
     title = wrap([(live.title, "strong")], width)[:3] if live.title else []
     return [

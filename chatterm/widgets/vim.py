@@ -20,7 +20,7 @@ _LONGEST = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class VimText:
     text: str
     at: int
 
@@ -29,7 +29,7 @@ class Text:
 class Vim:
     """One composer. `press` says whether the key was vim's; then `now` is what there is."""
 
-    now: Text = field(default_factory=lambda: Text("", 0))
+    now: VimText = field(default_factory=lambda: VimText("", 0))
     mode: Mode = "insert"
     start: int = 0
     """Where a selection began."""
@@ -38,22 +38,22 @@ class Vim:
     _kept: str = ""
     _kept_lines: bool = False
     """What was deleted or yanked last, and whether it was whole lines."""
-    _before: list[Text] = field(default_factory=list)
-    _after: list[Text] = field(default_factory=list)
+    _before: list[VimText] = field(default_factory=list)
+    _after: list[VimText] = field(default_factory=list)
     _repeat: str = ""
     """The keys of the last change, for `.`."""
     _repeat_typed: str = ""
     """What was typed with it."""
     _entered: str = ""
     """The keys that began insert mode."""
-    _typed_from: Text | None = field(default_factory=lambda: Text("", 0))
+    _typed_from: VimText | None = field(default_factory=lambda: VimText("", 0))
     """What there was when insert mode began."""
 
     def take(self, text: str, at: int) -> None:
         """The composer holds this now: somebody typed, or something was put there."""
         if self.mode != "insert" and text != self.now.text:
             self._keep_state()
-        self.now = Text(text, min(max(at, 0), len(text)))
+        self.now = VimText(text, min(max(at, 0), len(text)))
         if self.mode != "insert":
             self.now = replace(self.now, at=self._on(self.now.at))
 
@@ -235,7 +235,7 @@ class Vim:
             self._keep_state()
         if keys:
             self._repeat, self._repeat_typed = keys, ""
-        self.now = Text(text, self.now.at if at is None else at)
+        self.now = VimText(text, self.now.at if at is None else at)
         self.now = replace(self.now, at=self._on(min(self.now.at, len(text))))
 
     def _keep_state(self) -> None:
@@ -255,7 +255,7 @@ class Vim:
             self.press(key)
         if self.mode == "insert":
             text, at = self.now.text, self.now.at
-            self.now = Text(text[:at] + typed + text[at:], at + len(typed))
+            self.now = VimText(text[:at] + typed + text[at:], at + len(typed))
             self._leave_insert()
         self._repeat, self._repeat_typed = keys, typed
 
@@ -270,7 +270,7 @@ class Vim:
         first, _ = self._line(self.now.at)
         self.now = replace(self.now, at=self._on(max(self.now.at - 1, first)))
 
-    def _step(self, there: list[Text], back: list[Text]) -> None:
+    def _step(self, there: list[VimText], back: list[VimText]) -> None:
         if there:
             back.append(self.now)
             self.now = there.pop()

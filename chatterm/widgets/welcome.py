@@ -19,7 +19,7 @@ _KEYS = (
 )
 
 
-class Welcome(Canvas):
+class WelcomeView(Canvas):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._live: Live | None = None

@@ -53,7 +53,7 @@ class HostKV:
         self._pinning = Thread()
         self._over = False
         self._staging: Tensor | None = None
-        self.costs = Costs()
+        self.costs = PromptCosts()
         self.tell: Callable[[Offload | Restore | None], None] = lambda copy: None
         """Called before a block is copied, so that the other processes of a divided model copy theirs, too; with None
         when nothing will be copied any more."""
@@ -198,7 +198,7 @@ class HostKV:
 
 
 @dataclass(slots=True)
-class Costs:
+class PromptCosts:
     """The time per token of a prompt, in seconds; None: not measured yet."""
 
     brought: float | None = None
@@ -214,16 +214,16 @@ class Costs:
         return self.brought is None or self.computed is None or self.brought * FASTER <= self.computed
 
     @property
-    def if_cold(self) -> "Costs":
+    def if_cold(self) -> "PromptCosts":
         """The costs that count for a file that the system does not hold in memory."""
         return replace(self, brought=self.cold)
 
-    def learn(self, earlier: "Costs") -> None:
+    def learn(self, earlier: "PromptCosts") -> None:
         """Take over what an earlier run measured and this one has not, and the fastest computing."""
         self.brought, self.cold = self.brought or earlier.brought, self.cold or earlier.cold
         self.computed = min(filter(None, (self.computed, earlier.computed)), default=None)
 
-    def differ(self, others: "Costs", share: float) -> bool:
+    def differ(self, others: "PromptCosts", share: float) -> bool:
         """Return whether any time known here is unknown in `others`, or differs by more than `share` of itself."""
         names = "brought", "computed", "cold"
         pairs = [(getattr(self, name), getattr(others, name)) for name in names]

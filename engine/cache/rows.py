@@ -23,7 +23,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AnswerRows:
     """An answer as it was generated, and the tokens before it."""
 
     before: Sequence[int]
@@ -50,7 +50,7 @@ class Rows:
     next message, ..."""
     masked_until: int = 0
     """Rows before this one belong to turns with a hidden think span, so prefill cannot compute them again."""
-    said: Sequence[Said] = field(default=(), compare=False)
+    said: Sequence[AnswerRows] = field(default=(), compare=False)
     """The answers from which the masked rows were made, so that they can be made again."""
 
     @classmethod

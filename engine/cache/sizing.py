@@ -187,10 +187,10 @@ def offload_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> 
     """Return the most of `available` bytes of host memory for evicted blocks; None: a modest share of them."""
     if requested_gb is None:
         return min(int(available * OFFLOAD_SHARE), OFFLOAD_CACHES * kv_bytes)
-    return min(bytes_of(requested_gb), int(available * MOST_OFFLOAD_SHARE))
+    return min(gb_to_bytes(requested_gb), int(available * MOST_OFFLOAD_SHARE))
 
 
-def bytes_of(gb: float) -> int:
+def gb_to_bytes(gb: float) -> int:
     """Return the bytes of `gb` GB, which may be any number from 0 on: more than there is anywhere is as good."""
     return int(min(gb, MOST_GB) * 1e9)
 

@@ -17,7 +17,7 @@ class _Task:
     """Leading rows that the conversation has, too."""
 
 
-class Aside:
+class AsideRunner:
     """Asks one question at a time. Nobody waits for it. `stop` it before anything of the conversation is computed, so
     that the two are never in one batch."""
 

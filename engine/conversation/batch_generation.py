@@ -39,7 +39,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AnswerEnd:
     """The end of an answer."""
 
     answer: Answer
@@ -47,18 +47,18 @@ class Ended:
     """None: the request was stopped before it had a sequence."""
 
 
-Part = TokenEvent | Answer | Ended | EngineError | ModelError
+Part = TokenEvent | Answer | AnswerEnd | EngineError | ModelError
 """Results of a prompt in order: its Answer before the first token, its tokens, the end. An error also ends it."""
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningAnswer:
     sequence: Sequence
     answer: Answer = field(default_factory=Answer)
     has_begun: bool = False
 
 
-def prompt_of(
+def make_prompt(
     requests: Requests, messages: Items[Mapping[str, Any]], think: bool | None, params: SamplingParams
 ) -> Prompt:
     """Return the prompt that asks for an answer to `messages`, as `requests` makes it for clients.
@@ -71,13 +71,13 @@ def prompt_of(
     return Prompt(asked.rows, params, asked.inside_think, think is not False)
 
 
-class Several:
+class BatchGenerator:
     """Answers many prompts at the same time. Call `run` once; `stop` may be called from any thread."""
 
     def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
         self._events: SimpleQueue[tuple[int, TokenEvent | None]] = SimpleQueue()
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _RunningAnswer] = {}
         self._only: int | None = None
         self._stopped = False
         self._client = object()
@@ -100,7 +100,7 @@ class Several:
         has stopped.
         """
         source = enumerate(prompts)
-        held: tuple[int, Prompt, _Running | None] | None = None
+        held: tuple[int, Prompt, _RunningAnswer | None] | None = None
         done: set[int] = set()
         oldest, is_over = 0, False
         try:
@@ -136,7 +136,7 @@ class Several:
             for running in self._running.values():
                 running.sequence.cancelled = True
 
-    def _leader(self, rows: Rows) -> _Running | None:
+    def _leader(self, rows: Rows) -> _RunningAnswer | None:
         """Return a running request that is already computing a good part of these rows."""
         others = [running for running in self._running.values() if not running.has_begun]
         if not others:
@@ -160,14 +160,14 @@ class Several:
         else:
             yield self._ended(running)
 
-    def _start(self, index: int, prompt: Prompt) -> EngineError | Ended | None:
+    def _start(self, index: int, prompt: Prompt) -> EngineError | AnswerEnd | None:
         """Start a prompt. Return the part that ends it if it could not start, else None."""
         if self._stopped and index != self._only:
-            return Ended(Answer(finish_reason=FinishReason.CANCELLED))
+            return AnswerEnd(Answer(finish_reason=FinishReason.CANCELLED))
 
         def follow(sequence: Sequence) -> None:
             sequence.events = _Labelled(self._events, index)
-            self._running[index] = _Running(sequence)
+            self._running[index] = _RunningAnswer(sequence)
             if self._stopped and index != self._only:  # stopped in between
                 sequence.cancelled = True
 
@@ -181,16 +181,18 @@ class Several:
             return error
         return None
 
-    def _begun(self, running: _Running) -> Answer:
+    def _begun(self, running: _RunningAnswer) -> Answer:
         answer, sequence = running.answer, running.sequence
         answer.stats, answer.seed = sequence.stats(), sequence.seed
         answer.ends_at = sequence.params.max_tokens if sequence.params is not None else None
         return answer
 
-    def _ended(self, running: _Running) -> Ended | EngineError:
+    def _ended(self, running: _RunningAnswer) -> AnswerEnd | EngineError:
         sequence = running.sequence
         if sequence.error is None:
-            return Ended(ended(running.answer, sequence, sequence.stats(), self._engine.tokenizer), sequence)
+            return AnswerEnd(
+                ended(running.answer, sequence, sequence.stats(), self._engine.tokenizer), sequence
+            )
         error = sequence.error
         if self._engine.is_closed or not isinstance(error, EngineError):
             raise error

@@ -8,10 +8,10 @@ from threading import Thread
 from time import perf_counter
 
 from engine.cache.rows import Rows
-from engine.conversation.batch_generation import Ended, Part, Prompt, Several
+from engine.conversation.batch_generation import AnswerEnd, BatchGenerator, Part, Prompt
 from engine.conversation.cache_explainer import Explainer, Question
 from engine.conversation.history import IdleWork, ThinkCache
-from engine.conversation.import_turns import Adopter, thinking_of
+from engine.conversation.import_turns import Adopter, infer_thinking
 from engine.conversation.masked import restore
 from engine.conversation.settings import ChatSettings, Think
 from engine.conversation.turns import Answer, Turn, ended, gone_on, is_same, joined
@@ -47,7 +47,7 @@ class Chat(ChatSettings):
         self.owner: str | None = None
         """The name under which the conversation is kept on disk; None: it is not kept."""
         self._running: Sequence | None = None
-        self._several: Several | None = None
+        self._several: BatchGenerator | None = None
         """The candidates being answered, if any."""
         self._stopped = False
         self._hurried: Sequence | None = None
@@ -130,7 +130,7 @@ class Chat(ChatSettings):
         not change; to continue with one of the answers, `load` it. They share the prompt's rows. Raises as `send` does.
         """
         self._stopped = False
-        self._several = Several(self._engine)
+        self._several = BatchGenerator(self._engine)
         return self._candidates(self._several, text, count, params or self._engine.default_params())
 
     def stop(self, but: int | None = None) -> None:
@@ -158,8 +158,8 @@ class Chat(ChatSettings):
         """Replace the history with these turns. `settle` makes them present.
 
         An answer keeps its token ids if they are tokens of this model that spell exactly its text
-        (`engine/conversation/import_turns.py`); otherwise its text is tokenised. An answer without a finish reason was cut off
-        by a crash while it was sampled with `params`; it may have been complete.
+        (`engine/conversation/import_turns.py`); otherwise its text is tokenised. An answer without a finish reason was
+        cut off by a crash while it was sampled with `params`; it may have been complete.
         """
         self._idle.stop()
         known = dict(enumerate(self.turns))
@@ -246,7 +246,7 @@ class Chat(ChatSettings):
         yield from self._answer(before, turn, params, turn)
 
     def _candidates(
-        self, several: Several, text: str, count: int, params: SamplingParams
+        self, several: BatchGenerator, text: str, count: int, params: SamplingParams
     ) -> Iterator[tuple[int, Part]]:
         if not text.strip():
             raise EngineError("The message is empty; write something first.")
@@ -263,7 +263,7 @@ class Chat(ChatSettings):
         )
         try:
             for index, part in several.run(prompts):
-                if isinstance(part, Ended) and part.sequence is not None:
+                if isinstance(part, AnswerEnd) and part.sequence is not None:
                     self._read_calls(part.answer)
                     self._explain(Turn(text, part.answer, opening), asks, part.sequence)
                     self._show(part.answer, part.sequence)
@@ -332,7 +332,7 @@ class Chat(ChatSettings):
         """Queue the prompt, after restoring evicted rows of masked turns."""
         think = self._thinking
         if unfinished is not None:
-            think = thinking_of(self._format, unfinished.opening, think)
+            think = infer_thinking(self._format, unfinished.opening, think)
         earlier = [] if unfinished is None else unfinished.answer.token_ids
         rows = self._prompt_rows(before, asked.user, think, exact, len(earlier), asked.results)
         turn = Turn(asked.user, Answer(), self._format.openings[think], asked.results)

@@ -10,7 +10,7 @@ from engine.cache.offload import common_prefix
 from engine.cache.rows import Rows
 from engine.core import EngineCore
 from engine.errors import EngineError
-from engine.events import Chunk
+from engine.events import CachedChunk
 from engine.schedule.loop import Loop
 from engine.schedule.sequence import Priority, Sequence
 
@@ -44,7 +44,7 @@ class Chunks:
         self._loop = loop
         self._lock = Lock()
         self._kept: dict[str, _Kept] = {}
-        self._seen: tuple[Chunk, ...] = ()
+        self._seen: tuple[CachedChunk, ...] = ()
         self._looking = False
 
     def keep(self, tokens: Items[int], name: str, wait: bool = False, owner: str | None = None) -> None:
@@ -92,11 +92,11 @@ class Chunks:
         self._loop.post(lambda: self._blocks.keep(name, None))
         return True
 
-    def list(self) -> list[Chunk]:
+    def list(self) -> list[CachedChunk]:
         """Return every chunk, in the order in which they were kept."""
         return [*self._loop.call(self._standing)]
 
-    def look(self) -> tuple[Chunk, ...]:
+    def look(self) -> tuple[CachedChunk, ...]:
         """Return the chunks as of the last look, at once, and have them looked at again between two steps."""
         if self._kept and not self._looking:
             self._looking = True
@@ -108,12 +108,12 @@ class Chunks:
                 self._loop.post(job)
         return self._seen if self._kept else ()
 
-    def _standing(self) -> tuple[Chunk, ...]:
+    def _standing(self) -> tuple[CachedChunk, ...]:
         """Return the state of every chunk. Call it on the loop's thread."""
         with self._lock:
             kept = list(self._kept.items())
         blocks, token_bytes = self._blocks, self._engine.kv_token_bytes
-        found: list[Chunk] = []
+        found: list[CachedChunk] = []
         before: list[list[int]] = []
         for name, one in kept:
             ids, keys = one.rows.token_ids, one.rows.keys
@@ -121,7 +121,7 @@ class Chunks:
             present, branches = blocks.match(keys), blocks.branches(keys)
             on_disk = self._engine.taken_on_disk(one.owner) if one.owner is not None else 0
             about = len(ids), one.pinned, present, shared, branches, token_bytes, one.is_read, on_disk
-            found.append(Chunk(name, *about))
+            found.append(CachedChunk(name, *about))
             before.append(ids)
         return tuple(found)
 

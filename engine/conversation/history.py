@@ -9,12 +9,12 @@ from threading import Thread
 from typing import Any, Literal
 
 from engine.cache.offload import common_prefix
-from engine.cache.rows import Rows, Said
-from engine.conversation.masked import hide_last, prompt_of, restore
+from engine.cache.rows import AnswerRows, Rows
+from engine.conversation.masked import hide_last, masked_prompt, restore
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.template_prompt import Rendering
 from engine.conversation.thinking_visibility import Views
-from engine.conversation.tools import ToolUse, has_calls, messages_of
+from engine.conversation.tools import ToolUse, has_calls, to_messages
 from engine.conversation.turns import Turn, spoken
 from engine.core import EngineCore, Follow
 from engine.errors import EngineError
@@ -128,7 +128,10 @@ class History:
         rendering = self._rendering(think)
         if self.policy == "mask" and not exact:
             found = rendering.as_generated(messages, answers, before_next)
-            if found is not None and (rows := prompt_of(*found)).next_position < self._engine.max_positions:
+            if (
+                found is not None
+                and (rows := masked_prompt(*found)).next_position < self._engine.max_positions
+            ):
                 return rows
         make = rendering.before_next if before_next else rendering.prompt
         return Rows.of(make(messages, answers))
@@ -136,7 +139,7 @@ class History:
     def _messages(
         self, turns: Items[Turn], text: str | None = None, results: Items[str] = ()
     ) -> tuple[list[dict[str, Any]], dict[int, Turn]]:
-        messages, answers = messages_of(self.system, turns, text, results)
+        messages, answers = to_messages(self.system, turns, text, results)
         fitted = self._format.with_system(self.system, messages)
         left_out = len(messages) - len(fitted)
         return fitted, {index - left_out: answer for index, answer in answers.items()}
@@ -153,7 +156,7 @@ class History:
 
     def _rows(self, turns: Items[Turn], segments: list[list[int]], exact: bool) -> Rows:
         if self.policy == "mask" and not exact:
-            rows = prompt_of(self._said(turns, segments), segments[-1])
+            rows = masked_prompt(self._said(turns, segments), segments[-1])
             if rows.next_position < self._engine.max_positions:
                 return rows
         rows = Rows()
@@ -165,13 +168,13 @@ class History:
         rows.extend(segments[-1])
         return rows
 
-    def _said(self, turns: Items[Turn], segments: list[list[int]]) -> list[Said]:
+    def _said(self, turns: Items[Turn], segments: list[list[int]]) -> list[AnswerRows]:
         header = self._format.header
         return [spoken(turn, segment, header) for turn, segment in zip(turns, segments, strict=False)]
 
 
 @dataclass(slots=True)
-class _Task:
+class _IdleTask:
     """A piece of idle work, and the sequence that does it."""
 
     rows: Rows = field(default_factory=Rows)
@@ -188,7 +191,7 @@ class IdleWork:
 
     def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
-        self._task = _Task()
+        self._task = _IdleTask()
         self._reached = 0
         self._is_short = False
         """Whether the last answer was stopped during its prompt, when `_reached` rows were present."""
@@ -217,7 +220,7 @@ class IdleWork:
         engine = self._engine
         if not rows or len(rows) > engine.context_length:
             return
-        task = self._begin(_Task(rows, len(rows) if draft_start is None else draft_start))
+        task = self._begin(_IdleTask(rows, len(rows) if draft_start is None else draft_start))
         if rows.masked_until and engine.cached_rows(rows) < rows.masked_until:
             # Masked turns are restored one after the other, and a thread has to wait for each.
             thread = Thread(target=self._restore, args=(task, rows), name="restore", daemon=True)
@@ -246,7 +249,7 @@ class IdleWork:
         if len(rows) + 1 >= engine.context_length or rows.next_position + 1 >= engine.max_positions:
             return
         sequence = Sequence(rows, Priority.IDLE, replace(params, max_tokens=1), output, origin=self.pause)
-        self._begin(_Task(rows, rows.message_start, sequence, asked=asked))
+        self._begin(_IdleTask(rows, rows.message_start, sequence, asked=asked))
         engine.submit(sequence)
         if wait:
             sequence.finished.wait()
@@ -260,7 +263,7 @@ class IdleWork:
         if sequence is None or task.cancelled or task.asked is None or task.asked != asked:
             self.stop()
             return None
-        self._task = _Task()
+        self._task = _IdleTask()
         is_done, is_admitted, computed = sequence.finished.is_set(), sequence.admitted, sequence.computed
         if not is_done:
             self._engine.promote(sequence)
@@ -284,7 +287,7 @@ class IdleWork:
         if task.sequence is not None:
             task.sequence.cancelled = True
 
-    def _begin(self, task: _Task) -> _Task:
+    def _begin(self, task: _IdleTask) -> _IdleTask:
         """Make `task` the current work; forget the rows of the draft before that are not part of it."""
         before, self._task = self._task, task
         self._is_short = self._is_short and task.sequence is None
@@ -293,7 +296,7 @@ class IdleWork:
         self._engine.pin(task.rows)
         return task
 
-    def _restore(self, task: _Task, rows: Rows) -> None:
+    def _restore(self, task: _IdleTask, rows: Rows) -> None:
         def follow(sequence: Sequence) -> None:
             self._follow(task, sequence)
 
@@ -302,7 +305,7 @@ class IdleWork:
             if restore(self._engine, rows, owner) and not task.cancelled:
                 self._engine.warm_rows(rows, owner)
 
-    def _follow(self, task: _Task, sequence: Sequence) -> None:
+    def _follow(self, task: _IdleTask, sequence: Sequence) -> None:
         task.sequence = sequence
         self._is_short = False
         if task.cancelled:

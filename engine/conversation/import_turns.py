@@ -32,7 +32,7 @@ class Adopter:
         opening = list(turn.opening) if self.format.is_opening(turn.opening) else []
         answer = turn.answer
         if answer.token_ids and all(0 <= id < self.engine.vocab_size for id in answer.token_ids):
-            inside = self.format.inside[thinking_of(self.format, opening, self.think)]
+            inside = self.format.inside[infer_thinking(self.format, opening, self.think)]
             kept, answer = self._checked(answer, inside)
             if kept:
                 return Turn(turn.user, answer, opening, turn.results)
@@ -92,7 +92,7 @@ def _finish(ended: bool, stopped: bool, is_long: bool) -> FinishReason:
     return FinishReason.LENGTH if is_long else FinishReason.CANCELLED
 
 
-def thinking_of(format: PromptFormat, opening: list[int], think: bool | None) -> bool | None:
+def infer_thinking(format: PromptFormat, opening: list[int], think: bool | None) -> bool | None:
     """Return the setting under which a turn with this `opening` was generated; `think` if that cannot be told."""
     settings = (think, None, False, True)
     return next((setting for setting in settings if format.openings[setting] == opening), think)

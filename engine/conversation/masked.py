@@ -4,16 +4,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from engine.cache.blocks import OutOfBlocksError
-from engine.cache.rows import Rows, Said, Span
+from engine.cache.rows import AnswerRows, Rows, Span
 from engine.core import EngineCore
 from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import ANYBODY, Owner
 
-Hide = Callable[[Rows, Items[Span], Said], Rows | None]
+Hide = Callable[[Rows, Items[Span], AnswerRows], Rows | None]
 """Returns rows without these spans, which leave the view after that answer; None if that fails."""
 
 
-def rows_of(said: Items[Said], hide: Hide = lambda rows, spans, _: rows.hide(spans)) -> Rows | None:
+def masked_rows(said: Items[AnswerRows], hide: Hide = lambda rows, spans, _: rows.hide(spans)) -> Rows | None:
     """Return the rows of these answers and of the tokens before them; None if `hide` returns None."""
     rows, edges = Rows(), list[int]()
     spans: list[Span] = []
@@ -34,9 +34,9 @@ def rows_of(said: Items[Said], hide: Hide = lambda rows, spans, _: rows.hide(spa
     return rows
 
 
-def prompt_of(said: Items[Said], then: Items[int]) -> Rows:
+def masked_prompt(said: Items[AnswerRows], then: Items[int]) -> Rows:
     """Return the rows of these answers, and of the tokens `then` after them."""
-    rows = rows_of(said)
+    rows = masked_rows(said)
     assert rows is not None
     rows.extend(after(rows, then))
     return rows
@@ -51,25 +51,25 @@ def restore(engine: EngineCore, rows: Rows, owner: Owner = ANYBODY) -> bool:
     if engine.cached_rows(rows) >= rows.masked_until:
         return True
 
-    def hide(before: Rows, spans: Items[Span], _: Said) -> Rows | None:
+    def hide(before: Rows, spans: Items[Span], _: AnswerRows) -> Rows | None:
         return _hidden(engine, before, spans, owner)
 
-    return rows_of(rows.said, hide) is not None
+    return masked_rows(rows.said, hide) is not None
 
 
-def hide_last(engine: EngineCore, said: Items[Said], keep_rows: bool) -> None:
+def hide_last(engine: EngineCore, said: Items[AnswerRows], keep_rows: bool) -> None:
     """Hide what leaves the view after the last of these answers, unless that requires computing earlier answers.
 
     `keep_rows`: as in `Engine.hide`. Raises EngineError if hiding fails.
     """
-    before = rows_of(said[:-1])
+    before = masked_rows(said[:-1])
     if before is None or engine.cached_rows(before) < before.masked_until:
         return
 
-    def hide(rows: Rows, spans: Items[Span], one: Said) -> Rows | None:
+    def hide(rows: Rows, spans: Items[Span], one: AnswerRows) -> Rows | None:
         return rows.hide(spans) if one is not said[-1] else _hidden(engine, rows, spans, ANYBODY, keep_rows)
 
-    rows_of(said, hide)
+    masked_rows(said, hide)
 
 
 def after(rows: Rows, segment: Items[int]) -> Items[int]:

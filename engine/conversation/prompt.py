@@ -25,14 +25,14 @@ from engine.errors import EngineError
 from engine.schedule.channels import ChannelTracker
 from engine.schedule.reasoning import ThinkTracker
 from models.errors import ModelError
-from models.text.tokenizer import Message, Piece, Tokenizer
+from models.text.tokenizer import Message, PromptPiece, Tokenizer
 
 COMPLETES = "This model completes text and has no chat format: it continues the conversation as one text."
 SYSTEM_IN_MESSAGE = (
     "This model takes no system prompt, so yours is put before your first message, with a blank line between."
 )
 
-_Text = tuple[tuple[Piece, ...], int | None]
+_Text = tuple[tuple[PromptPiece, ...], int | None]
 """Pieces of text, and the token before them."""
 
 _EDGE = 4
@@ -110,22 +110,22 @@ class PromptFormat:
         glue = self._glue([role for role, _ in messages], generate, think)
         contents: dict[tuple[str, str, bool], str] = {}
         left = iter(answers)
-        parts: list[list[Piece]] = [[Piece(glue[0], typed=False)]]
+        parts: list[list[PromptPiece]] = [[PromptPiece(glue[0], typed=False)]]
         follows: list[int | None] = [None]
         for index, ((role, text), after) in enumerate(zip(messages, glue[1:], strict=True)):
             if role == "assistant":
                 answer = next(left)
                 before = parts[-1].pop().text
                 parts[-1].append(
-                    Piece(before[: len(before) - self._spoken_before(answer, before)], typed=False)
+                    PromptPiece(before[: len(before) - self._spoken_before(answer, before)], typed=False)
                 )
                 parts.append([])
                 follows.append(next(reversed(answer.content_ids), None))
                 after = after[self._spoken_after(answer, after, contents) :]
             elif text:
                 content = self._content(role, text, role == "user" and index == 1 and apart, contents)
-                parts[-1].append(Piece(content, typed=True))
-            parts[-1].append(Piece(after, typed=False))
+                parts[-1].append(PromptPiece(content, typed=True))
+            parts[-1].append(PromptPiece(after, typed=False))
         if not generate:
             parts[-1].pop()  # the glue after the next message
         # Remember only what this call and the one before used, because drafts come and go.
@@ -154,17 +154,19 @@ class PromptFormat:
         then = self._tokenizer.decode(empty[empty.index(end) + 1 :]) if known else markers.after_close
         break_before = "" if self._tokenizer.decode(thought).endswith("\n") else markers.before_close
         closing = f"{break_before}{self._tokenizer.decode([end], skip_special=False)}{then}"
-        return self._tokenizer.encode_pieces([Piece(closing, typed=False)], thought[-1] if thought else start)
+        return self._tokenizer.encode_pieces(
+            [PromptPiece(closing, typed=False)], thought[-1] if thought else start
+        )
 
     def answer_ids(self, text: str) -> list[int]:
         """Return the tokens of an answer known only as text, as the template writes it."""
-        content = Piece(self._content("assistant", text), typed=True)
+        content = PromptPiece(self._content("assistant", text), typed=True)
         if not content.text:
             return []
         before = self._glue(["user", "assistant", "user"], False, None)[1]
         encode = self._tokenizer.encode_pieces
-        alone = encode([Piece(before.removesuffix(self._lead), typed=False)])
-        together = encode([Piece(before, typed=False), content])
+        alone = encode([PromptPiece(before.removesuffix(self._lead), typed=False)])
+        together = encode([PromptPiece(before, typed=False), content])
         if together[: len(alone)] == alone:
             return together[len(alone) :]
         return encode([content], next(reversed(alone), None))
@@ -362,7 +364,7 @@ class PromptFormat:
 
     def _segments(
         self,
-        parts: Sequence[Sequence[Piece]],
+        parts: Sequence[Sequence[PromptPiece]],
         follows: Sequence[int | None],
         known: dict[_Text, list[int]],
         used: dict[_Text, list[int]],
@@ -372,7 +374,7 @@ class PromptFormat:
         `follows` has the last of the ids before each part; None if there are none.
         """
 
-        def encode(pieces: Sequence[Piece], after: int | None) -> list[int]:
+        def encode(pieces: Sequence[PromptPiece], after: int | None) -> list[int]:
             text = (tuple(pieces), after)
             ids = used[text] = known.get(text) or self._tokenizer.encode_pieces(pieces, after)
             return ids

@@ -1,7 +1,7 @@
 """Answers clients that send the whole conversation with every message.
 
-Answers that they send back are replaced by the ids that were sampled (`engine/conversation/token_recall.py`), so a prompt
-continues from the cached rows. The probable beginning of the next prompt is warmed in idle time.
+Answers that they send back are replaced by the ids that were sampled (`engine/conversation/token_recall.py`), so a
+prompt continues from the cached rows. The probable beginning of the next prompt is warmed in idle time.
 """
 
 from collections import deque
@@ -18,11 +18,11 @@ from typing import Any
 from engine.cache.rows import Rows
 from engine.conversation.history import History, ThinkCache
 from engine.conversation.import_turns import Adopter
-from engine.conversation.masked import hide_last, prompt_of, restore
+from engine.conversation.masked import hide_last, masked_prompt, restore
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.template_prompt import Rendering
 from engine.conversation.thinking_visibility import Views
-from engine.conversation.token_recall import Calls, Place, Recall
+from engine.conversation.token_recall import AnswerPlace, Calls, Recall
 from engine.conversation.turns import Answer, Turn, ended
 from engine.core import EngineCore
 from engine.errors import EngineError, check_room
@@ -42,12 +42,12 @@ which it must not hold up."""
 
 
 @dataclass(slots=True)
-class Asked:
+class PreparedPrompt:
     """A prompt, and what is needed to process its answer."""
 
     rows: Rows
     inside_think: bool = False
-    place: Place | None = None
+    place: AnswerPlace | None = None
     """The place of its answer; None: it is not a conversation."""
     history: History | None = None
     turns: tuple[Turn, ...] = ()
@@ -97,7 +97,7 @@ class Requests:
         tools: Sequence[Mapping[str, Any]] = (),
         names: Mapping[str, Any] | None = None,
         shown: frozenset[int] = frozenset(),
-    ) -> Asked:
+    ) -> PreparedPrompt:
         """Return the prompt that asks for an answer to `messages`, which have the form chat templates expect.
 
         `tools` are those that the model may call, `names` additional variables for the template. Raises ModelError if
@@ -105,7 +105,7 @@ class Requests:
         """
         if not messages or messages[-1]["role"] == "assistant":
             raise EngineError("There is nothing to answer; end the messages with one from the user.")
-        place = Place(tools=tools, names=names)
+        place = AnswerPlace(tools=tools, names=names)
         answers: dict[int, Turn] = {}
         for index, message in enumerate(messages):
             found = self._recalled(place, message) if message["role"] == "assistant" else None
@@ -120,7 +120,7 @@ class Requests:
             system, said, text = dialogue
             turns = self._turns(format, said, answers, 1 if system is None else 2, params, think)
             history = History(self._engine, format, system, self._think_cache)
-            asked = Asked(
+            asked = PreparedPrompt(
                 Rows(),
                 format.inside[think],
                 place,
@@ -135,7 +135,7 @@ class Requests:
             return self._with_rows(asked, history.prompt(turns, text, think))
         rendering = Rendering(self._engine.tokenizer, think, tools, names, self._views)
         rows = self._rendered(rendering, messages, answers)
-        asked = Asked(
+        asked = PreparedPrompt(
             Rows(),
             self._format.opens_think(rows.token_ids),
             place,
@@ -149,7 +149,7 @@ class Requests:
         )
         return self._with_rows(asked, rows)
 
-    def _with_rows(self, asked: Asked, rows: Rows) -> Asked:
+    def _with_rows(self, asked: PreparedPrompt, rows: Rows) -> PreparedPrompt:
         if rows.masked_until and not restore(self._engine, rows):
             return self.exactly(asked)
         return replace(asked, rows=rows)
@@ -163,12 +163,15 @@ class Requests:
     ) -> Rows:
         if self._think_cache == "mask":
             found = rendering.as_generated(messages, answers, before_next)
-            if found is not None and (rows := prompt_of(*found)).next_position < self._engine.max_positions:
+            if (
+                found is not None
+                and (rows := masked_prompt(*found)).next_position < self._engine.max_positions
+            ):
                 return rows
         make = rendering.before_next if before_next else rendering.prompt
         return Rows.of(make(messages, answers))
 
-    def exactly(self, asked: Asked) -> Asked:
+    def exactly(self, asked: PreparedPrompt) -> PreparedPrompt:
         """Return the same prompt without masked turns, for use if their rows were evicted."""
         if asked.rendering is not None:
             return replace(asked, rows=Rows.of(asked.rendering.prompt(asked.messages, asked.answers)))
@@ -186,20 +189,20 @@ class Requests:
             format = self._formats[key] = PromptFormat(self._engine.tokenizer, names)
         return format
 
-    def _recalled(self, place: Place, message: Mapping[str, Any]) -> Turn | None:
+    def _recalled(self, place: AnswerPlace, message: Mapping[str, Any]) -> Turn | None:
         """Return the answer that a client sends back, unless the client has changed its thinking."""
         turn = self._recall.find(place.key(message["content"], _calls(message)))
         thought = message.get("reasoning_content", "").strip()
         return turn if turn is None or not thought or thought == turn.answer.reasoning.strip() else None
 
-    def completes(self, prompt: str | Sequence[int]) -> Asked:
+    def completes(self, prompt: str | Sequence[int]) -> PreparedPrompt:
         """Return a prompt of this text, in which control tokens count as such, or of these ids. Raises ModelError."""
         ids = self._engine.tokenizer.completes(prompt) if isinstance(prompt, str) else list(prompt)
-        return Asked(Rows.of(ids), self._format.opens_think(ids))
+        return PreparedPrompt(Rows.of(ids), self._format.opens_think(ids))
 
     def begin(
         self,
-        asked: Asked,
+        asked: PreparedPrompt,
         params: SamplingParams,
         number: int,
         take: Take,
@@ -214,7 +217,7 @@ class Requests:
         check_room(len(asked.rows) + 1, self._engine.context_length, goes_on=False)
 
         def follow(sequence: Running) -> None:
-            sequence.events = _Told(take, number)
+            sequence.events = _EventQueue(take, number)
             sequence.cancelled = cancelled
 
         (seed,) = seeds(params.seed, number + 1)[number:]
@@ -223,7 +226,9 @@ class Requests:
             asked.rows.copy(), replace(params, seed=seed), output, None, 0, follow, client
         )
 
-    def leader(self, asked: Asked, running: Sequence[Running], client: Hashable = None) -> Running | None:
+    def leader(
+        self, asked: PreparedPrompt, running: Sequence[Running], client: Hashable = None
+    ) -> Running | None:
         """Return a running request that is computing a good part of this prompt; a request that begins after its first
         token finds those rows.
 
@@ -245,7 +250,7 @@ class Requests:
         )
 
     def over(
-        self, asked: Asked, sequence: Running, said: Answer, calls: Calls = (), settles: bool = True
+        self, asked: PreparedPrompt, sequence: Running, said: Answer, calls: Calls = (), settles: bool = True
     ) -> None:
         """Record an answer that has ended. `said` has its texts, without the `calls`.
 
@@ -319,7 +324,7 @@ def _count_before(running: Iterable[Running], client: Hashable, created: float) 
     return sum(1 for one in running if one.client == client is not None and one.created < created)
 
 
-class _Told(SimpleQueue[TokenEvent | None]):
+class _EventQueue(SimpleQueue[TokenEvent | None]):
     """Passes each item on to `take`."""
 
     def __init__(self, take: Take, number: int) -> None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, cast
 
-from engine.cache.rows import Said
+from engine.cache.rows import AnswerRows
 from engine.conversation.thinking_visibility import Unseen, Views, leaving
-from engine.conversation.token_recall import Place
+from engine.conversation.token_recall import AnswerPlace
 from engine.conversation.turns import Turn
 from engine.errors import EngineError
 from engine.events import FinishReason
 from models.errors import ModelError
-from models.text.tokenizer import Message, Piece, Tokenizer
+from models.text.tokenizer import Message, PromptPiece, Tokenizer
 
 _SLOT = re.compile("\ue000([0-9]+)\ue001")
 _PLAIN = re.compile(r"[\w.-]{1,128}", re.ASCII)
@@ -42,7 +42,7 @@ class _Spoken:
     """The tokens generated before `ids` that the history leaves out; None: unknown."""
 
 
-Part = Piece | _Spoken
+Part = PromptPiece | _Spoken
 """Text of the template or of a message, or an answer whose ids are known."""
 
 
@@ -70,7 +70,7 @@ class Rendering:
 
     def as_generated(
         self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn], before_next: bool = False
-    ) -> tuple[list[Said], list[int]] | None:
+    ) -> tuple[list[AnswerRows], list[int]] | None:
         """Return the answers as they were generated, and the tokens after the last one, to make masked rows of them.
 
         Thinking leaves the view when the template first leaves it out of a prompt. Return None if the template leaves
@@ -97,12 +97,12 @@ class Rendering:
 
     def _said(
         self, parts: Sequence[Part], answers: Mapping[int, Turn], leaves: set[int]
-    ) -> tuple[list[Said], list[int]]:
-        said: list[Said] = []
-        pieces: list[Piece] = []
+    ) -> tuple[list[AnswerRows], list[int]]:
+        said: list[AnswerRows] = []
+        pieces: list[PromptPiece] = []
         follows: int | None = None
         for part in parts:
-            if isinstance(part, Piece):
+            if isinstance(part, PromptPiece):
                 pieces.append(part)
                 continue
             before = self.tokenizer.encode_pieces(pieces, follows)
@@ -110,13 +110,13 @@ class Rendering:
             # In channels the history ends a turn with another token.
             is_ended = answer.finish_reason is FinishReason.EOS and self.tokenizer.channels is None
             end = answer.token_ids[-1:] if is_ended else []
-            said.append(Said(before, part.unseen or [], [*part.ids, *end], part.index in leaves))
+            said.append(AnswerRows(before, part.unseen or [], [*part.ids, *end], part.index in leaves))
             pieces, follows = [], part.ids[-1]
         return said, self.tokenizer.encode_pieces(pieces, follows)
 
     def _hashes(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[bytes]:
         """Return a hash of everything before each message, and last of everything; each names a prompt."""
-        place = Place(tools=self.tools, names={**(self.names or {}), "think": self.think})
+        place = AnswerPlace(tools=self.tools, names={**(self.names or {}), "think": self.think})
         found = [place.key("")]
         for index, message in enumerate(messages):
             place.add(message)
@@ -131,7 +131,7 @@ class Rendering:
         calls = messages[-1].get("tool_calls")
         result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "x"} if calls else _PROBE
         parts = self._parts([*messages, result], answers)
-        last = max(at for at, part in enumerate(parts) if isinstance(part, Piece) and part.typed)
+        last = max(at for at, part in enumerate(parts) if isinstance(part, PromptPiece) and part.typed)
         return parts[:last]
 
     def _parts(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[Part]:
@@ -201,15 +201,15 @@ class Rendering:
         at = offset = 0
         while at < len(shown):
             if (body := bodies.get(at)) is not None and body.start >= offset:
-                parts += [Piece(glue[at][offset : body.start], typed=False), body.spoken]
+                parts += [PromptPiece(glue[at][offset : body.start], typed=False), body.spoken]
                 at, offset = body.last, body.end
                 continue
             owner = slots.owners[shown[at]]
             ids = answers[owner].answer.content_ids if slots.contents.get(owner) == shown[at] else []
-            spoken = _Spoken(owner, ids, None) if ids else Piece(said[at], typed=True)
-            parts += [Piece(glue[at][offset:], typed=False), spoken]
+            spoken = _Spoken(owner, ids, None) if ids else PromptPiece(said[at], typed=True)
+            parts += [PromptPiece(glue[at][offset:], typed=False), spoken]
             at, offset = at + 1, 0
-        return [*parts, Piece(glue[at][offset:], typed=False)]
+        return [*parts, PromptPiece(glue[at][offset:], typed=False)]
 
     def _bodies(
         self,
@@ -260,7 +260,7 @@ class Rendering:
         unseen, ids = self._unseen(turn, before), turn.answer.content_ids
         if not between:
             return _Spoken(index, ids, unseen)
-        lead = self.tokenizer.encode_pieces([Piece(between, typed=False)], next(reversed(unseen), None))
+        lead = self.tokenizer.encode_pieces([PromptPiece(between, typed=False)], next(reversed(unseen), None))
         if unseen[len(unseen) - len(lead) :] != lead:
             return None
         return _Spoken(index, [*lead, *ids], unseen[: len(unseen) - len(lead)])
@@ -383,9 +383,9 @@ class _Slots:
 
 def _encoded(tokenizer: Tokenizer, parts: Sequence[Part]) -> list[int]:
     ids: list[int] = []
-    pieces: list[Piece] = []
+    pieces: list[PromptPiece] = []
     for part in parts:
-        if isinstance(part, Piece):
+        if isinstance(part, PromptPiece):
             pieces.append(part)
         else:
             ids += tokenizer.encode_pieces(pieces, ids[-1] if ids else None)

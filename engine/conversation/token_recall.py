@@ -23,7 +23,7 @@ Calls = Sequence[tuple[str, Any]]
 """Names of functions, and their arguments as JSON values."""
 
 
-class Place:
+class AnswerPlace:
     """A hash of everything before an answer: the messages, and the ids of earlier answers."""
 
     def __init__(
@@ -51,9 +51,9 @@ class Place:
             named.update(b"\0c" + dumps(made, sort_keys=True).encode())
         return named.digest()
 
-    def copy(self) -> "Place":
+    def copy(self) -> "AnswerPlace":
         """Return a copy that can be extended independently."""
-        twin = Place.__new__(Place)
+        twin = AnswerPlace.__new__(AnswerPlace)
         twin._hash = self._hash.copy()
         return twin
 

@@ -29,7 +29,7 @@ def has_calls(turns: Items[Turn], results: Items[str] = ()) -> bool:
     return bool(results) or any(turn.results or turn.answer.calls for turn in turns)
 
 
-def messages_of(
+def to_messages(
     system: str | None, turns: Items[Turn], text: str | None = None, results: Items[str] = ()
 ) -> tuple[list[dict[str, Any]], dict[int, Turn]]:
     """Return the conversation as messages, and the turns whose ids are known, by the index of their answer.

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.cache.rows import Said
+from engine.cache.rows import AnswerRows
 from engine.events import FinishReason, Kind, TurnStats
 from engine.params import SamplingParams
 from engine.schedule.output import Output
 from engine.schedule.sequence import Sequence
-from models.text.pieces import Piece
+from models.text.pieces import PromptPiece
 from models.text.tokenizer import Tokenizer
 
 
@@ -62,7 +62,7 @@ class Turn:
     """The results of the previous answer's tool calls, if they are the message; `user` is then empty."""
 
 
-def spoken(turn: Turn, segment: list[int], header: list[int]) -> Said:
+def spoken(turn: Turn, segment: list[int], header: list[int]) -> AnswerRows:
     """Return a turn as it was generated.
 
     `segment` is the part of the history before the answer; `header` is the end of it with which the answer begins.
@@ -71,11 +71,11 @@ def spoken(turn: Turn, segment: list[int], header: list[int]) -> Said:
     first, last = (len(turn.opening) + at for at in answer.shown)
     if not header:
         ended = answer.finish_reason is FinishReason.EOS
-        return Said(segment, ids[:first], ids[first:] if ended else ids[first:last], leaves=True)
+        return AnswerRows(segment, ids[:first], ids[first:] if ended else ids[first:last], leaves=True)
     size = len(header)
     thought = next((at for at in range(first - size, -1, -1) if ids[at : at + size] == header), first)
     # The history ends the turn with another token.
-    return Said(segment[: len(segment) - size], ids[:thought], [*header, *ids[first:last]], leaves=True)
+    return AnswerRows(segment[: len(segment) - size], ids[:thought], [*header, *ids[first:last]], leaves=True)
 
 
 def ended(answer: Answer, sequence: Sequence, stats: TurnStats, tokenizer: Tokenizer) -> Answer:
@@ -109,7 +109,7 @@ def _before_stop(ids: list[int], output: Output, tokenizer: Tokenizer) -> list[i
     rest = texts[at][:-cut]
     while at > 0 and not texts[at - 1] and tokenizer.is_text(ids[at - 1]):
         at -= 1  # these begin the first character of the rest
-    return ids[:at] + tokenizer.encode_pieces([Piece(rest, typed=True)], after=ids[max(at - 1, 0)])
+    return ids[:at] + tokenizer.encode_pieces([PromptPiece(rest, typed=True)], after=ids[max(at - 1, 0)])
 
 
 def joined(first: TurnStats | None, last: Sequence) -> TurnStats:

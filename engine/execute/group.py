@@ -31,7 +31,7 @@ LOST = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All ranks of one model (see `models.reference.collective.Peers`). Not torch's default group: there may be more."""
+    """Hold all ranks of one model. Not torch's default group: there may be more than one."""
 
     group: Any
     """The torch process group."""

@@ -23,7 +23,7 @@ from engine.execute.cuda.plain_modules import plain_modules
 from engine.kernels.native.library import NativeError, Pool
 from models.network import Network
 from models.reference.attention import Attention
-from models.reference.collective import Peers
+from models.reference.collective import Collective
 from models.reference.decoder import Decoder as Reference
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from engine.execute.cuda.prefill import Sums
 
 
-class Decoder(Protocol):
+class DecoderModule(Protocol):
     """The part of a network that the runner calls (see `models/reference/decoder.py`)."""
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
@@ -55,11 +55,11 @@ class Runner:
         backend: AttentionBackend,
         device: torch.device,
         on_host: HostExperts | None = None,
-        peers: Peers | None = None,
+        peers: Collective | None = None,
     ) -> None:
         """`on_host` computes the experts in host memory while the GPU computes the rest. `peers` are the processes that
         compute the other parts of a divided network."""
-        self._model: Decoder = plain_modules(network, None if on_host is None else on_host.mix, peers)
+        self._model: DecoderModule = plain_modules(network, None if on_host is None else on_host.mix, peers)
         self._on_host = on_host
         self._peers = peers
         self.together: Callable[[StepBatch], AbstractContextManager[None]] = lambda batch: nullcontext()

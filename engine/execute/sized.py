@@ -26,7 +26,7 @@ from engine.cache.sizing import (
 )
 from engine.cache.window import Window
 from engine.device import available_memory
-from engine.execute.cuda.all_reduce_layout import MOST_ROWS, Plan
+from engine.execute.cuda.all_reduce_layout import MOST_ROWS, AllReduceLayout
 from engine.execute.cuda.host_experts import HostExperts, without_experts
 from engine.execute.cuda.plain_modules import plain_modules
 from engine.execute.group import Group
@@ -131,6 +131,8 @@ def _computing(
         found += GRAPH_BYTES * (1 + has_draft)
         found += EXPANDING_BYTES if on_host is not None else 0
         found += EXPANDED_BYTES if row.is_quantised else 0
-        return found + (Plan.of(network, MOST_ROWS, rows).nbytes if network.share is not None else 0)
+        return found + (
+            AllReduceLayout.of(network, MOST_ROWS, rows).nbytes if network.share is not None else 0
+        )
 
     return computing

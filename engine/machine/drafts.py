@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.errors import EngineError
-from engine.machine.memory_check import need_of
+from engine.machine.memory_check import memory_need
 from models.errors import ModelError
 from models.files import ModelFiles
 from models.hub.catalogue import drafts_for
@@ -33,7 +33,7 @@ def draft_pairs(device: str) -> tuple[DraftPair, ...]:
         if draft is None:
             continue
         with suppress(ModelError, EngineError):
-            mine, more = (need_of(files, device, "auto", "auto", None) for files in (model.files, draft))
+            mine, more = (memory_need(files, device, "auto", "auto", None) for files in (model.files, draft))
             whole = mine.weights + mine.beside + more.weights + more.beside
             found.append(DraftPair(model.name, draft.name, more.weights, more.beside, whole <= mine.free))
     return tuple(found)

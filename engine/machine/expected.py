@@ -10,11 +10,11 @@ from engine.cache.kv_rows import token_bytes
 from engine.cache.sizing import SHORT_CONTEXT, KVPlan, expected_plan, weight_room
 from engine.errors import EngineError
 from engine.execute.compatibility import not_fused, not_native, not_on_host
-from engine.machine.shapes import shape_of
+from engine.machine.shapes import known_shape
 from models.hub.catalogue import CHECKPOINT_BYTES, HUB_FILES, WHEELS
 from models.load import HOST_SHARE, needed_bytes
 from models.spec import Experts, ModelSpec
-from models.weights.placement import Placement, experts_of, place_experts
+from models.weights.placement import Placement, expert_layers, place_experts
 from models.weights.slots import parameters, slots
 from models.weights.too_large import INT4_BYTES
 
@@ -124,7 +124,7 @@ def catalogue_speed(name: str, here: Here) -> Speed:
     model = file.model if file is not None else name
     blocks = wheel.gguf_bytes if wheel is not None else CHECKPOINT_BYTES.get(name)
     blocks = file.bytes if file is not None else blocks
-    found = speed_here(name, shape_of(model), here, blocks)
+    found = speed_here(name, known_shape(model), here, blocks)
     download = wheel.wheel_bytes if wheel is not None else blocks or 2 * found.parameters
     return replace(found, download_bytes=download)
 
@@ -234,7 +234,7 @@ def _split(spec: ModelSpec, here: Here, blocks: int | None) -> Placement | None:
     if here.free is None or here.host_free is None or not_on_host(spec) is not None:
         return None
     experts, needed = (
-        experts_of(slots(spec), here.dtype, {}, {}),
+        expert_layers(slots(spec), here.dtype, {}, {}),
         needed_bytes(spec, here.dtype, spec.max_positions),
     )
     if blocks is not None:

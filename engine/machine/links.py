@@ -28,7 +28,7 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitSpeed:
     """The estimated tokens/s of a model at batch 1, on one GPU and divided."""
 
     name: str
@@ -45,13 +45,13 @@ def find_links() -> Links | None:
     command = ["nvidia-smi", "topo", "-m"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
-        kinds = kinds_of(done.stdout, count)
+        kinds = parse_links(done.stdout, count)
     except (OSError, subprocess.TimeoutExpired):
         kinds = ()
     return Links(count, kinds, direct)
 
 
-def kinds_of(topology: str, count: int) -> tuple[str, ...]:
+def parse_links(topology: str, count: int) -> tuple[str, ...]:
     """Parse the output of `nvidia-smi topo -m`: the links between the first `count` GPUs, each kind once, sorted."""
     found: set[str] = set()
     for line in topology.splitlines():
@@ -62,7 +62,7 @@ def kinds_of(topology: str, count: int) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def split(speed: Speed, spec: ModelSpec, here: Here, count: int) -> Split | None:
+def split(speed: Speed, spec: ModelSpec, here: Here, count: int) -> SplitSpeed | None:
     """Estimate the speed on `count` GPUs like this one; None if it is unknown."""
     if speed.tokens_per_s is None or not speed.fits:
         return None
@@ -72,4 +72,4 @@ def split(speed: Speed, spec: ModelSpec, here: Here, count: int) -> Split | None
         max(1 / speed.tokens_per_s - layers * alone.layer_s, 0.0) * alone.efficiency / together.efficiency
     )
     seconds = reading / count + layers * (together.layer_s + 2 * SUM_S)
-    return Split(speed.name, speed.tokens_per_s, 1 / seconds)
+    return SplitSpeed(speed.name, speed.tokens_per_s, 1 / seconds)

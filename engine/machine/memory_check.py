@@ -12,13 +12,13 @@ from engine.execute.cpu.weight_loading import packs
 from models.files import ModelFiles
 from models.load import bytes_to_load
 from models.weights.memory import available_bytes
-from models.weights.placement import experts_of
+from models.weights.placement import expert_layers
 from models.weights.share import Share
 from models.weights.slots import slots
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryNeed:
     """The memory a model needs on its device, in bytes."""
 
     weights: int
@@ -34,7 +34,7 @@ class Need:
         return self.weights + self.beside <= self.free
 
 
-def need_of(
+def memory_need(
     files: ModelFiles,
     device: str,
     dtype: str,
@@ -43,7 +43,7 @@ def need_of(
     mapped: int = 0,
     kv_dtype: str = "auto",
     ranks: int = 1,
-) -> Need:
+) -> MemoryNeed:
     """Read the headers of a model and return what it needs. Arguments are as in `Engine.load`.
 
     `mapped` is the bytes of other models' weights that are mapped from files. On a CPU they are subtracted from the
@@ -69,10 +69,10 @@ def need_of(
         ranks = 1
     outside = 0
     if place.type == "cuda" and ranks == 1 and not_on_host(spec) is None:
-        outside = sum(layer.on_device for layer in experts_of(slots(spec), numbers, {}, {}))
+        outside = sum(layer.on_device for layer in expert_layers(slots(spec), numbers, {}, {}))
     part = Share(0, ranks, spec).spec if ranks > 1 else spec  # several have the same head where there are few
     beside = beside_weights(part, numbers, place, context, kv_dtype, free)
-    return Need(weights // ranks, weights // ranks - outside, beside, max(free, 0))
+    return MemoryNeed(weights // ranks, weights // ranks - outside, beside, max(free, 0))
 
 
 def fewest_ranks(
@@ -80,7 +80,7 @@ def fewest_ranks(
 ) -> int:
     """Return how many GPUs a model needs to fit: a power of two, or all of them; 1 on a CPU or a GPU that is named.
 
-    Arguments and errors are those of `need_of`.
+    Arguments and errors are those of `memory_need`.
     """
     if str(pick_device(device).device) != "cuda":
         return 1
@@ -88,7 +88,7 @@ def fewest_ranks(
     free = min(available_memory(torch.device("cuda", number)) for number in range(there))
     counts = [*(1 << power for power in range(there.bit_length()) if 1 << power < there), there]
     for ranks in counts:
-        need = need_of(files, device, dtype, quantize, context, kv_dtype=kv_dtype, ranks=ranks)
+        need = memory_need(files, device, dtype, quantize, context, kv_dtype=kv_dtype, ranks=ranks)
         if need.weights + need.beside <= free:
             return ranks
     return counts[-1]

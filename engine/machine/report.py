@@ -38,8 +38,8 @@ from engine.kernels.recording import wait_for
 from engine.machine.bandwidth import cpu_name, known_bandwidth
 from engine.machine.drafts import DraftPair, draft_pairs
 from engine.machine.expected import NATIVE, PROGRAMS, Here, Program, Speed, catalogue_speed
-from engine.machine.links import Links, Split, find_links, split
-from engine.machine.shapes import COMMON, shape_of
+from engine.machine.links import Links, SplitSpeed, find_links, split
+from engine.machine.shapes import COMMON, known_shape
 from models.hub.catalogue import HUB_FILES, names
 from models.weights.memory import group_limits
 
@@ -90,7 +90,7 @@ class Cpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
+class MachineFeature:
     """A part of the engine; `reason` says why it cannot be used here, None if it can."""
 
     name: str
@@ -118,8 +118,8 @@ class Machine:
     """The CUDA version that torch was built for; None for a build for CPUs or AMD GPUs."""
     packages: dict[str, str]
     """Versions of the relevant packages that are installed."""
-    attention: tuple[Feature, ...]
-    decode: tuple[Feature, ...]
+    attention: tuple[MachineFeature, ...]
+    decode: tuple[MachineFeature, ...]
     bandwidth: float | None
     """Memory bandwidth of `device` in bytes/s, measured."""
     program: Program
@@ -135,7 +135,7 @@ class Machine:
     """Probes that failed, with their reasons; one line each."""
     links: Links | None = None
     """How the GPUs are linked, if there are several."""
-    splits: tuple[Split, ...] = ()
+    splits: tuple[SplitSpeed, ...] = ()
     """The estimated gain of dividing a model among all GPUs."""
     host_bandwidth: float | None = None
     """Bandwidth of main memory beside a GPU in bytes/s, measured."""
@@ -164,7 +164,7 @@ def _inspect(name: str) -> Machine:
 
     cpu, wanted = torch.device("cpu"), torch.device(name if name.startswith("cuda") else "cuda")
     broken: CudaProblem | None = CudaProblem("CUDA is broken")
-    no_features: tuple[Feature, ...] = ()
+    no_features: tuple[MachineFeature, ...] = ()
     problem = probe("The state of CUDA", lambda: cuda_problem(wanted), broken)
     device = wanted if problem is None else cpu
     gpu = probe("The GPU", lambda: _gpu(device), None) if device.type == "cuda" else None
@@ -250,7 +250,7 @@ def cpu_instead(bandwidth: float | None = None) -> Here | None:
 def _here(
     device: torch.device,
     dtype: torch.dtype,
-    decode: Sequence[Feature],
+    decode: Sequence[MachineFeature],
     bandwidth: float | None,
     free: int | None,
 ) -> Here:
@@ -314,21 +314,21 @@ def _read_bandwidth() -> float:
     return size / median(times)
 
 
-def decode_programs(device: torch.device) -> tuple[Feature, ...]:
+def decode_programs(device: torch.device) -> tuple[MachineFeature, ...]:
     """Return the ways to decode a token on `device`, fastest first; the first without a reason against it is used."""
     if device.type != "cuda":
         no_gpu = "it needs an NVIDIA GPU"
         return (
-            Feature(_native_name(), native.problem()),
-            Feature("fused kernels, CUDA graph", no_gpu),
-            Feature("plain modules, CUDA graph", no_gpu),
-            Feature("plain modules", None),
+            MachineFeature(_native_name(), native.problem()),
+            MachineFeature("fused kernels, CUDA graph", no_gpu),
+            MachineFeature("plain modules, CUDA graph", no_gpu),
+            MachineFeature("plain modules", None),
         )
     reason = on_gpu.problem(device)  # steps in graphs use our kernels, too
     return (
-        Feature("fused kernels, CUDA graph", reason),
-        Feature("plain modules, CUDA graph", reason),
-        Feature("plain modules", None),
+        MachineFeature("fused kernels, CUDA graph", reason),
+        MachineFeature("plain modules, CUDA graph", reason),
+        MachineFeature("plain modules", None),
     )
 
 
@@ -342,7 +342,7 @@ def _native_name() -> str:
 def advice(
     problem: CudaProblem | None,
     gpu: Gpu | None,
-    attention: tuple[Feature, ...],
+    attention: tuple[MachineFeature, ...],
     *,
     flash_attn: bool,
     triton: bool,
@@ -389,17 +389,19 @@ def advice(
     return tuple(lines)
 
 
-def _splits(speeds: tuple[Speed, ...], here: Here, links: Links | None) -> tuple[Split, ...]:
+def _splits(speeds: tuple[Speed, ...], here: Here, links: Links | None) -> tuple[SplitSpeed, ...]:
     if links is None or not links.direct:
         return ()
     files = (HUB_FILES.get(speed.name) for speed in speeds)
-    specs = (shape_of(file.model if file else speed.name) for file, speed in zip(files, speeds, strict=True))
+    specs = (
+        known_shape(file.model if file else speed.name) for file, speed in zip(files, speeds, strict=True)
+    )
     found = (split(speed, spec, here, links.count) for speed, spec in zip(speeds, specs, strict=True))
     return tuple(one for one in found if one is not None)
 
 
-def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Feature, ...]:
-    return tuple(Feature(name, reason) for name, reason in usable_backends(device, dtype))
+def _attention(device: torch.device, dtype: torch.dtype) -> tuple[MachineFeature, ...]:
+    return tuple(MachineFeature(name, reason) for name, reason in usable_backends(device, dtype))
 
 
 def _no_triton(device: torch.device) -> str | None:

@@ -153,6 +153,6 @@ COMMON = ("smollm2", "qwen3:0.6b", "qwen3:1.7b", "qwen3:4b", "qwen3:8b")
 
 
 @cache
-def shape_of(name: str) -> ModelSpec:
+def known_shape(name: str) -> ModelSpec:
     """Return the description of a model in CONFIGS."""
     return spec_of_hf(CONFIGS[name])[1]

@@ -80,7 +80,7 @@ def main(link: socket.socket, memory: int) -> None:
 
 def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
     order, rank, ranks = Order(**begin["order"]), int(begin["rank"]), int(begin["ranks"])
-    told, meeting = _Told(ring), Path(begin["meeting"])
+    told, meeting = _LeaderMessages(ring), Path(begin["meeting"])
     # Without rank 0 this process has no use: it ends at once, even in the middle of a step.
     Thread(target=_listen, args=(link, told, meeting.parent), daemon=True).start()
     device = torch.device("cpu")
@@ -104,7 +104,7 @@ def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
         follow(told.next(), follower)
 
 
-class _Told:
+class _LeaderMessages:
     """The messages of rank 0: from the ring, or from the socket if too long for it. An empty socket message wakes."""
 
     def __init__(self, ring: Ring) -> None:
@@ -127,7 +127,7 @@ class _Told:
             self._woken.release()
 
 
-def _listen(link: socket.socket, told: _Told, folder: Path) -> None:
+def _listen(link: socket.socket, told: _LeaderMessages, folder: Path) -> None:
     while (message := receive(link)) is not None:
         told.hear(message)
     shutil.rmtree(folder, ignore_errors=True)  # rank 0 may have been killed

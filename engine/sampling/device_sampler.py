@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.params import SamplingParams
-from engine.sampling.sampler import Drawn, temperature_of
+from engine.sampling.sampler import SampledToken, safe_temperature
 
 
-class Draw(NamedTuple):
+class DrawFeatures(NamedTuple):
     """Which features the launches of a draw support: `Draw()` all. A feature left out costs nothing."""
 
     race: bool = False
@@ -26,7 +26,7 @@ class Draw(NamedTuple):
     """Some slots ask for log-probabilities."""
 
 
-ALL = Draw()
+ALL = DrawFeatures()
 HISTORY = 64
 """How many of a slot's latest tokens the host can still read."""
 
@@ -94,7 +94,7 @@ class DeviceSampler:
         """int64 [slots, 8]: seed, `step`, top_k; then the other settings."""
         self.step = self._state[:, 1]
         """int64 [slots]: tokens of the answer so far; with the seed, it determines the next draw."""
-        self._needs = [Draw(True, False, False)] * slots
+        self._needs = [DrawFeatures(True, False, False)] * slots
         # A block is what one program reads: small, for many programs, and enough for 16 bytes a thread.
         self._block = 2048
         self._blocks = triton.cdiv(vocab_size, self._block)
@@ -132,8 +132,8 @@ class DeviceSampler:
         else:
             kind = self._kernels.NARROW if 1 <= top_k <= self._most_ranked else self._kernels.WIDE
         edits = bool(params.logit_bias) or params.constraint is not None
-        self._needs[slot] = Draw(kind is self._kernels.RACE, edits, params.logprobs is not None)
-        settings = [temperature_of(params), params.top_p, params.min_p]
+        self._needs[slot] = DrawFeatures(kind is self._kernels.RACE, edits, params.logprobs is not None)
+        settings = [safe_temperature(params), params.top_p, params.min_p]
         settings += [params.repetition_penalty, params.presence_penalty, kind.value, params.frequency_penalty]
         settings += [len(params.logit_bias), params.constraint is not None]
         settings += [-1 if params.logprobs is None else min(params.logprobs, self.vocab_size)]
@@ -157,22 +157,24 @@ class DeviceSampler:
         words: NDArray[np.int32] = self._row_words[row]
         return words
 
-    def draw(self, slots: Iterable[int]) -> Draw:
+    def draw(self, slots: Iterable[int]) -> DrawFeatures:
         """Return the draw that serves these slots fastest; `Draw()` is always correct."""
         needs = [self._needs[slot] for slot in slots]
-        return Draw(
+        return DrawFeatures(
             all(need.race for need in needs),
             any(need.edits for need in needs),
             any(need.tells for need in needs),
         )
 
-    def drawn(self, tokens: Sequence[tuple[int, int, int | None]]) -> list[Drawn]:
+    def drawn(self, tokens: Sequence[tuple[int, int, int | None]]) -> list[SampledToken]:
         """Return tokens whose steps have ended, given the slot, the number in the answer and the `logprobs` of each."""
         slots = [slot for slot, _, _ in tokens]
         places = [number % HISTORY for _, number, _ in tokens]
         ids = self._read[slots, places].tolist()
         return [
-            Drawn(id) if count is None or id < 0 else Drawn(id, *self._told_of(slot, place, count))
+            SampledToken(id)
+            if count is None or id < 0
+            else SampledToken(id, *self._told_of(slot, place, count))
             for id, slot, place, (_, _, count) in zip(ids, slots, places, tokens, strict=True)
         ]
 
@@ -186,7 +188,7 @@ class DeviceSampler:
         logits: Tensor,
         active: Tensor,
         counters: Tensor | None = None,
-        draw: Draw = ALL,
+        draw: DrawFeatures = ALL,
         overlaps: bool = True,
         by_row: bool = False,
     ) -> None:

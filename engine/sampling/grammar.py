@@ -21,7 +21,7 @@ from engine.sampling.expression import check_end
 from engine.sampling.impossible import without_impossible
 from engine.sampling.json_form import json_form
 from engine.sampling.sampler import Words
-from models.text.pieces import Piece
+from models.text.pieces import PromptPiece
 from models.text.tokenizer import Tokenizer
 
 KEPT = 32
@@ -149,7 +149,7 @@ class _Vocabulary:
 
     def __call__(self, text: str) -> list[int]:
         """Return the ids of a text that continues what was said."""
-        return self._tokenizer.encode_pieces([Piece(text, typed=True)], self._after)
+        return self._tokenizer.encode_pieces([PromptPiece(text, typed=True)], self._after)
 
 
 def check(constraint: Constraint) -> None:

@@ -24,7 +24,7 @@ _TEMPERATURES = 1e-30, 1e30
 """Temperatures beyond these have the same effect; in fp32 they would be 0 and infinity."""
 
 
-class Drawn(NamedTuple):
+class SampledToken(NamedTuple):
     """A token that was drawn, and the figures for `SamplingParams.logprobs`."""
 
     token_id: int
@@ -91,7 +91,7 @@ class SamplerState:
                 repetition=params.repetition_penalty,
                 presence=params.presence_penalty,
                 frequency=params.frequency_penalty,
-                temperature=temperature_of(params),
+                temperature=safe_temperature(params),
                 top_p=params.top_p,
                 min_p=params.min_p,
                 top_k=min(params.top_k, vocab_size),
@@ -164,23 +164,23 @@ def sample(logits: Tensor, state: SamplerState, mask: Tensor | None = None) -> i
     return choice if ids is None else int(ids[choice])
 
 
-def log_chances(logits: Tensor, token_id: int, count: int) -> Drawn:
+def log_chances(logits: Tensor, token_id: int, count: int) -> SampledToken:
     """Return the token, its log-probability by the unchanged logits [vocab], and the `count` likeliest with theirs.
 
     Among equals, the lower id comes first.
     """
     if token_id < 0:
-        return Drawn(token_id)
+        return SampledToken(token_id)
     logits = logits.float()
     whole = logits.logsumexp(-1)
     chosen = float(logits[token_id] - whole)
     if count == 0:
-        return Drawn(token_id, chosen)
+        return SampledToken(token_id, chosen)
     # Look at all tokens equal to the last one, because topk returns any of them.
     ids = (logits >= logits.topk(min(count, len(logits))).values[-1]).nonzero().squeeze(1)
     values, order = logits[ids].sort(descending=True, stable=True)
     top = zip(ids[order[:count]].tolist(), (values[:count] - whole).tolist(), strict=True)
-    return Drawn(token_id, chosen, tuple(top))
+    return SampledToken(token_id, chosen, tuple(top))
 
 
 def biased(logits: Tensor, state: SamplerState) -> Tensor:
@@ -214,7 +214,7 @@ def penalise(logits: Tensor, state: SamplerState) -> Tensor:
     return logits
 
 
-def temperature_of(params: SamplingParams) -> float:
+def safe_temperature(params: SamplingParams) -> float:
     """Return a temperature that fp32 can hold; 0 is greedy."""
     least, most = _TEMPERATURES
     return params.temperature and min(max(params.temperature, least), most)
@@ -228,7 +228,7 @@ def choices(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | No
         # The top k are the same at any temperature, so everything below has k candidates instead of the vocabulary.
         logits, ids = logits.topk(params.top_k)
     # Relative to the likeliest, so that a tiny temperature gives 0 for that one and not infinity for several.
-    probabilities = (logits - logits.max()).div_(temperature_of(params)).softmax(-1)
+    probabilities = (logits - logits.max()).div_(safe_temperature(params)).softmax(-1)
     if params.top_p < 1.0:
         probabilities = keep_top_p(probabilities, params.top_p, ordered=ids is not None)
     if params.min_p > 0.0:

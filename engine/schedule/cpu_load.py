@@ -43,7 +43,7 @@ def _everybody(stat: Path) -> float | None:
 
 
 @dataclass(slots=True)
-class Others:
+class OtherPrograms:
     """The other programs on this machine. The system is asked once a second at most."""
 
     cores: int = field(default_factory=lambda: os.cpu_count() or 1)

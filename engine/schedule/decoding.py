@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.cache.blocks import BlockManager
 from engine.execute.cuda.decode_runner import DecodeRunner
-from engine.sampling.sampler import Drawn
+from engine.sampling.sampler import SampledToken
 from engine.schedule.sequence import Sequence
 
 
@@ -72,14 +72,14 @@ class Decoding:
     def read(
         self,
         ahead: int,
-        take: Callable[[Sequence, Drawn], None],
+        take: Callable[[Sequence, SampledToken], None],
         failed: Callable[[Sequence, Exception], None],
     ) -> None:
         """Wait for tokens and pass them to `take`, until only the newest `ahead` in flight are left.
 
         Draws that wait for these tokens are enqueued before that. `failed` gets the sequences that cannot continue.
         """
-        before: list[tuple[Sequence, Drawn]] = []
+        before: list[tuple[Sequence, SampledToken]] = []
         while len(self.in_flight) + (self.undrawn is not None) > ahead:
             wanted = self.in_flight.popleft()
             self.behind = min(self.behind, len(self.in_flight))
@@ -92,7 +92,9 @@ class Decoding:
             self._draw(before, failed)
             self._take(before, take)
 
-    def _take(self, drawn: list[tuple[Sequence, Drawn]], take: Callable[[Sequence, Drawn], None]) -> None:
+    def _take(
+        self, drawn: list[tuple[Sequence, SampledToken]], take: Callable[[Sequence, SampledToken], None]
+    ) -> None:
         for sequence, token in drawn:
             if sequence.joined:
                 sequence.unread -= 1
@@ -100,7 +102,7 @@ class Decoding:
                 self._commit(sequence)
 
     def _draw(
-        self, drawn: list[tuple[Sequence, Drawn]], failed: Callable[[Sequence, Exception], None]
+        self, drawn: list[tuple[Sequence, SampledToken]], failed: Callable[[Sequence, Exception], None]
     ) -> None:
         """Enqueue the draws of the launched step. `drawn` has the newest tokens of some of its sequences; all tokens of
         the others are known."""
@@ -118,7 +120,7 @@ class Decoding:
     def check_guesses(
         self,
         spans: list[tuple[Sequence, tuple[int, ...]]],
-        take: Callable[[Sequence, Drawn], None],
+        take: Callable[[Sequence, SampledToken], None],
         failed: Callable[[Sequence, Exception], None],
     ) -> list[tuple[Sequence, int, int]]:
         """Run a step of each sequence's newest token and the guesses after it, and pass the tokens drawn to `take`;

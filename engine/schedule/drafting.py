@@ -24,7 +24,7 @@ from engine.errors import EngineError
 from engine.execute.runner import Runner
 from engine.schedule.idle_pace import IdlePace
 from engine.speculation.cost_model import MOST_ROWS
-from engine.speculation.sources import NOTHING, Asked, GoesOn, Guess
+from engine.speculation.sources import NOTHING, DraftRequest, GoesOn, Guess
 from models.units import bytes_text
 
 MOST_BEHIND = MOST_ROWS
@@ -32,7 +32,7 @@ MOST_BEHIND = MOST_ROWS
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class ReadProgress:
     """How far a text has been read."""
 
     table: BlockTable
@@ -65,9 +65,9 @@ class Drafting:
     cost: float = 0.0
     """The estimated time of one of its steps, in steps of the model that it guesses for."""
     pace: IdlePace = field(default_factory=IdlePace)
-    _readings: dict[Hashable, Reading] = field(default_factory=dict)
+    _readings: dict[Hashable, ReadProgress] = field(default_factory=dict)
     _wish: list[int] = field(default_factory=list)
-    _wished: Reading | None = None
+    _wished: ReadProgress | None = None
 
     @property
     def told(self) -> str:
@@ -78,7 +78,7 @@ class Drafting:
         return self.runner.copied_bytes
 
     def guess(
-        self, asked: Sequence[Asked], goes_on: GoesOn, saw: Callable[[int, float], None]
+        self, asked: Sequence[DraftRequest], goes_on: GoesOn, saw: Callable[[int, float], None]
     ) -> list[Guess]:
         self._let_go()
         guesses = [NOTHING] * len(asked)
@@ -106,18 +106,18 @@ class Drafting:
         if not self._wish:
             return self.runner.while_idle()
         if self._wished is None:
-            self._wished = Reading(self.blocks.open(self._wish, idle=True))
+            self._wished = ReadProgress(self.blocks.open(self._wish, idle=True))
         if not self._read(self._wished, self._wish, self.pace.rows, idle=True):
             self._let_go()
         return True
 
-    def _caught_up(self, asked: Asked) -> Reading | None:
+    def _caught_up(self, asked: DraftRequest) -> ReadProgress | None:
         """Return the reading of a text that is nearly complete and has room for guesses. Otherwise read more of it if
         possible, and return None."""
         tokens, reading = asked.tokens, self._readings.get(asked.whom)
         if reading is None or reading.table.length >= len(tokens):
             self.end(asked.whom)
-            reading = self._readings[asked.whom] = Reading(self.blocks.open(tokens[:-1]))
+            reading = self._readings[asked.whom] = ReadProgress(self.blocks.open(tokens[:-1]))
         start = reading.table.length
         if not self._takes(tokens[start:], start + asked.most):
             return None
@@ -139,7 +139,7 @@ class Drafting:
         """Return whether the model can read these tokens and `more` others."""
         return len(tokens) + more <= self.most_rows and max(tokens, default=0) < self.vocab_size
 
-    def _read(self, reading: Reading, tokens: Sequence[int], most: int, idle: bool = False) -> bool:
+    def _read(self, reading: ReadProgress, tokens: Sequence[int], most: int, idle: bool = False) -> bool:
         """Compute up to `most` missing rows, at least one. Return whether more are missing and can be read."""
         table = reading.table
         start, stop = table.length, min(table.length + max(most, 1), len(tokens))
@@ -160,19 +160,19 @@ class Drafting:
     def _wait(self) -> None:
         """Wait until the device has computed the rows, because their time decides how many are read at once."""
 
-    def _span(self, reading: Reading, tokens: Sequence[int], guess: Guess) -> Span:
+    def _span(self, reading: ReadProgress, tokens: Sequence[int], guess: Guess) -> Span:
         """Return the span of the missing rows of a text and its guesses, with logits for the last row."""
         start = reading.rows
         missing = [*tokens[start:], *guess.tokens[max(start - len(tokens), 0) :]]
         rows = range(start, start + len(missing))
         return Span(tuple(reading.table.blocks), start, len(missing), missing, rows, 1)
 
-    def _wrote(self, reading: Reading, tokens: Sequence[int], span: Span) -> None:
+    def _wrote(self, reading: ReadProgress, tokens: Sequence[int], span: Span) -> None:
         """Record the rows of a span as written: commit those of the text, keep those of guesses in `ahead`."""
         self.blocks.commit(reading.table, tokens[reading.table.length :])
         reading.ahead += span.tokens[max(len(tokens) - span.start, 0) :]
 
-    def _longer(self, asked: Asked, guess: Guess, logits: Tensor) -> Guess:
+    def _longer(self, asked: DraftRequest, guess: Guess, logits: Tensor) -> Guess:
         """Extend `guess` by the token drawn from logits [vocab], with the random number, penalties and other settings
         of the text's own next token: so both models choose the same token wherever they agree.
         """

@@ -14,13 +14,13 @@ from time import perf_counter
 
 from engine.cache.blocks import BlockTable
 from engine.execute.cuda.draft_runner import DraftRunner
-from engine.execute.cuda.verify import Start
+from engine.execute.cuda.verify import DraftStart
 from engine.kernels.recording import wait_for
 from engine.params import SamplingParams
-from engine.sampling.sampler import Drawn
-from engine.schedule.drafting import Drafting, Reading
+from engine.sampling.sampler import SampledToken
+from engine.schedule.drafting import Drafting, ReadProgress
 from engine.schedule.idle_pace import IdlePace
-from engine.speculation.sources import NOTHING, Asked, Drawing, GoesOn, Guess
+from engine.speculation.sources import NOTHING, DraftRequest, Drawing, GoesOn, Guess
 
 FIRST_READ = 512
 """The rows of a text that are read at once, before their time has been measured."""
@@ -35,7 +35,7 @@ GREEDY = Drawing(SamplingParams(temperature=0.0), 0, 0)
 
 
 @dataclass(slots=True)
-class Place:
+class PreparedSlot:
     """A slot, and the block table that it was prepared for."""
 
     slot: int
@@ -84,11 +84,11 @@ class SlotDrafting(Drafting):
     time: ChainTime = field(default_factory=ChainTime)
     _chains: int = 0
     """Chains so far."""
-    _places: dict[Hashable, Place] = field(default_factory=dict)
+    _places: dict[Hashable, PreparedSlot] = field(default_factory=dict)
     """Places by text, least recently used first."""
 
     def guess(
-        self, asked: Sequence[Asked], goes_on: GoesOn, saw: Callable[[int, float], None]
+        self, asked: Sequence[DraftRequest], goes_on: GoesOn, saw: Callable[[int, float], None]
     ) -> list[Guess]:
         self._let_go()
         guesses = [NOTHING] * len(asked)
@@ -132,20 +132,20 @@ class SlotDrafting(Drafting):
             return min(count + LONGER, most)
         return count
 
-    def _start(self, asked: Asked, reading: Reading, going: set[Hashable]) -> Start:
+    def _start(self, asked: DraftRequest, reading: ReadProgress, going: set[Hashable]) -> DraftStart:
         """Prepare a slot for a chain and return where the chain begins. The texts in `going` keep their slots."""
         tokens, drawing = asked.tokens, asked.drawing or GREEDY
         place = self._places.pop(asked.whom, None)
         is_new = place is None or place.table is not reading.table
         if is_new:
-            place = Place(self._free_slot(going) if place is None else place.slot, reading.table)
+            place = PreparedSlot(self._free_slot(going) if place is None else place.slot, reading.table)
             self.decode_runner.begin(place.slot)
         assert place is not None
         self._places[asked.whom] = place
         if is_new or drawing.params.penalises:
             split = len(tokens) - drawing.said
             self.decode_runner.load(place.slot, drawing.params, tokens[:split], tokens[split:], drawing.seed)
-        return Start(place.slot, tokens[reading.table.length :], reading.table.length, drawing.said)
+        return DraftStart(place.slot, tokens[reading.table.length :], reading.table.length, drawing.said)
 
     def _free_slot(self, going: set[Hashable]) -> int:
         taken = {place.slot for place in self._places.values()}
@@ -154,7 +154,7 @@ class SlotDrafting(Drafting):
             return free
         return self._places.pop(next(whom for whom in self._places if whom not in going)).slot
 
-    def _guessed(self, asked: Asked, drawn: list[Drawn]) -> Guess:
+    def _guessed(self, asked: DraftRequest, drawn: list[SampledToken]) -> Guess:
         """Return the guess for the tokens drawn after the text of `asked`, and update `sure`."""
         chances = tuple(exp(min(token.logprob or 0.0, 0.0)) for token in drawn)
         self.sure += (sum(chances) / len(chances) - self.sure) / 16

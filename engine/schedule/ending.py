@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.schedule.chunk_pace import FEWEST
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.sequence import Sequence, Status
+from engine.schedule.sequence import Sequence, SequenceStatus
 from models.load import is_out_of_memory
 
 
@@ -39,7 +39,7 @@ class Ending:
                     self.scheduler.finish(sequence, None, error)
                     continue
                 sequence.tried_again = sequence.computed
-                if sequence.status is Status.RUNNING:
+                if sequence.status is SequenceStatus.RUNNING:
                     self.scheduler.preempt(sequence)
 
     def idle(self, work: Callable[[], bool]) -> bool:

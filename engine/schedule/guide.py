@@ -11,7 +11,7 @@ import numpy as np
 from engine.sampling.sampler import Words
 from engine.schedule.channels import ChannelTracker
 from engine.schedule.reasoning import ThinkTracker
-from models.text.pieces import Piece
+from models.text.pieces import PromptPiece
 from models.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -62,8 +62,12 @@ class Guide:
         if tokenizer.channels is not None:
             opener = tokenizer.channels.channel
         elif (markers := tokenizer.think_markers) is not None:
-            lead = tokenizer.encode_pieces([Piece(markers.after_close, typed=False)], tokenizer.think_end)
-        breaks = [[Piece("\n" * count, typed=False)] for count in (1, 2, 3)] if opener is not None else []
+            lead = tokenizer.encode_pieces(
+                [PromptPiece(markers.after_close, typed=False)], tokenizer.think_end
+            )
+        breaks = (
+            [[PromptPiece("\n" * count, typed=False)] for count in (1, 2, 3)] if opener is not None else []
+        )
         known = frozenset(id for pieces in breaks for id in tokenizer.encode_pieces(pieces, opener))
         return cls(start, track, stops, opener if thinks else None, tuple(lead), known)
 

@@ -17,7 +17,7 @@ from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.schedule.chunk_pace import FEWEST, PADDING, RowCost
 from engine.schedule.metrics import Tally
-from engine.schedule.sequence import Priority, Sequence, Status
+from engine.schedule.sequence import Priority, Sequence, SequenceStatus
 
 
 class MaskedRowsEvictedError(EngineError):
@@ -25,7 +25,7 @@ class MaskedRowsEvictedError(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PromptChunk:
     """Rows `start` to `start + count` of a sequence. With `samples`, its next token is drawn after them.
 
     The rows of `guesses` are then computed as well; they count as soon as exactly these tokens have been drawn.
@@ -70,10 +70,10 @@ class Step:
     """Sequences with slots of a decode runner, and with room for the row of their newest token."""
     joining: list[Sequence] = field(default_factory=list)
     """Sequences that lack only the row of a token of their answer: they need a slot, and no chunk."""
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[PromptChunk] = field(default_factory=list)
 
     @property
-    def prompts(self) -> list[Chunk]:
+    def prompts(self) -> list[PromptChunk]:
         """The chunks that are not the next row of an answer."""
         return [chunk for chunk in self.chunks if not chunk.sequence.decodes]
 
@@ -149,16 +149,16 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, reason: FinishReason | None, error: Exception | None = None) -> None:
         """End a sequence, whatever its state. Its written rows stay in the cache."""
-        if sequence.status is Status.FINISHED:
+        if sequence.status is SequenceStatus.FINISHED:
             return
-        if sequence.status is Status.RUNNING:
+        if sequence.status is SequenceStatus.RUNNING:
             self._release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         else:  # its blocks are being read from disk, so it ends when it is added
             sequence.cancelled = True
             return
-        sequence.status = Status.FINISHED
+        sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         sequence.error = error
         self.finished.append(sequence)
@@ -188,8 +188,8 @@ class Scheduler:
         self._add_chunks(step, mine, most)
         # A reservation may have preempted an earlier choice.
         step.launched = [sequence for sequence in step.launched if sequence.joined]
-        step.joining = [sequence for sequence in step.joining if sequence.status is Status.RUNNING]
-        step.chunks = [chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING]
+        step.joining = [sequence for sequence in step.joining if sequence.status is SequenceStatus.RUNNING]
+        step.chunks = [chunk for chunk in step.chunks if chunk.sequence.status is SequenceStatus.RUNNING]
         return step
 
     def _catch_up(self, level: Priority) -> None:
@@ -204,7 +204,7 @@ class Scheduler:
             self.preempt(first)
             self._admit(level)
 
-    def _comes(self, sequence: Sequence, chunks: list[Chunk]) -> bool:
+    def _comes(self, sequence: Sequence, chunks: list[PromptChunk]) -> bool:
         """Return whether one of `chunks` belongs to a sequence that will compute this sequence's next row as well."""
         upto = sequence.computed + 1
         keys = sequence.rows.keys[:upto]
@@ -214,7 +214,7 @@ class Scheduler:
         """Give `budget` rows of the step to sequences without a slot, in order; prompts beside decoding get fewer."""
         beside = any(self._decodes(sequence) for sequence in mine)
         for sequence in mine:
-            if sequence.joined or sequence.status is not Status.RUNNING:
+            if sequence.joined or sequence.status is not SequenceStatus.RUNNING:
                 continue
             if sequence.pending == 0:  # nothing to generate, and everything is warm
                 self.finish(sequence, None)
@@ -231,12 +231,12 @@ class Scheduler:
                 break
             if not self._reserve(sequence, rows):
                 continue
-            step.chunks.append(Chunk(sequence, sequence.computed, rows))
+            step.chunks.append(PromptChunk(sequence, sequence.computed, rows))
             if sequence.priority is Priority.PERSON:
                 self.turn = max(self.turn, sequence.turn)
             budget -= rows
 
-    def _beside(self, before: list[Chunk], sequence: Sequence, rows: int) -> int:
+    def _beside(self, before: list[PromptChunk], sequence: Sequence, rows: int) -> int:
         """Return how many of `rows` rows of a prompt fit beside decoding, after the chunks `before`."""
         most, cost = self.beside_chunk
         taken, count = sum(chunk.count for chunk in before), len(before) + 1
@@ -287,7 +287,7 @@ class Scheduler:
         lost: a row of an answer is always computed by a decode step, and the seed and the step determine its token.
         """
         self._release(sequence)
-        sequence.status = Status.PREEMPTED
+        sequence.status = SequenceStatus.PREEMPTED
         sequence.preemptions += 1
         self.tally.preemptions += sequence.priority is Priority.PERSON
         insort(self.waiting, sequence, key=lambda s: s.arrival)
@@ -321,7 +321,7 @@ class Scheduler:
             sequence.table = table
             if self.slots:
                 sequence.rewind()
-            sequence.status = Status.RUNNING
+            sequence.status = SequenceStatus.RUNNING
             self.waiting.remove(sequence)
             self.running.append(sequence)
             if sequence.computed < sequence.rows.masked_until:

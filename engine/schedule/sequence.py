@@ -21,7 +21,7 @@ from engine.schedule.output import Output
 from engine.schedule.repetition import repeats
 
 
-class Status(Enum):
+class SequenceStatus(Enum):
     """The state of a sequence."""
 
     WAITING = "waiting"
@@ -67,7 +67,7 @@ class Sequence:
     """None: the rows are only warmed."""
     output: Output | None = None
     sampler: SamplerState | None = None
-    status: Status = Status.WAITING
+    status: SequenceStatus = SequenceStatus.WAITING
     arrival: int = 0
     """Its number in the scheduler's order of arrival."""
     client: Hashable = None

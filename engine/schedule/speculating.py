@@ -24,11 +24,11 @@ from engine.execute.cuda.decode_runner import ROWS, DecodeRunner
 from engine.execute.runner import Runner
 from engine.sampling.sampler import sample
 from engine.schedule.forced_tokens import is_to_jump, permitted
-from engine.schedule.scheduler import Chunk, Scheduler
-from engine.schedule.sequence import Priority, Sequence, Status
-from engine.speculation.cost_model import MOST_ROWS, Balance, Pace
-from engine.speculation.sources import NOTHING, Asked, Drawing, Guess, Source
-from engine.speculation.texts import Text, Texts
+from engine.schedule.scheduler import PromptChunk, Scheduler
+from engine.schedule.sequence import Priority, Sequence, SequenceStatus
+from engine.speculation.cost_model import MOST_ROWS, Balance, CostModel
+from engine.speculation.sources import NOTHING, DraftRequest, DraftSource, Drawing, Guess
+from engine.speculation.texts import ConversationText, Texts
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ DRAFTS = Guess((-1,))
 class Guessing:
     """The state of guessing for a running sequence."""
 
-    text: Text
+    text: ConversationText
     balance: Balance = field(default_factory=Balance)
     guess: Guess = NOTHING
     """The latest guess, as long as it was offered."""
@@ -73,9 +73,9 @@ class Speculating:
     """Offers guesses to decoding sequences, and learns what they were worth. Only the loop thread may use it."""
 
     scheduler: Scheduler
-    pace: Pace = field(default_factory=Pace)
+    pace: CostModel = field(default_factory=CostModel)
     texts: Texts = field(default_factory=Texts)
-    drafts: Source | None = None
+    drafts: DraftSource | None = None
     """The draft model, if any."""
     notes: tuple[str, ...] = ()
     """Why the draft model is no longer used, in one line."""
@@ -88,7 +88,7 @@ class Speculating:
     def __post_init__(self) -> None:
         self.pace.draft = self.drafts.cost if self.drafts is not None else 0.0
 
-    def offer(self, chunks: list[Chunk]) -> list[Chunk]:
+    def offer(self, chunks: list[PromptChunk]) -> list[PromptChunk]:
         """Return the same chunks, with guesses where they pay. A step with a prompt in it gets none."""
         self._begin([chunk.sequence for chunk in chunks])
         if not all(_may_guess(chunk) for chunk in chunks):
@@ -128,7 +128,9 @@ class Speculating:
                 sequence.saved_s -= each
                 known.hoped = NOTHING
 
-    def draw(self, chunk: Chunk, logits: list[Tensor], draw: Callable[[Sequence, Tensor], None]) -> None:
+    def draw(
+        self, chunk: PromptChunk, logits: list[Tensor], draw: Callable[[Sequence, Tensor], None]
+    ) -> None:
         """Have `draw` draw the token after each row of `chunk`, as long as all guesses before it hold."""
         sequence, guesses = chunk.sequence, chunk.guesses
         held, sequence.expected = 0, next(iter(guesses), -1)
@@ -235,7 +237,7 @@ class Speculating:
         """Have the draft model guess where that is expected to gain more than the guesses from texts."""
         rows, tokens, pace = len(sequences), float(len(sequences)), self.pace
         share = _share(rows)
-        answers, asked, least = list[Sequence](), list[Asked](), list[float]()
+        answers, asked, least = list[Sequence](), list[DraftRequest](), list[float]()
         for sequence in sequences:
             known, params = self._known[sequence], sequence.params
             assert params is not None
@@ -283,7 +285,7 @@ class Speculating:
         """Return whether the draft model has read the text or may go on reading it."""
         return known.reading_s <= MOST_READING * (self.pace.costs.unit_s or known.reading_s)
 
-    def _try(self, function: Callable[[Source], T]) -> T | None:
+    def _try(self, function: Callable[[DraftSource], T]) -> T | None:
         """Call `function` with the draft model. If it fails, stop using the draft model."""
         if self.drafts is None:
             return None
@@ -330,14 +332,17 @@ class Speculating:
 
     def _forget(self) -> None:
         """Give back the texts of finished sequences, for the next turn."""
-        for sequence in [one for one in self._known if one.status is Status.FINISHED]:
+        for sequence in [one for one in self._known if one.status is SequenceStatus.FINISHED]:
             known = self._known.pop(sequence)
             known.follow(sequence)
             self.texts.give_back(known.text)
 
 
 def make_speculating(
-    scheduler: Scheduler, runner: Runner, decode_runner: DecodeRunner[Sequence] | None, drafts: Source | None
+    scheduler: Scheduler,
+    runner: Runner,
+    decode_runner: DecodeRunner[Sequence] | None,
+    drafts: DraftSource | None,
 ) -> Speculating | None:
     """Return None if decoding here computes only one row per sequence in a step."""
     if decode_runner is None:
@@ -345,7 +350,7 @@ def make_speculating(
     if not decode_runner.checks_guesses:
         return None
     sizes = tuple(rows for rows in ROWS if rows <= MOST_ROWS)
-    return Speculating(scheduler, Pace(sizes=sizes, again=AGAIN_IN_SLOTS), drafts=drafts)
+    return Speculating(scheduler, CostModel(sizes=sizes, again=AGAIN_IN_SLOTS), drafts=drafts)
 
 
 def how_speculated(speculating: Speculating | None, device: str) -> str:
@@ -358,7 +363,7 @@ def how_speculated(speculating: Speculating | None, device: str) -> str:
     return "off: only the native kernels check several tokens of an answer at once"
 
 
-def _may_guess(chunk: Chunk) -> bool:
+def _may_guess(chunk: PromptChunk) -> bool:
     """Return whether the chunk is the next row of an answer that a person waits for and that wants guesses."""
     return chunk.count == 1 and chunk.samples and chunk.sequence.decodes and _wants_guesses(chunk.sequence)
 
@@ -388,10 +393,10 @@ def _share(rows: int) -> int:
     return -(-(MOST_ROWS - rows) // rows)
 
 
-def _asked(sequence: Sequence, most: int) -> Asked:
+def _asked(sequence: Sequence, most: int) -> DraftRequest:
     assert sequence.params is not None
     how = Drawing(sequence.params, sequence.seed, len(sequence.generated)) if sequence.joined else None
-    return Asked(sequence, sequence.rows.token_ids, most, _drawing(sequence), how)
+    return DraftRequest(sequence, sequence.rows.token_ids, most, _drawing(sequence), how)
 
 
 def _drawing(sequence: Sequence) -> Callable[[Tensor, Items[int]], int] | None:
@@ -411,7 +416,7 @@ def _comes(sequence: Sequence, guess: int) -> bool:
     """Return whether the next row to compute is that of token `guess`, and is still wanted."""
     computed = sequence.computed
     return (
-        sequence.status is Status.RUNNING
+        sequence.status is SequenceStatus.RUNNING
         and not sequence.cancelled
         and computed < len(sequence.rows)
         and sequence.rows.token_ids[computed] == guess

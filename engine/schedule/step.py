@@ -17,15 +17,15 @@ from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.faults import explain
 from engine.execute.runner import Runner
 from engine.kernels.recording import wait_for
-from engine.sampling.sampler import Drawn, SamplerState, log_chances, sample
+from engine.sampling.sampler import SampledToken, SamplerState, log_chances, sample
 from engine.schedule.chunk_pace import ChunkPace, ChunkTimer
-from engine.schedule.cpu_load import Others
+from engine.schedule.cpu_load import OtherPrograms
 from engine.schedule.decoding import Decoding
 from engine.schedule.ending import Ending
 from engine.schedule.forced_tokens import FEWEST_FORCED, MOST_FORCED
 from engine.schedule.idle_pace import IdlePace
-from engine.schedule.scheduler import Chunk, Scheduler, Step
-from engine.schedule.sequence import Priority, Sequence, Status
+from engine.schedule.scheduler import PromptChunk, Scheduler, Step
+from engine.schedule.sequence import Priority, Sequence, SequenceStatus
 from engine.schedule.speculating import Speculating
 from engine.speculation.cost_model import MOST_ROWS
 from engine.store.disk import DiskTier
@@ -55,7 +55,7 @@ class EngineStep:
     """The seconds of the last batch on a CPU that had neither a prompt nor guesses."""
     seconds: float = 0.0
     """The seconds of this step's batch, if it only decodes and runs on a CPU; otherwise 0."""
-    others: Others = field(default_factory=Others)
+    others: OtherPrograms = field(default_factory=OtherPrograms)
     ending: Ending = field(init=False)
     alone: bool = False
     """Whether idle work is currently restricted to one core."""
@@ -124,7 +124,7 @@ class EngineStep:
         scheduler, decoding = self.scheduler, self.decoding
         self.ending.is_short = False
         step = Step()
-        drawn: list[tuple[Chunk, list[torch.Tensor]]] = []
+        drawn: list[tuple[PromptChunk, list[torch.Tensor]]] = []
         with self.ending.of(lambda: [*scheduler.waiting, *scheduler.running]):
             self._judge_host()
             self.alone = self.device.type == "cpu" and self.others.are_busy()
@@ -230,7 +230,7 @@ class EngineStep:
             with self.ending.of(lambda: [*decoding.joined]):
                 decoding.read(ahead, self._took, self._failed)
 
-    def _run(self, chunks: list[Chunk]) -> list[tuple[Chunk, list[torch.Tensor]]]:
+    def _run(self, chunks: list[PromptChunk]) -> list[tuple[PromptChunk, list[torch.Tensor]]]:
         """Compute chunks. Return those whose next token is drawn now, each with logits [vocab] of its row and of the
         rows of its guesses."""
         idle = chunks[0].sequence.priority is Priority.IDLE
@@ -259,7 +259,7 @@ class EngineStep:
         each = iter(logits)
         return [(chunk, [next(each) for _ in range(1 + len(chunk.guesses))]) for chunk in sampling]
 
-    def _draw_all(self, drawn: list[tuple[Chunk, list[torch.Tensor]]]) -> None:
+    def _draw_all(self, drawn: list[tuple[PromptChunk, list[torch.Tensor]]]) -> None:
         """Draw the next tokens of these chunks, and record how their guesses did."""
         before = [chunk.sequence.accepted for chunk, _ in drawn]
         for chunk, logits in drawn:
@@ -289,10 +289,10 @@ class EngineStep:
         # Idle work has a slot, or had one before a person waited for it.
         if len(joined) == self.decoding.runner.capacity:
             self.scheduler.preempt(max(*joined, sequence, key=lambda s: (s.priority, s.place)))
-        if sequence.status is Status.RUNNING:
+        if sequence.status is SequenceStatus.RUNNING:
             self.decoding.join(sequence, logits)
 
-    def _took(self, sequence: Sequence, drawn: Drawn) -> None:
+    def _took(self, sequence: Sequence, drawn: SampledToken) -> None:
         try:
             if sequence.known:
                 self._take_again(sequence, drawn.token_id)
@@ -320,7 +320,7 @@ class EngineStep:
     def _idle_pace(self) -> IdlePace:
         return self.pace_alone if self.alone else self.pace
 
-    def _logits(self, prompts: list[Chunk], batch: StepBatch) -> list[torch.Tensor]:
+    def _logits(self, prompts: list[PromptChunk], batch: StepBatch) -> list[torch.Tensor]:
         if self.timer is None:
             return self.runner.run(batch)
         firsts = self.runner.firsts
@@ -329,7 +329,7 @@ class EngineStep:
             self.timer.forget()
         return logits
 
-    def _saw(self, prompts: list[Chunk], seconds: float) -> None:
+    def _saw(self, prompts: list[PromptChunk], seconds: float) -> None:
         """Record the seconds that a batch of these prompt chunks took."""
         scheduler, rows = self.scheduler, sum(chunk.count for chunk in prompts)
         computed = scheduler.recorded.computed(len(prompts), rows)
@@ -368,7 +368,7 @@ class EngineStep:
             self.torch_threads = wanted
             torch.set_num_threads(wanted)
 
-    def _sample(self, sequence: Sequence, logits: torch.Tensor) -> Drawn:
+    def _sample(self, sequence: Sequence, logits: torch.Tensor) -> SampledToken:
         """Sample the next token; -1 if the logits are not numbers."""
         params, guide = sequence.params, sequence.guide
         assert params is not None
@@ -387,7 +387,11 @@ class EngineStep:
         self.watch()
         if token_id >= 0:
             sequence.sampler.note(token_id)
-        return Drawn(token_id) if params.logprobs is None else log_chances(logits, token_id, params.logprobs)
+        return (
+            SampledToken(token_id)
+            if params.logprobs is None
+            else log_chances(logits, token_id, params.logprobs)
+        )
 
     def _jump(self, sequence: Sequence, fewest: int = 1) -> None:
         """Take the tokens that a constraint forces after the newest one, if there are at least `fewest`.
@@ -398,7 +402,7 @@ class EngineStep:
         assert params is not None
         if guide is None or params.logprobs is not None or sequence.known:
             return
-        while sequence.status is Status.RUNNING and sequence.told < MOST_FORCED:
+        while sequence.status is SequenceStatus.RUNNING and sequence.told < MOST_FORCED:
             guide.follow(sequence.generated)
             forced = guide.forced()[: MOST_FORCED - sequence.told]
             if len(forced) < fewest:
@@ -406,7 +410,7 @@ class EngineStep:
             if sequence.joined and self.decoding is not None:
                 self.decoding.leave(sequence)
             for token_id in forced:
-                if sequence.status is Status.RUNNING:
+                if sequence.status is SequenceStatus.RUNNING:
                     self._force(sequence, token_id)
             fewest = 1
 
@@ -414,7 +418,7 @@ class EngineStep:
         if sequence.sampler is not None:
             sequence.sampler.skip(token_id)
         told = sequence.told
-        self._take(sequence, Drawn(token_id))
+        self._take(sequence, SampledToken(token_id))
         sequence.told = told + 1
 
     def _jump_ahead(self) -> None:
@@ -425,7 +429,7 @@ class EngineStep:
                 with self.ending.of(lambda: [sequence]):  # noqa: B023 - it is called here
                     self._jump(sequence, FEWEST_FORCED * len(self.decoding.joined))
 
-    def _take(self, sequence: Sequence, drawn: Drawn) -> None:
+    def _take(self, sequence: Sequence, drawn: SampledToken) -> None:
         """Record a new token: update the text, send the event, and finish the sequence if it ends here."""
         output, rows, token_id = sequence.output, sequence.rows, drawn.token_id
         assert output is not None

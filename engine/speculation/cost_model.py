@@ -73,7 +73,7 @@ def _believed_costs() -> list[float]:
 
 
 @dataclass(slots=True)
-class Costs:
+class StepCosts:
     """The time of a step of 1 to 8 rows, in steps of one row: medians, because an interrupted step says nothing."""
 
     unit_s: float = 0.0
@@ -216,7 +216,7 @@ agreed."""
 
 
 @dataclass(slots=True)
-class Rate:
+class AcceptanceRate:
     """How often guesses held lately; the initial estimate counts as some observations."""
 
     belief: float
@@ -250,9 +250,11 @@ class Acceptance:
 
     rates: dict[Kind, float] = field(default_factory=dict)
     """For guesses from texts."""
-    drafts: list[Rate] = field(default_factory=lambda: [Rate(chance) for chance in _BELIEVED_DRAFTS])
+    drafts: list[AcceptanceRate] = field(
+        default_factory=lambda: [AcceptanceRate(chance) for chance in _BELIEVED_DRAFTS]
+    )
     """For guesses of a draft model, by how sure it was."""
-    drafted: Rate = field(default_factory=lambda: Rate(DRAFTED))
+    drafted: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(DRAFTED))
     """For tokens that a draft model is yet to guess."""
 
     def of(self, guess: Guess, at: int = 0) -> float:
@@ -322,17 +324,17 @@ class Balance:
 
 
 @dataclass(slots=True)
-class Pace:
+class CostModel:
     """Decides for each step, over all answers together. Only the loop thread may use it."""
 
-    costs: Costs = field(default_factory=Costs)
+    costs: StepCosts = field(default_factory=StepCosts)
     """The costs at the current context length."""
     acceptance: Acceptance = field(default_factory=Acceptance)
     sizes: tuple[int, ...] = EVERY_SIZE
-    """Step sizes; see `Costs`."""
+    """Step sizes; see `StepCosts`."""
     again: int = AGAIN
     """See AGAIN."""
-    _known: dict[int, Costs] = field(default_factory=dict)
+    _known: dict[int, StepCosts] = field(default_factory=dict)
     """Costs by context length: the longer it is, the more of a step is attention, which each row pays for itself."""
     drafts: Balance = field(default_factory=lambda: Balance(credit=DRAFT_CREDIT, most=DRAFT_SAVED))
     """The balance of the draft model, over all answers."""
@@ -344,8 +346,8 @@ class Pace:
         size = max(context, SHORT).bit_length()
         if size not in self._known:
             near = min(self._known, key=lambda other: abs(other - size), default=None)
-            known = Costs(draft=self.draft) if near is None else self._known[near]
-            self._known[size] = Costs(
+            known = StepCosts(draft=self.draft) if near is None else self._known[near]
+            self._known[size] = StepCosts(
                 believed=list(known.ratios),
                 sizes=self.sizes,
                 near=self.again // NEAR,

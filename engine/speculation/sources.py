@@ -33,7 +33,7 @@ class Drawing(NamedTuple):
     """Number of tokens of the answer so far; they are the last ones of its text."""
 
 
-class Asked(NamedTuple):
+class DraftRequest(NamedTuple):
     """A request to guess the next tokens of a text."""
 
     whom: Hashable
@@ -54,7 +54,7 @@ GoesOn = Callable[[int, Guess, int], bool]
 """
 
 
-class Source(Protocol):
+class DraftSource(Protocol):
     """A model that guesses. Only the loop thread may use it. Any error it raises ends its guesses and nothing else."""
 
     @property
@@ -74,7 +74,7 @@ class Source(Protocol):
         """Estimated time of one of its steps, in steps of the model that it guesses for."""
 
     def guess(
-        self, asked: Sequence[Asked], goes_on: GoesOn, saw: Callable[[int, float], None]
+        self, asked: Sequence[DraftRequest], goes_on: GoesOn, saw: Callable[[int, float], None]
     ) -> list[Guess]:
         """Guess what follows each of these texts; the guess is empty until the model has read the text.
 

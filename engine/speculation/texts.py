@@ -23,7 +23,7 @@ SURER = 16
 
 
 @dataclass(slots=True, eq=False)
-class Text:
+class ConversationText:
     """The tokens of a conversation, with all its branches one after the other."""
 
     client: Hashable
@@ -69,24 +69,24 @@ class Text:
 class Texts:
     """All texts. Each sequence being answered has its own; the client's other conversations are searched, too."""
 
-    idle: list[Text] = field(default_factory=list)
+    idle: list[ConversationText] = field(default_factory=list)
     """The texts of conversations that are not being answered, the latest last."""
     elsewhere: SuffixIndex = field(default_factory=SuffixIndex)
     """Texts from elsewhere, for the local user, who is not a client of a server."""
 
-    def take(self, client: Hashable, tokens: Sequence[int]) -> Text:
+    def take(self, client: Hashable, tokens: Sequence[int]) -> ConversationText:
         """Take the text of the conversation that these tokens continue, and extend it to end with them."""
         said = array("i", tokens)
         own = [(_common(text.path, said), text) for text in self.idle if text.client == client]
-        common, text = max(own, key=lambda pair: pair[0], default=(0, Text(client)))
+        common, text = max(own, key=lambda pair: pair[0], default=(0, ConversationText(client)))
         if 2 * common < min(len(text.path), len(said)) or common == 0:
-            common, text = 0, Text(client)
+            common, text = 0, ConversationText(client)
         else:
             self.idle.remove(text)
         text.turn_to(said, common)
         return text
 
-    def give_back(self, text: Text) -> None:
+    def give_back(self, text: ConversationText) -> None:
         """Return a text whose conversation now waits for its next message."""
         self.idle.append(text)
         del self.idle[:-KEPT]
@@ -95,14 +95,14 @@ class Texts:
         """Use this index of texts from elsewhere instead of the earlier one."""
         self.elsewhere = elsewhere
 
-    def guess(self, text: Text, most: int) -> Guess:
+    def guess(self, text: ConversationText, most: int) -> Guess:
         """Guess up to `most` tokens that follow `text`."""
         text.copy.follow(text.index.tokens)
         tail = text.path[-LONGEST:]
         best = self._longest(text, tail, most)
         return text.with_changes(tail, best, most)
 
-    def _longest(self, text: Text, tail: "array[int]", most: int) -> Guess:
+    def _longest(self, text: ConversationText, tail: "array[int]", most: int) -> Guess:
         """Return what follows the longest match."""
         best = text.index.guess(tail, most)
         if best.length >= SURE:

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.store.digests import Digest
 from engine.store.folder import Folder
 from engine.store.readers import Readers
-from models.weights.staging import Slot, slots_of
+from models.weights.staging import StagingBuffer, staging_buffers
 
 COUNT = 4
 AHEAD = 3
@@ -33,7 +33,7 @@ class Buffers:
         self._device = device
         self.each = max(GROUP_BYTES[device.type] // block_bytes, 1)
         """Blocks per buffer."""
-        self._free: SimpleQueue[Slot] = SimpleQueue()
+        self._free: SimpleQueue[StagingBuffer] = SimpleQueue()
         self._readers: Readers | None = None
         self._memory = ExitStack()
 
@@ -42,26 +42,26 @@ class Buffers:
         cores = (os.cpu_count() or 1) - 2
         self._readers = Readers(max(min(cores, READERS[self._device.type]), 1))
         nbytes = self.each * self.block_bytes
-        for slot in self._memory.enter_context(slots_of(COUNT, nbytes, self._device)):
+        for slot in self._memory.enter_context(staging_buffers(COUNT, nbytes, self._device)):
             self._free.put(slot)
 
-    def take_now(self) -> Slot | None:
+    def take_now(self) -> StagingBuffer | None:
         """Return a free buffer, or None. The device may still be copying from it; copies enqueued now come later."""
         try:
             return self._free.get_nowait()
         except Empty:
             return None
 
-    def give(self, slot: Slot) -> None:
+    def give(self, slot: StagingBuffer) -> None:
         """Return a buffer. `Slot.wait` waits for the copies that were noted in it."""
         self._free.put(slot)
 
-    def block(self, slot: Slot, place: int, like: Tensor) -> Tensor:
+    def block(self, slot: StagingBuffer, place: int, like: Tensor) -> Tensor:
         """Return block `place` of a buffer as a tensor of the shape and dtype of `like`."""
         data = slot.memory[place * self.block_bytes : (place + 1) * self.block_bytes]
         return data.view(like.dtype).view(like.shape)
 
-    def read(self, folder: Folder, digests: Sequence[Digest]) -> Generator[tuple[Slot, int]]:
+    def read(self, folder: Folder, digests: Sequence[Digest]) -> Generator[tuple[StagingBuffer, int]]:
         """Yield buffers with the blocks of `digests`, in order, and the number of blocks in each.
 
         The caller must `give` each buffer back. Ends before the first block that is missing or damaged. Raises OSError.
@@ -108,7 +108,7 @@ class Buffers:
 class _Group:
     """Blocks that are being read into a buffer."""
 
-    slot: Slot
+    slot: StagingBuffer
     pending: deque[Callable[[], bool]] = field(default_factory=deque)
 
     def wait(self) -> int:

@@ -16,7 +16,7 @@ from time import perf_counter
 import torch
 
 from engine.cache.blocks import BlockManager
-from engine.cache.host_memory import Costs
+from engine.cache.host_memory import PromptCosts
 from engine.cache.kv_cache import KVCache
 from engine.cache.prefix_index import Block, Key
 from engine.errors import EngineError
@@ -25,8 +25,8 @@ from engine.store import cost_cache
 from engine.store.buffers import Buffers
 from engine.store.digests import Digest, after, root
 from engine.store.folder import Folder, is_chunk
-from engine.store.jobs import Bringing, Wish
-from models.weights.staging import Slot
+from engine.store.jobs import RestoreRequest, WriteRequest
+from models.weights.staging import StagingBuffer
 
 MOST_WISHES = 32
 """The most paths that are remembered to be written."""
@@ -68,13 +68,13 @@ class DiskTier:
         self._root = b""
         self._folder: Folder | None = None
         """None until it has been scanned, and once it is of no use."""
-        self._wishes: list[Wish] = []
+        self._wishes: list[WriteRequest] = []
         """The paths to be written; the last one is next."""
         self._looked = 0
         """How many of them, from the end, had nothing to be written just now."""
         self._names: dict[int, Digest] = {}
         """The digest of a block by its name."""
-        self._bringing: list[Bringing] = []
+        self._bringing: list[RestoreRequest] = []
         self._early: list[Callable[[], None]] | None = []
         """Requests made before the folder was scanned; None from then on."""
         self._writing = 0
@@ -85,8 +85,8 @@ class DiskTier:
         """What `finish` waits for: set once everything that can be written is."""
         self.problem = ""
         """Why the tier is no longer used, in a line for people."""
-        self.costs = Costs()
-        self._kept = Costs()
+        self.costs = PromptCosts()
+        self._kept = PromptCosts()
         """The costs last saved for other runs."""
         self._hangs = False
         """Whether the disk once delivered nothing in time. Other runs are not told, because the disk may recover."""
@@ -105,7 +105,7 @@ class DiskTier:
         """
         if self.problem:
             return
-        wish = Wish(owner, list(keys), until)
+        wish = WriteRequest(owner, list(keys), until)
         for before in [one for one in self._wishes if one.owner == owner]:
             if before.keys == wish.keys[: len(before.keys)]:
                 self._wishes.remove(before)
@@ -163,7 +163,7 @@ class DiskTier:
 
         self._tasks.put(keep)
 
-    def _next(self, folder: Folder, wish: Wish) -> bool:
+    def _next(self, folder: Folder, wish: WriteRequest) -> bool:
         """Hand over the next block of a path. Return False if none is ready."""
         owner = wish.owner
         path = self._blocks.chain(wish.keys)
@@ -234,7 +234,7 @@ class DiskTier:
             if wish.owner == owner:
                 wish.done, wish.digest = 0, b""
 
-    def _write(self, folder: Folder, owner: str, digest: Digest, slot: Slot, count: int) -> None:
+    def _write(self, folder: Folder, owner: str, digest: Digest, slot: StagingBuffer, count: int) -> None:
         try:
             slot.wait()
             wrote = folder.append(owner, digest, slot.view[: self._buffers.block_bytes])
@@ -292,7 +292,9 @@ class DiskTier:
         except Exception:  # noqa: BLE001 - computing the prompt raises it again, and reports it
             then()
             return
-        bringing = Bringing(table, keys[:end], idle, [wanted], [then], missing, end - present * self._size)
+        bringing = RestoreRequest(
+            table, keys[:end], idle, [wanted], [then], missing, end - present * self._size
+        )
         self._bringing.append(bringing)
         if table.length != present * self._size:
             self._end(bringing)
@@ -350,7 +352,7 @@ class DiskTier:
             return present, [*found, rest], until
         return present, found, rows
 
-    def _read(self, folder: Folder, bringing: Bringing) -> None:
+    def _read(self, folder: Folder, bringing: RestoreRequest) -> None:
         """Read the missing blocks on the disk's thread, group by group, no further ahead than the buffers allow."""
         bringing.is_cold = folder.is_cold(bringing.missing)
         if bringing.is_cold and not self.costs.if_cold.worth_it:  # computing is as fast as the disk itself
@@ -367,7 +369,7 @@ class DiskTier:
             folder.touch(bringing.missing[0])
             self._post(lambda: self._end(bringing))
 
-    def _take(self, bringing: Bringing, slot: Slot, count: int) -> None:
+    def _take(self, bringing: RestoreRequest, slot: StagingBuffer, count: int) -> None:
         """Copy the first blocks of a buffer into the cache."""
         table, size = bringing.table, self._size
         bringing.is_over = bringing.is_over or not any(wanted() for wanted in bringing.wanted)
@@ -389,7 +391,7 @@ class DiskTier:
         slot.note_copy(self._cache.kv.device)
         self._buffers.give(slot)
 
-    def _end(self, bringing: Bringing, too_slow: bool = False) -> None:
+    def _end(self, bringing: RestoreRequest, too_slow: bool = False) -> None:
         if bringing not in self._bringing:
             return
         self._bringing.remove(bringing)
@@ -465,7 +467,7 @@ class DiskTier:
             self._fail("cannot be used (the system gives no memory, or no thread)")
             return
         self._opened = found
-        known = cost_cache.kept(found.costs)
+        known = cost_cache.load_costs(found.costs)
 
         def begun() -> None:
             self._root, self._folder, self._kept = start, found, known

@@ -317,10 +317,10 @@ class Folder:
 
 def chunk_owner(text: str) -> str:
     """Return the name under which the blocks of a chunk with this text are kept."""
-    return chunk_owner_of(sha256(text.encode("utf-8", "replace")).hexdigest())
+    return chunk_owner_name(sha256(text.encode("utf-8", "replace")).hexdigest())
 
 
-def chunk_owner_of(hexdigest: str) -> str:
+def chunk_owner_name(hexdigest: str) -> str:
     """Return the same name, given the SHA-256 of the text in hexadecimal."""
     return _CHUNK + hexdigest[:32]
 

@@ -11,7 +11,7 @@ from engine.store.digests import Digest
 
 
 @dataclass(slots=True, eq=False)
-class Wish:
+class WriteRequest:
     """A path of a conversation to be written, and how much of it is."""
 
     owner: str
@@ -26,7 +26,7 @@ class Wish:
 
 
 @dataclass(slots=True, eq=False)
-class Bringing:
+class RestoreRequest:
     """Blocks that are being brought back."""
 
     table: BlockTable

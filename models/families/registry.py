@@ -23,7 +23,7 @@ from models.families.fields import Fields
 from models.families.unknown import why_unknown
 from models.files import ModelFiles, read_json
 from models.spec import ModelSpec
-from models.weights.quant_config import MXFP4, scheme_of
+from models.weights.quant_config import MXFP4, read_scheme
 
 if TYPE_CHECKING:
     from models.weights.gguf import GGUFFile  # brings numpy, which a listing of models need not wait for
@@ -72,7 +72,7 @@ def spec_of_hf(raw: dict[str, Any]) -> tuple[Family, ModelSpec]:
     family = next((family for family in FAMILIES if architecture in family.architectures), None)
     if family is None:
         raise ModelError(why_unknown("architecture", architecture, raw))
-    scheme = scheme_of(raw)
+    scheme = read_scheme(raw)
     if scheme is not None and family.turned and scheme.layouts != (MXFP4,):
         raise ModelError(
             f"Quantised checkpoints of {architecture} ({scheme.name}) are not read: it stores its matrices transposed; "

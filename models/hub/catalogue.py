@@ -20,7 +20,7 @@ import platformdirs
 from models.errors import ModelError
 from models.hub.default import DEFAULT_MODEL as DEFAULT_MODEL
 from models.hub.digests import sha256
-from models.hub.download_common import Meter, locked, need_space, size_of, storage_error
+from models.hub.download_common import Meter, file_size, locked, need_space, storage_error
 from models.progress import OnProgress
 
 QWEN3 = {
@@ -277,7 +277,7 @@ def remove(model: WheelModel) -> int:
 def held_bytes(model: WheelModel) -> int:
     """Return the bytes that `remove` would free."""
     files = [path for folder in _folders(model) for path in folder.rglob("*") if path.is_file()]
-    return sum(map(size_of, files))
+    return sum(map(file_size, files))
 
 
 def _folders(model: WheelModel) -> tuple[Path, Path]:
@@ -324,7 +324,7 @@ def _largest_file(work: Path) -> int:
     sizes = [0]
     for root, _, names in os.walk(work):
         # A file may be moved at any moment; one that is gone counts as 0.
-        sizes += [size_of(Path(root) / name) for name in names if name != _LOG]
+        sizes += [file_size(Path(root) / name) for name in names if name != _LOG]
     return max(sizes)
 
 

@@ -17,8 +17,8 @@ from urllib.parse import unquote
 from models.errors import ModelError
 from models.files import MOST_JSON, gguf_parts
 from models.hub.cache import RepoCache, repositories
-from models.hub.download_common import Meter, locked, need_space, size_of, storage_error
-from models.hub.transfer import Connection, Listing, RemoteFile, Unreachable, partial
+from models.hub.download_common import Meter, file_size, locked, need_space, storage_error
+from models.hub.transfer import HubConnection, Listing, RemoteFile, Unreachable, partial
 from models.progress import OnProgress
 from models.units import bytes_text
 
@@ -58,7 +58,7 @@ class HubModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class HubSettings:
     """Locations of the Hub and its cache, from huggingface_hub's own environment variables."""
 
     endpoint: str
@@ -67,7 +67,7 @@ class Settings:
     timeout_s: float
 
     @classmethod
-    def read(cls) -> "Settings":
+    def read(cls) -> "HubSettings":
         """Read HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE and HF_HUB_DOWNLOAD_TIMEOUT. Raises ModelError."""
         try:
             from huggingface_hub import constants
@@ -85,7 +85,7 @@ class Settings:
             timeout_s=float(constants.HF_HUB_DOWNLOAD_TIMEOUT),
         )
 
-    def connect(self) -> Connection:
+    def connect(self) -> HubConnection:
         """Open a connection with the user's token (HF_TOKEN, or `hf auth login`)."""
         from huggingface_hub import constants, get_token
 
@@ -96,7 +96,7 @@ class Settings:
             raise ModelError(
                 f"The token in {constants.HF_TOKEN_PATH} cannot be read ({reason}); check HF_HOME, or set HF_TOKEN."
             ) from None
-        return Connection(self.endpoint, token, self.timeout_s)
+        return HubConnection(self.endpoint, token, self.timeout_s)
 
 
 def parse_id(text: str) -> HubModel | None:
@@ -166,7 +166,7 @@ def fetch(model: HubModel, *, on_progress: OnProgress | None, offline: bool, ref
 
     No network call is made for a complete model unless `refresh` asks for a newer one. Raises ModelError.
     """
-    settings = Settings.read()
+    settings = HubSettings.read()
     cache = RepoCache(settings.cache, model.repo)
     commit = cache.commit_of(model.revision)
     if commit is not None and (not refresh or offline or settings.offline):
@@ -193,7 +193,7 @@ def fetch(model: HubModel, *, on_progress: OnProgress | None, offline: bool, ref
 
 def commit_here(model: HubModel) -> str | None:
     """Return the commit that a model's revision stands for on this machine; None while it is not known."""
-    return RepoCache(Settings.read().cache, model.repo).commit_of(model.revision)
+    return RepoCache(HubSettings.read().cache, model.repo).commit_of(model.revision)
 
 
 def in_reach(repo: str, timeout_s: float) -> bool:
@@ -206,7 +206,7 @@ def in_reach(repo: str, timeout_s: float) -> bool:
     def ask() -> None:
         found = False
         with suppress(Exception):  # whatever goes wrong, the Hub is not in reach
-            settings = Settings.read()
+            settings = HubSettings.read()
             if not settings.offline:
                 with replace(settings, timeout_s=timeout_s).connect() as connection:
                     found = connection.has(repo)
@@ -222,7 +222,7 @@ def in_reach(repo: str, timeout_s: float) -> bool:
 def cached_models() -> list[tuple[HubModel, Path, int]]:
     """Return every complete model in the Hub's cache folder, with its path and the bytes of its files."""
     found = []
-    for cache in repositories(Settings.read().cache):
+    for cache in repositories(HubSettings.read().cache):
         revisions = {commit: name for name, commit in cache.revisions().items()}
         revisions |= {commit: name for name, commit in cache.revisions().items() if name == "main"}
         for commit in cache.snapshots():
@@ -240,7 +240,7 @@ def cached_models() -> list[tuple[HubModel, Path, int]]:
 
 def remove(model: HubModel) -> int:
     """Delete a model from the cache, including unfinished downloads; return the bytes freed (0: none there)."""
-    cache = RepoCache(Settings.read().cache, model.repo)
+    cache = RepoCache(HubSettings.read().cache, model.repo)
     before = cache.bytes()
     if model.file is None and model.revision == "main":
         cache.remove_all()
@@ -256,7 +256,7 @@ def remove(model: HubModel) -> int:
 
 def held_bytes(model: HubModel) -> int:
     """Return the bytes of a model in the cache, including an unfinished download: those that `remove` would delete."""
-    cache = RepoCache(Settings.read().cache, model.repo)
+    cache = RepoCache(HubSettings.read().cache, model.repo)
     if model.file is None and model.revision == "main":
         return cache.bytes()
     files = [None] if model.file is None else gguf_parts(model.file)
@@ -270,7 +270,7 @@ def _commits(cache: RepoCache, model: HubModel) -> list[str]:
 
 
 def _download(
-    connection: Connection, cache: RepoCache, listing: Listing, model: HubModel, meter: Meter
+    connection: HubConnection, cache: RepoCache, listing: Listing, model: HubModel, meter: Meter
 ) -> Path:
     """Fetch the missing files of `model` at the listing's commit, then link them. Raises ModelError, OSError."""
     commit = listing.commit
@@ -281,7 +281,7 @@ def _download(
     cache.keep_listing(listing)
     missing = [file for file in files if not cache.stored(commit, file)]
     have = sum(file.size or 0 for file in files if file not in missing)
-    begun = sum(size_of(partial(cache.blob(file))) for file in missing)
+    begun = sum(file_size(partial(cache.blob(file))) for file in missing)
     meter.total = sum(file.size or 0 for file in files)
     meter.at(have + begun)
     need_space(cache.root, meter.total - have - begun, "HF_HOME")
@@ -310,7 +310,7 @@ def check_sizes(files: Iterable[RemoteFile], repo: str) -> None:
 
 
 def _fetch_file(
-    connection: Connection, cache: RepoCache, commit: str, file: RemoteFile, meter: Meter, have: int
+    connection: HubConnection, cache: RepoCache, commit: str, file: RemoteFile, meter: Meter, have: int
 ) -> None:
     blob = cache.blob(file)
     blob.parent.mkdir(parents=True, exist_ok=True)

@@ -93,7 +93,7 @@ def storage_error(error: OSError, folder: Path, setting: str) -> ModelError:
     )
 
 
-def size_of(path: Path) -> int:
+def file_size(path: Path) -> int:
     """Return the bytes of a file; 0 if there is none."""
     try:
         return path.stat().st_size

@@ -13,7 +13,7 @@ from models.files import ModelFiles, read_json
 from models.hub.download import HubModel
 from models.hub.peek import peek
 from models.spec import ModelSpec
-from models.weights.quant_config import Scheme, scheme_of, stored_types
+from models.weights.quant_config import Scheme, read_scheme, stored_types
 from models.weights.safetensors_files import safetensors_files, tensor_shapes
 from models.weights.slots import parameters
 
@@ -124,7 +124,7 @@ def _describe_folder(files: ModelFiles, folder: Path) -> ModelFacts:
 def _scheme(raw: dict[str, Any]) -> Scheme | None:
     """Return how the matrices are quantised; None also for an unsupported scheme, which reading the spec reports."""
     try:
-        return scheme_of(raw)
+        return read_scheme(raw)
     except ModelError:
         return None
 

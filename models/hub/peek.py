@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import ModelError
-from models.hub.download import HubModel, Settings, check_sizes, select
+from models.hub.download import HubModel, HubSettings, check_sizes, select
 from models.hub.download_common import Meter
-from models.hub.transfer import Connection, RemoteFile
+from models.hub.transfer import HubConnection, RemoteFile
 from models.units import bytes_text
 
 HEADS = (2**22, 2**24, 2**26)
@@ -29,7 +29,7 @@ class Peek:
 @contextmanager
 def peek(model: HubModel) -> Iterator[Peek]:
     """Provide the list of files of `model`, and a folder with its config.json or GGUF headers. Raises ModelError."""
-    settings = Settings.read()
+    settings = HubSettings.read()
     if settings.offline:
         raise ModelError(
             f"{model.name} is not on this machine and the network is off; connect and try again."
@@ -56,7 +56,7 @@ def peek(model: HubModel) -> Iterator[Peek]:
 
 
 def _fetch_header(
-    connection: Connection, model: HubModel, commit: str, file: RemoteFile, folder: Path
+    connection: HubConnection, model: HubModel, commit: str, file: RemoteFile, folder: Path
 ) -> None:
     """Fetch the header of a GGUF file into a file of the full size, with a hole in place of the tensors."""
     path, size = folder / Path(file.path).name, file.size or 0

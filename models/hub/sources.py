@@ -12,7 +12,7 @@ from models.files import ModelFiles
 from models.hub import catalogue
 from models.hub import download as hub
 from models.hub.download import HubModel
-from models.hub.download_common import size_of
+from models.hub.download_common import file_size
 from models.progress import OnProgress
 
 
@@ -94,7 +94,7 @@ def parse(model: str) -> catalogue.WheelModel | HubModel | Path:
     raise ModelError(_unknown(text))
 
 
-def commit_of(model: str) -> str | None:
+def local_commit(model: str) -> str | None:
     """Return the commit of a model from the Hub that is on this machine; None for other models. Raises ModelError."""
     source = parse(model)
     return hub.commit_here(source) if isinstance(source, HubModel) else None
@@ -125,7 +125,7 @@ def local_models() -> list[LocalModel]:
     try:
         for wheel in catalogue.WHEELS.values():
             if path := catalogue.cached(wheel):
-                size = sum(size_of(file) for file in path.parent.iterdir() if file.is_file())
+                size = sum(file_size(file) for file in path.parent.iterdir() if file.is_file())
                 found.append(LocalModel(wheel.name, ModelFiles(wheel.name, gguf=path), size, "catalogue"))
         for on_hub, path, size in hub.cached_models():
             found.append(LocalModel(_hub_name(on_hub), _hub_files(on_hub, path), size, "hub"))

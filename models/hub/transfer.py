@@ -16,7 +16,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from models.errors import ModelError
 from models.hub.digests import content_id
-from models.hub.download_common import Meter, size_of
+from models.hub.download_common import Meter, file_size
 from models.hub.response_head import limit_head
 from models.units import bytes_text
 
@@ -76,7 +76,7 @@ def http_library() -> ModuleType:
     return httpx2
 
 
-class Connection:
+class HubConnection:
     """A connection to one Hub, as a context manager. `token` is sent to the Hub, never to the host of a redirect."""
 
     def __init__(self, endpoint: str, token: str | None, timeout_s: float) -> None:
@@ -103,7 +103,7 @@ class Connection:
                 f"Cannot open a connection: {error}; check HF_TOKEN and the proxy settings."
             ) from error
 
-    def __enter__(self) -> "Connection":
+    def __enter__(self) -> "HubConnection":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -183,16 +183,16 @@ class Connection:
         part = partial(target)
         failures = 0
         while True:
-            before = size_of(part)
+            before = file_size(part)
             try:
                 self._receive(repo, commit, file, part, meter, base)
                 break
             except (self._http.RequestError, _Cut) as error:
-                came = size_of(part) > before and not isinstance(error, _Slow)
+                came = file_size(part) > before and not isinstance(error, _Slow)
                 failures = 1 if came else failures + 1
                 if failures > len(RETRY_WAITS_S):
                     raise ModelError(
-                        f"The download of {repo} stopped at {bytes_text(size_of(part))} of "
+                        f"The download of {repo} stopped at {bytes_text(file_size(part))} of "
                         f"{bytes_text(file.size)} in {file.path} ({_reason(error)}); "
                         "run the same command again to continue."
                     ) from error
@@ -208,7 +208,7 @@ class Connection:
     def _receive(self, repo: str, commit: str, file: RemoteFile, part: Path, meter: Meter, base: int) -> None:
         """Append the missing bytes to `part`. Raises _Cut or the client's RequestError if the transfer breaks off."""
         assert file.size is not None
-        have = size_of(part)
+        have = file_size(part)
         if have == file.size:
             return
         headers = {"range": f"bytes={have}-"} if have else {}
@@ -362,7 +362,7 @@ def is_identity(value: object) -> bool:
 
 def _matches(path: Path, file: RemoteFile) -> bool:
     """Return whether the content at `path` is that of `file`: its size, and its checksum if its id is one."""
-    if size_of(path) != file.size:
+    if file_size(path) != file.size:
         return False
     found = content_id(path, file.id or "")
     return found is None or found == file.id

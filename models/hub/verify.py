@@ -11,7 +11,7 @@ from models.files import gguf_parts
 from models.hub import catalogue
 from models.hub.cache import RepoCache
 from models.hub.digests import content_id
-from models.hub.download import HubModel, Settings, select
+from models.hub.download import HubModel, HubSettings, select
 from models.hub.download_common import Meter
 from models.hub.manifest import manifest_path, read_manifest
 from models.hub.sources import parse, unreadable
@@ -104,7 +104,7 @@ def _unlisted(folder: Path, known: Collection[str]) -> list[str]:
 
 
 def _on_hub(model: HubModel, online: bool, on_progress: OnProgress | None) -> Verdict:
-    settings = Settings.read()
+    settings = HubSettings.read()
     cache = RepoCache(settings.cache, model.repo)
     commit = cache.commit_of(model.revision)
     if commit is None or not cache.snapshot(commit).is_dir():

@@ -17,7 +17,7 @@ Place = tuple[str, int | None]
 
 
 @dataclass(slots=True)
-class Seen:
+class ActivationSums:
     """Sums over the tokens that went through a linear layer."""
 
     inputs: Tensor
@@ -31,7 +31,7 @@ class Seen:
 class Activations:
     """The measurements of a whole network."""
 
-    seen: dict[Place, Seen] = field(default_factory=dict)
+    seen: dict[Place, ActivationSums] = field(default_factory=dict)
     tokens: int = 0
     """Number of tokens of the text."""
 
@@ -101,7 +101,7 @@ class _Measured(Decoder):
         place = self._places.get(id(linear))
         if place is not None and len(x):
             seen = self._found.seen.setdefault(
-                place, Seen(torch.zeros(linear.columns), torch.zeros(linear.rows))
+                place, ActivationSums(torch.zeros(linear.columns), torch.zeros(linear.rows))
             )
             seen.inputs += x.detach().float().square().sum(0)
             seen.tokens += len(x)

@@ -28,7 +28,7 @@ _STEP = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class BlockMatrix:
     """A matrix in blocks."""
 
     kind: Kind
@@ -50,7 +50,7 @@ def calibrate(
     activations: Activations,
     whole: bool,
     on_progress: OnProgress | None = None,
-) -> dict[str, Held]:
+) -> dict[str, BlockMatrix]:
     """Return every matrix of a network in blocks of 4 or 8 bits, by name. `whole`: one of the digits must mean zero.
 
     The total size is that of `--quantize int4`; embedding and head stay in 8 bits. Raises ModelError for matrices that
@@ -59,12 +59,12 @@ def calibrate(
     preset = choose_kinds(tensors, found, "int4", _CPU)
     matrices = {tensor.name: tensor for tensor in tensors if tensor.name in preset}
     done, total = 0, sum(tensor.nbytes for tensor in matrices.values())
-    held: dict[str, Held] = {}
+    held: dict[str, BlockMatrix] = {}
     gains: dict[str, float] = {}
     for name, tensor in matrices.items():
         slot = found[name]
         if slot.part in ("embedding", "head"):
-            held[name] = Held(Kind.Q8_0, _in_8_bits(tensor))
+            held[name] = BlockMatrix(Kind.Q8_0, _in_8_bits(tensor))
         else:
             held[name], gains[name] = _in_4_bits(tensor, slot, activations, whole)
         done += tensor.nbytes
@@ -76,7 +76,7 @@ def calibrate(
     for name in sorted(gains, key=lambda name: gains[name] / _extra(matrices[name]), reverse=True):
         if (cost := _extra(matrices[name])) <= budget:
             budget -= cost
-            held[name] = Held(Kind.Q8_0, _in_8_bits(matrices[name]))
+            held[name] = BlockMatrix(Kind.Q8_0, _in_8_bits(matrices[name]))
     return held
 
 
@@ -90,7 +90,9 @@ def _in_8_bits(tensor: StoredTensor) -> Tensor:
     return torch.cat([quantize(values, Kind.Q8_0) for values in _stretches(tensor)])
 
 
-def _in_4_bits(tensor: StoredTensor, slot: Slot, activations: Activations, whole: bool) -> tuple[Held, float]:
+def _in_4_bits(
+    tensor: StoredTensor, slot: Slot, activations: Activations, whole: bool
+) -> tuple[BlockMatrix, float]:
     """Return the blocks of a matrix, and the increase of a token's KL divergence by their error."""
     place = (slot.group, slot.expert)
     squares, matters = activations.inputs(place), activations.outputs(place)
@@ -108,7 +110,7 @@ def _in_4_bits(tensor: StoredTensor, slot: Slot, activations: Activations, whole
         start += len(values)
         parts = (half_bytes(fitted.scale), half_bytes(fitted.low), nibbles(fitted.digits))
         blocks.append(torch.cat(parts, dim=-1).view(len(values), -1))
-    return Held(Kind.Q4_1, torch.cat(blocks)), cost
+    return BlockMatrix(Kind.Q4_1, torch.cat(blocks)), cost
 
 
 def _stretches(tensor: StoredTensor) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from models.errors import ModelError
 from models.files import read_json
 from models.hub.download import PICKLE_SUFFIXES
 from models.hub.manifest import MANIFEST
-from models.quantising.calibrate import Held
+from models.quantising.calibrate import BlockMatrix
 from models.quantising.fit import BLOCK
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import FLOATS, read_safetensors
@@ -34,7 +34,9 @@ def check_one_to_one(names: set[str], held: Mapping[str, object]) -> None:
         )
 
 
-def write_gguf(source: Path, out: Path, held: Mapping[str, Held], interleaved: Mapping[str, int]) -> None:
+def write_gguf(
+    source: Path, out: Path, held: Mapping[str, BlockMatrix], interleaved: Mapping[str, int]
+) -> None:
     """Write the file `source` with these matrices in blocks and everything else unchanged. `interleaved` has the head
     size of tensors whose rows interleave the halves of heads. Raises OSError."""
     import gguf
@@ -83,7 +85,7 @@ def write_gguf(source: Path, out: Path, held: Mapping[str, Held], interleaved: M
         writer.close()
 
 
-def write_folder(source: Path, out: Path, held: Mapping[str, Held]) -> None:
+def write_folder(source: Path, out: Path, held: Mapping[str, BlockMatrix]) -> None:
     """Write a folder like `source` with these matrices packed; `out` must be an empty folder. Raises OSError."""
     from safetensors.torch import save_file
 
@@ -106,7 +108,7 @@ def write_folder(source: Path, out: Path, held: Mapping[str, Held]) -> None:
     )  # which safetensors writes for its owner alone
 
 
-def _packed(held: Held) -> dict[str, Tensor]:
+def _packed(held: BlockMatrix) -> dict[str, Tensor]:
     """Return the tensors of a matrix as compressed-tensors packs them."""
     size = held.kind.block_bytes
     blocks = held.data.view(len(held.data), -1, size)
@@ -140,7 +142,7 @@ def _words(digits: Tensor, bits: int) -> Tensor:
     return digits.contiguous().view(torch.int32)
 
 
-def _config(held: Mapping[str, Held]) -> dict[str, Any]:
+def _config(held: Mapping[str, BlockMatrix]) -> dict[str, Any]:
     """Return the quantization_config."""
 
     def group(kind: Kind, bits: int) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from models.errors import ModelError
 from models.families.registry import spec_of_gguf
 from models.files import ModelFiles
 from models.hub.digests import sha256
-from models.hub.download_common import need_space, size_of
+from models.hub.download_common import file_size, need_space
 from models.hub.manifest import Manifest, manifest_path, write_manifest
 from models.load import fill_network, read_tensors
 from models.network import Network
 from models.progress import OnProgress
 from models.quantising.activations import divergence, measure
-from models.quantising.calibrate import TEXT, WINDOW, Held, calibrate, windows
+from models.quantising.calibrate import TEXT, WINDOW, BlockMatrix, calibrate, windows
 from models.quantising.files import check_one_to_one, write_folder, write_gguf
 from models.quantising.fit import BLOCK
 from models.spec import ModelSpec
@@ -84,7 +84,7 @@ def _write(
     if files.folder is not None:  # folders keep embedding and head unquantised
         matrices = {name for name in matrices if places[name].part not in ("embedding", "head")}
     check_one_to_one(_stored_names(files), dict.fromkeys(matrices))
-    known, unknown = windows(_text_of(files, spec), _positions(spec))
+    known, unknown = windows(_calibration_tokens(files, spec), _positions(spec))
     network = fill_network(spec, tensors, _dtype(tensors), _CPU, positions=_positions(spec), names=names)
     activations = measure(network, known, on_progress)
     held = calibrate(tensors, places, activations, files.folder is not None, on_progress)
@@ -100,7 +100,7 @@ def _write(
             write_folder(files.folder, scratch, written)
         made = sorted(scratch.iterdir())
         manifest = Manifest(files.name, revision, FORMAT, kl, {path.name: sha256(path) for path in made})
-        total = sum(map(size_of, made))
+        total = sum(map(file_size, made))
         _move(scratch, out, manifest, files.gguf is not None)
     except (OSError, SafetensorError) as error:
         raise _unwritable(out, error) from None
@@ -145,7 +145,7 @@ def _positions(spec: ModelSpec) -> int:
     return min(WINDOW, spec.max_positions)
 
 
-def _text_of(files: ModelFiles, spec: ModelSpec) -> list[int]:
+def _calibration_tokens(files: ModelFiles, spec: ModelSpec) -> list[int]:
     """Return the tokens of the built-in text. Raises ModelError if the network cannot read them."""
     ids = load_tokenizer(files).encode(TEXT.read_text(encoding="utf-8"))
     if (most := max(ids, default=0)) >= spec.vocab_size:
@@ -166,7 +166,7 @@ def _dtype(tensors: list[StoredTensor]) -> torch.dtype:
 
 
 def _in_blocks(
-    spec: ModelSpec, tensors: list[StoredTensor], names: Names, held: Mapping[str, Held]
+    spec: ModelSpec, tensors: list[StoredTensor], names: Names, held: Mapping[str, BlockMatrix]
 ) -> Network:
     stored = [
         replace(tensor, blocks=Blocks(held[tensor.name].kind, lambda name=tensor.name: held[name].data))  # type: ignore[misc]

@@ -5,7 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Peers(Protocol):
+class Collective(Protocol):
     """Operations across ranks. All ranks call the same methods in the same order, with equal shapes and dtypes."""
 
     def sum(self, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from models.network import (
     Weight,
 )
 from models.reference.attention import Attention
-from models.reference.collective import Peers
+from models.reference.collective import Collective
 from models.reference.products import choose_product
 from models.reference.rope import rotate, select_rotation
 from models.reference.tiled import TiledProduct, embed
@@ -57,7 +57,7 @@ class Decoder:
         quantized: QuantizedProduct | None = None,
         on_host: HostMixture | None = None,
         embedding: Embedding = embed,
-        peers: Peers | None = None,
+        peers: Collective | None = None,
     ) -> None:
         """`quantized` computes products with quantised weights (None: TiledProduct), `on_host` computes experts in host
         memory, `embedding` looks up rows of a weight, and `peers` are the ranks with the other parts of the network."""

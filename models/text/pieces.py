@@ -28,7 +28,7 @@ _HTML = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPiece:
     """A stretch of a prompt. Control tokens are recognised in the template's text, not in typed text."""
 
     text: str
@@ -89,7 +89,7 @@ class PieceEncoder:
         self._prefixed = both[: self._before] == before and both[self._before :] != self._ids("a")
         """Whether a text's beginning is tokenised differently from a continuation: SentencePiece prepends a space."""
 
-    def encode(self, pieces: Iterable[Piece], after: int | None = None) -> list[int]:
+    def encode(self, pieces: Iterable[PromptPiece], after: int | None = None) -> list[int]:
         """Return the token ids of the pieces as one text. `after` is the preceding token; None at the beginning."""
         text = "".join(piece.text if piece.typed else self._with_names(piece.text) for piece in pieces)
         if after is None or not self._prefixed:

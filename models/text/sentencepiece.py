@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
-from models.text.tokenizer_parts import META_SPACE, merges_of, sentencepiece_decoder
+from models.text.tokenizer_parts import META_SPACE, derive_merges, sentencepiece_decoder
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Token types, as SentencePiece and GGUF number them."""
@@ -91,7 +91,7 @@ def _bpe(vocabulary: SentencePiece) -> BPE:
     # Control and byte tokens are never made from the text that spells them.
     mergeable = [i for i in range(len(tokens)) if types[i] not in (UNKNOWN, CONTROL, BYTE)]
     mergeable.sort(key=lambda i: -scores[i])
-    merges = merges_of([tokens[i] for i in mergeable], known)
+    merges = derive_merges([tokens[i] for i in mergeable], known)
     unknown = tokens[vocabulary.unknown]
     return BPE(vocab=known, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
 

@@ -10,7 +10,7 @@ from models.errors import ModelError
 from models.files import read_json
 from models.text.splits import TEKKEN, byte_level
 from models.text.text_stream import byte_alphabet
-from models.text.tokenizer_parts import merges_of
+from models.text.tokenizer_parts import derive_merges
 
 _MOST = 100_000
 """The maximum number of special tokens in a file; Mistral's have a thousand."""
@@ -46,7 +46,7 @@ def read_tekken(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
         words = {token: len(special) + rank for rank, token in enumerate(ranked) if token not in names}
         vocabulary = {**{token: token_id for token_id, token in enumerate(special)}, **words}
         pattern = str(config.get("pattern") or TEKKEN)
-        merges = merges_of(list(words), words)
+        merges = derive_merges(list(words), words)
         backend = byte_level(vocabulary, merges, [pattern], whole_words_first=True)
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     except ModelError:

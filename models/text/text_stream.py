@@ -97,7 +97,7 @@ def decode(
     return _strip(joined.decode("utf-8", "replace"), token_bytes.strip_left if strip else 0)
 
 
-def token_bytes_of(backend: tokenizers.Tokenizer) -> TokenBytes:
+def find_token_bytes(backend: tokenizers.Tokenizer) -> TokenBytes:
     """Return how a tokenizer's decoder spells its tokens: byte-level, or SentencePiece with byte tokens.
 
     Raises ModelError for any other decoder.

@@ -7,8 +7,8 @@ from models.errors import ModelError
 from models.text.chat_template import ChatTemplate, Message
 from models.text.folder_tokenizer import parts_from_folder
 from models.text.gguf_tokenizer import parts_from_gguf
-from models.text.pieces import Piece, PieceEncoder, control_tokens
-from models.text.text_stream import TextStream, decode, token_bytes_of
+from models.text.pieces import PieceEncoder, PromptPiece, control_tokens
+from models.text.text_stream import TextStream, decode, find_token_bytes
 from models.text.tokenizer_parts import (
     CHANNELS,
     END_OF_TURN,
@@ -23,7 +23,7 @@ from models.text.vocab_diff import difference
 if TYPE_CHECKING:
     from models.files import ModelFiles
 
-__all__ = ["Message", "Piece", "TextStream", "Tokenizer", "load_tokenizer"]
+__all__ = ["Message", "PromptPiece", "TextStream", "Tokenizer", "load_tokenizer"]
 
 
 class Tokenizer:
@@ -33,7 +33,7 @@ class Tokenizer:
         """Raises ModelError for a tokenizer that cannot be decoded."""
         backend = parts.backend
         self._backend = backend
-        self._token_bytes = token_bytes_of(backend)
+        self._token_bytes = find_token_bytes(backend)
         added = backend.get_added_tokens_decoder()
         self._added = {token.content: token_id for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -116,9 +116,9 @@ class Tokenizer:
 
         Raises ModelError for text that is not valid Unicode.
         """
-        return self.encode_pieces([Piece(text, typed=True)])
+        return self.encode_pieces([PromptPiece(text, typed=True)])
 
-    def encode_pieces(self, pieces: Sequence[Piece], after: int | None = None) -> list[int]:
+    def encode_pieces(self, pieces: Sequence[PromptPiece], after: int | None = None) -> list[int]:
         """Return the token ids of the pieces as one text, with control tokens only in pieces that were not typed.
 
         `after` is the preceding token; None at the beginning. Raises ModelError for text that is not valid Unicode.

@@ -93,7 +93,7 @@ def sentencepiece_decoder(*, prefixed: bool) -> decoders.Decoder:
     return decoders.Sequence(steps)
 
 
-def merges_of(ranked: Sequence[str], known: Mapping[str, int]) -> list[tuple[str, str]]:
+def derive_merges(ranked: Sequence[str], known: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return every way to make a token of two other `known` tokens; `ranked` has the best token first."""
     return [
         (token[:cut], token[cut:])

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import DeviceBlocks
-from models.weights.group_quant import Grouped, halves_hold, is_symmetric
+from models.weights.group_quant import GroupedMatrix, halves_hold, is_symmetric
 from models.weights.quantize import half_bytes, nibbles
 
 _CPU = torch.device("cpu")
 
 
-def device_blocks(grouped: Grouped) -> DeviceBlocks | None:
+def device_blocks(grouped: GroupedMatrix) -> DeviceBlocks | None:
     """Return the blocks that hold these numbers with no more rounding than bf16, or None if no type can.
 
     Columns are put in the order of their groups.
@@ -44,7 +44,7 @@ def device_blocks(grouped: Grouped) -> DeviceBlocks | None:
     return None
 
 
-def _kinds(grouped: Grouped) -> tuple[Kind, ...]:
+def _kinds(grouped: GroupedMatrix) -> tuple[Kind, ...]:
     """Return the types that may hold the matrix, widest groups first."""
     if not grouped.is_integer:
         return (Kind.FP8_128,)
@@ -53,7 +53,9 @@ def _kinds(grouped: Grouped) -> tuple[Kind, ...]:
     return (Kind.Q8_0 if is_symmetric(grouped) else Kind.INT8_32,)
 
 
-def _rows(grouped: Grouped, kind: Kind, order: Tensor | None, groups: Tensor, device: torch.device) -> Tensor:
+def _rows(
+    grouped: GroupedMatrix, kind: Kind, order: Tensor | None, groups: Tensor, device: torch.device
+) -> Tensor:
     """Make the blocks, uint8 [rows, bytes per row], on `device`; `groups` has the group of each block of a row."""
     digits, groups = grouped.digits(device), groups.to(device)
     if not grouped.is_integer:

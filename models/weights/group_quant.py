@@ -27,7 +27,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
+class GroupedMatrix:
     """A matrix [rows, columns] that is not read yet."""
 
     rows: int
@@ -44,7 +44,7 @@ class Grouped:
     """int64 [columns]: the group of each column. None: groups have equal widths and follow each other."""
     is_integer: bool = True
 
-    def cut(self, start: int, rows: int) -> "Grouped":
+    def cut(self, start: int, rows: int) -> "GroupedMatrix":
         """Return these rows alone."""
         zeros, stop = self.zeros, start + rows
         return replace(
@@ -57,7 +57,7 @@ class Grouped:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MatrixTensors:
     """The tensors of one matrix, by their suffixes in the layout."""
 
     stem: str
@@ -97,7 +97,7 @@ class Found:
             )
 
 
-def _bits(found: Found, part: str, words: int, numbers: int) -> int:
+def _bits(found: MatrixTensors, part: str, words: int, numbers: int) -> int:
     """Return the bits of a digit if `words` words hold `numbers` digits. Raises ModelError."""
     for bits in PACKED_BITS:
         if words == -(-numbers * bits // 32):
@@ -108,7 +108,7 @@ def _bits(found: Found, part: str, words: int, numbers: int) -> int:
     )
 
 
-def _in_order(found: Found, part: str, count: int, columns: int, width: int | None) -> Tensor | None:
+def _in_order(found: MatrixTensors, part: str, count: int, columns: int, width: int | None) -> Tensor | None:
     """Return the group of each of the columns for `count` groups of `width` columns (None: all columns) that follow
     each other; None if all groups are full. Raises ModelError if the counts do not match."""
     width = columns if width is None else min(width, columns)
@@ -120,7 +120,7 @@ def _in_order(found: Found, part: str, count: int, columns: int, width: int | No
     return None if columns == count * width else torch.arange(columns) // width
 
 
-def _given_order(found: Found, part: str, count: int, columns: int) -> Tensor | None:
+def _given_order(found: MatrixTensors, part: str, count: int, columns: int) -> Tensor | None:
     """Return the group of each column as given in the file; None if groups follow each other. Raises ModelError."""
     order = found.read(part, torch.int32).long()
     if (odd := order[(order < 0) | (order >= count)]).numel():
@@ -132,7 +132,7 @@ def _given_order(found: Found, part: str, count: int, columns: int) -> Tensor | 
     return None if plain else order
 
 
-def _scales(found: Found, part: str) -> Read:
+def _scales(found: MatrixTensors, part: str) -> Read:
     def read(device: torch.device) -> Tensor:
         scales = found.read(part, torch.float32, device)
         if not bool(scales.isfinite().all()):
@@ -154,7 +154,7 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
     return digits.view(torch.int8).sub_(8)
 
 
-def _awq(found: Found) -> Grouped:
+def _awq(found: MatrixTensors) -> GroupedMatrix:
     """Read AutoAWQ's gemm layout: transposed, with eight digits of a row per word, even ones first."""
     groups, rows = found.shape(".scales")
     columns = found.shape(".qweight")[0]
@@ -166,7 +166,7 @@ def _awq(found: Found) -> Grouped:
         return digits.view(len(digits), -1, 8)[..., _AWQ_ORDER].flatten(1).T[:rows]
 
     scales = _scales(found, ".scales")
-    return Grouped(
+    return GroupedMatrix(
         rows,
         columns,
         4,
@@ -177,7 +177,7 @@ def _awq(found: Found) -> Grouped:
     )
 
 
-def _gptq(found: Found) -> Grouped:
+def _gptq(found: MatrixTensors) -> GroupedMatrix:
     """Read the layout of AutoGPTQ and GPTQModel: transposed, with digits of a column in a word."""
     groups, rows = found.shape(".scales")
     bits = _bits(found, ".qzeros", found.shape(".qzeros")[1], rows)
@@ -201,10 +201,10 @@ def _gptq(found: Found) -> Grouped:
     else:
         order = _in_order(found, ".scales", groups, columns, found.scheme.group)
     scales = _scales(found, ".scales")
-    return Grouped(rows, columns, bits, digits, lambda device: scales(device).T, zeros, order)
+    return GroupedMatrix(rows, columns, bits, digits, lambda device: scales(device).T, zeros, order)
 
 
-def _compressed(found: Found) -> Grouped:
+def _compressed(found: MatrixTensors) -> GroupedMatrix:
     """Read pack-quantized of compressed-tensors: a word has digits of one row, or zeros of one group down the rows."""
     found.expect(".weight_shape", (2,))
     rows, columns = (int(size) for size in found.read(".weight_shape", torch.int64))
@@ -228,7 +228,7 @@ def _compressed(found: Found) -> Grouped:
     else:
         order = _in_order(found, ".weight_scale", groups, columns, width)
     scales = _scales(found, ".weight_scale")
-    return Grouped(
+    return GroupedMatrix(
         rows,
         columns,
         bits,
@@ -239,7 +239,7 @@ def _compressed(found: Found) -> Grouped:
     )
 
 
-def _bytes(found: Found) -> Grouped:
+def _bytes(found: MatrixTensors) -> GroupedMatrix:
     """Read a byte per number, integer or fp8, in the matrix's shape; scales are per tensor, row, group or block."""
     digits = ".weight"
     rows, columns = found.shape(digits)
@@ -264,7 +264,7 @@ def _bytes(found: Found) -> Grouped:
         return given
 
     scales = _scales(found, scale)
-    return Grouped(
+    return GroupedMatrix(
         rows,
         columns,
         8,
@@ -276,7 +276,7 @@ def _bytes(found: Found) -> Grouped:
     )
 
 
-def _by_rows_and_columns(found: Found, part: str, rows: int, columns: int) -> tuple[int, int, int]:
+def _by_rows_and_columns(found: MatrixTensors, part: str, rows: int, columns: int) -> tuple[int, int, int]:
     """Return the rows with common scales, the groups of a row and their width, from the shape of the scales.
 
     Raises ModelError if the shape is not possible.
@@ -301,7 +301,7 @@ def _spread(scales: Tensor, rows: int, high: int, groups: int) -> Tensor:
     return scales.reshape(-1, groups).repeat_interleave(high, dim=0)[:rows]
 
 
-UNPACK: Mapping[str, Callable[[Found], Grouped]] = {
+UNPACK: Mapping[str, Callable[[MatrixTensors], GroupedMatrix]] = {
     AWQ.name: _awq,
     GPTQ.name: _gptq,
     PACKED.name: _compressed,
@@ -311,7 +311,7 @@ UNPACK: Mapping[str, Callable[[Found], Grouped]] = {
 """A reader for each layout, by name. It only reads what tells how the rest lies; wrong shapes raise ModelError."""
 
 
-def numbers(grouped: Grouped, device: torch.device = _CPU) -> Iterator[tuple[int, Tensor]]:
+def numbers(grouped: GroupedMatrix, device: torch.device = _CPU) -> Iterator[tuple[int, Tensor]]:
     """Yield (first row, fp32 [some rows, columns] on `device`), in order."""
     digits, scales = grouped.digits(device), grouped.scales(device)
     zeros = None if grouped.zeros is None else grouped.zeros(device)
@@ -331,7 +331,7 @@ def numbers(grouped: Grouped, device: torch.device = _CPU) -> Iterator[tuple[int
         yield start, (values * scale).view(len(values), -1)
 
 
-def blocks_of(grouped: Grouped) -> Kind | None:
+def choose_blocks(grouped: GroupedMatrix) -> Kind | None:
     """Return the blocks that hold these numbers with no more rounding than bf16; None if no type can."""
     if grouped.order is not None or grouped.columns % _BLOCK or not grouped.is_integer:
         return None
@@ -351,13 +351,13 @@ def halves_hold(scales: Tensor, times: int) -> bool:
     return bool((error <= scales.abs() * 2**-9).all() and (times * scales).half().isfinite().all())
 
 
-def is_symmetric(grouped: Grouped) -> bool:
+def is_symmetric(grouped: GroupedMatrix) -> bool:
     """Return whether all zero points are 0."""
     return grouped.zeros is None or not bool(grouped.zeros(_CPU).any())
 
 
-def block_rows(grouped: Grouped, kind: Kind) -> Tensor:
-    """Return the blocks of the type that `blocks_of` chose, uint8 [rows, bytes per row]."""
+def block_rows(grouped: GroupedMatrix, kind: Kind) -> Tensor:
+    """Return the blocks of the type that `choose_blocks` chose, uint8 [rows, bytes per row]."""
     digits = grouped.digits(_CPU).reshape(grouped.rows, -1, _BLOCK)
     scales = grouped.scales(_CPU)
     times = digits.shape[1] // scales.shape[1]

@@ -14,7 +14,7 @@ from models.weights.dequantize import chunks
 _BLOCK = Kind.MXFP4.block
 
 
-def joined(name: str, digits: StoredTensor, scales: StoredTensor) -> StoredTensor:
+def join_mxfp4(name: str, digits: StoredTensor, scales: StoredTensor) -> StoredTensor:
     """Join digits [..., groups, 16] and scales [..., groups] into a tensor of blocks. Raises ModelError."""
     if digits.shape != (*scales.shape, _BLOCK // 2) or not scales.shape:
         raise ModelError(

@@ -36,7 +36,7 @@ class Placement:
     """Bytes of all weights on the device, and of the buffers for fetched experts."""
 
 
-def experts_of(
+def expert_layers(
     slots: Iterable[Slot],
     dtype: torch.dtype,
     packed: Mapping[Slot, Kind],

@@ -80,7 +80,7 @@ class Scheme:
         return f"The checkpoint was made for activations in {self.activations}; here only its weights are quantised."
 
 
-def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
+def read_scheme(config: Mapping[str, Any]) -> Scheme | None:
     """Read the scheme from a config.json; None if nothing is quantised. Raises ModelError for unsupported schemes."""
     raw = config.get("quantization_config", config.get("compression_config"))
     of_mlx = config.get("quantization")  # and, in newer folders, the same as quantization_config
@@ -284,7 +284,7 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
 }
 
 
-def layout_of(name: str, kind: str, scheme: Scheme) -> Layout | None:
+def find_layout(name: str, kind: str, scheme: Scheme) -> Layout | None:
     """Return the layout in which a tensor holds the digits, or None."""
     return next((x for x in scheme.layouts if x.type == kind and name.endswith(x.digits)), None)
 
@@ -311,7 +311,7 @@ def stored_types(shapes: Shapes, scheme: Scheme) -> dict[str, tuple[str, int]]:
     found: dict[str, tuple[str, int]] = {}
     parts = set[str]()
     for name, (kind, shape) in shapes.items():
-        if (layout := layout_of(name, kind, scheme)) is None:
+        if (layout := find_layout(name, kind, scheme)) is None:
             continue
         stem = name.removesuffix(layout.digits)
         try:

@@ -10,14 +10,21 @@ from models.spec import ModelSpec
 from models.weights import mxfp4
 from models.weights.checkpoint import FLOATS, Blocks, StoredTensor
 from models.weights.device_blocks import device_blocks
-from models.weights.group_quant import UNPACK, Found, Grouped, block_rows, blocks_of, numbers
-from models.weights.quant_config import MXFP4, OF_ACTIVATIONS, Scheme, beside, layout_of
+from models.weights.group_quant import (
+    UNPACK,
+    GroupedMatrix,
+    MatrixTensors,
+    block_rows,
+    choose_blocks,
+    numbers,
+)
+from models.weights.quant_config import MXFP4, OF_ACTIVATIONS, Scheme, beside, find_layout
 from models.weights.slots import Names, slots
 
 _CPU = torch.device("cpu")
 
 
-def joined(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> list[StoredTensor]:
+def join_quantised(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> list[StoredTensor]:
     """Return `tensors` with one tensor for each quantised matrix, named as if unquantised; leave out activation scales.
 
     Raises ModelError if tensors of a matrix are missing or do not fit together, and for types that no network has.
@@ -27,7 +34,7 @@ def joined(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> list[Store
     matrices, used = [], set[str]()
     for tensor in tensors if scheme is not None else ():
         assert scheme is not None
-        layout = layout_of(tensor.name, tensor.type, scheme)
+        layout = find_layout(tensor.name, tensor.type, scheme)
         if layout is None:
             continue
         stem = tensor.name.removesuffix(layout.digits)
@@ -35,9 +42,9 @@ def joined(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> list[Store
         used |= {tensor.name, *parts.values()}
         own = {layout.digits: tensor, **{part: named[name] for part, name in parts.items()}}
         if layout is MXFP4:
-            matrices.append(mxfp4.joined(stem, *own.values()))
+            matrices.append(mxfp4.join_mxfp4(stem, *own.values()))
         else:
-            found = Found(stem, own, scheme)
+            found = MatrixTensors(stem, own, scheme)
             nbytes = sum(part.nbytes for part in own.values())
             matrices.append(_stored(stem + layout.becomes, UNPACK[layout.name](found), nbytes, scheme.name))
     rest = [
@@ -67,7 +74,7 @@ def _check_alone(tensor: StoredTensor, scheme: Scheme | None) -> None:
                 )
 
 
-def _stored(name: str, grouped: Grouped, nbytes: int, quantised: str) -> StoredTensor:
+def _stored(name: str, grouped: GroupedMatrix, nbytes: int, quantised: str) -> StoredTensor:
     def parts() -> Iterator[tuple[int, Tensor]]:
         return numbers(grouped)
 
@@ -79,7 +86,7 @@ def _stored(name: str, grouped: Grouped, nbytes: int, quantised: str) -> StoredT
     def cut(start: int, rows: int) -> StoredTensor:
         return _stored(name, grouped.cut(start, rows), nbytes * rows // grouped.rows, quantised)
 
-    kind = blocks_of(grouped)
+    kind = choose_blocks(grouped)
     on_device = device_blocks(grouped)
     blocks = None if kind is None else Blocks(kind, lambda: block_rows(grouped, kind))
     shape = (grouped.rows, grouped.columns)

@@ -14,7 +14,7 @@ UNIT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SharePart:
     """A rank's part of some rows or columns: those from `start` to `stop`, padded with zeros to `size`."""
 
     start: int
@@ -26,9 +26,9 @@ class Part:
         """How many are not padding."""
         return self.stop - self.start
 
-    def times(self, width: int) -> "Part":
+    def times(self, width: int) -> "SharePart":
         """Return the same part, where each unit stands for `width` rows or columns."""
-        return Part(self.start * width, self.stop * width, self.size * width)
+        return SharePart(self.start * width, self.stop * width, self.size * width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +46,23 @@ class Share:
         return self.rank == 0
 
     @property
-    def vocab(self) -> Part:
+    def vocab(self) -> SharePart:
         """The rank's part of the vocabulary: rows of the embedding and of the head."""
         return self._even(self.whole.vocab_size, 1)
 
-    def width(self, size: int) -> Part:
+    def width(self, size: int) -> SharePart:
         """Return the rank's part of the inner width `size` of a feed-forward."""
         return self._even(size, self.unit)
 
-    def kv_heads(self, spec: Attention) -> Part:
+    def kv_heads(self, spec: Attention) -> SharePart:
         """Return the rank's KV heads. Where there are more ranks than KV heads, several ranks hold the same head."""
         heads = spec.kv_heads
         if heads >= self.ranks:
             return self._even(heads, 1)
         head = self.rank // self.copies(spec)
-        return Part(head, head + 1, 1) if head < heads else Part(0, 0, 1)
+        return SharePart(head, head + 1, 1) if head < heads else SharePart(0, 0, 1)
 
-    def q_heads(self, spec: Attention) -> Part:
+    def q_heads(self, spec: Attention) -> SharePart:
         """Return the rank's query heads: they read its KV heads."""
         heads = spec.kv_heads
         if heads >= self.ranks:
@@ -71,9 +71,9 @@ class Share:
         head, place = divmod(self.rank, sharing)
         size = -(-spec.groups // sharing)
         if head >= heads:
-            return Part(0, 0, size)
+            return SharePart(0, 0, size)
         start, stop = (head * spec.groups + min(at * size, spec.groups) for at in (place, place + 1))
-        return Part(start, stop, size)
+        return SharePart(start, stop, size)
 
     def copies(self, spec: Attention) -> int:
         """Return how many ranks hold the same KV head."""
@@ -103,6 +103,6 @@ class Share:
     def _feed(self, feed: FeedForward) -> FeedForward:
         return replace(feed, size=self.width(feed.size).size)
 
-    def _even(self, count: int, unit: int) -> Part:
+    def _even(self, count: int, unit: int) -> SharePart:
         size = -(-count // (self.ranks * unit)) * unit
-        return Part(min(self.rank * size, count), min((self.rank + 1) * size, count), size)
+        return SharePart(min(self.rank * size, count), min((self.rank + 1) * size, count), size)

@@ -61,11 +61,11 @@ class Staging:
         transfer. Raises ModelError if a file cannot be read or has become shorter.
         """
         with (
-            slots_of(self.pieces, self.piece_bytes, device) as slots,
+            staging_buffers(self.pieces, self.piece_bytes, device) as slots,
             ThreadPoolExecutor(self.readers, "weights") as readers,
         ):
             free = cycle(slots)
-            reading: deque[tuple[_Piece, Slot, Future[None]]] = deque()
+            reading: deque[tuple[_Piece, StagingBuffer, Future[None]]] = deque()
             try:
                 for piece in _pieces(transfers, self.piece_bytes):
                     # One fewer than there are slots: the device is still copying from the last one delivered.
@@ -120,7 +120,7 @@ class _Piece:
                 extent.finish(target)
 
 
-class Slot:
+class StagingBuffer:
     """A buffer, uint8 [n] in host memory, and the event after which the device has finished copying from or to it."""
 
     def __init__(self, memory: Tensor) -> None:
@@ -141,7 +141,7 @@ class Slot:
             self.copied = None
 
 
-def _deliver(piece: _Piece, slot: Slot, read: Future[None], device: torch.device) -> int:
+def _deliver(piece: _Piece, slot: StagingBuffer, read: Future[None], device: torch.device) -> int:
     """Wait until a piece is read, enqueue its copy, and return its bytes."""
     read.result()
     piece.copy(slot.memory[: piece.nbytes])
@@ -158,14 +158,14 @@ def _pieces(transfers: Iterable[tuple[Extent, Tensor]], most: int) -> Iterator[_
 
 
 @contextmanager
-def slots_of(count: int, nbytes: int, device: torch.device) -> Iterator[list[Slot]]:
+def staging_buffers(count: int, nbytes: int, device: torch.device) -> Iterator[list[StagingBuffer]]:
     """Provide `count` buffers of `nbytes` and up to 63 more, pinned for a GPU. All copies must end before the exit."""
     size = -(-nbytes // 64) * 64  # align every slot for any dtype
     memory = torch.empty(count * size, dtype=torch.uint8)
     with on_device(device):
         pinned = device.type == "cuda" and pin(memory)
     try:
-        yield [Slot(memory[n * size : (n + 1) * size]) for n in range(count)]
+        yield [StagingBuffer(memory[n * size : (n + 1) * size]) for n in range(count)]
     finally:
         # torch's own pinned memory would stay in its cache forever.
         if pinned:

@@ -12,7 +12,7 @@ from models.weights.checkpoint import Blocks, StoredTensor
 from models.weights.slots import Names, Packed, Slot, slots
 
 
-def laid_out(
+def map_tensors(
     spec: ModelSpec,
     tensors: Iterable[StoredTensor],
     names: Names,

@@ -12,11 +12,11 @@ from models.spec import ModelSpec
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import Blocks, DeviceBlocks, StoredTensor
 from models.weights.matching import match
-from models.weights.share import UNIT, Part, Share
+from models.weights.share import UNIT, Share, SharePart
 from models.weights.slots import Names, Slot
 
 
-def shared_out(
+def shard(
     spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names, rank: int, ranks: int
 ) -> tuple[Share, list[StoredTensor]]:
     """Return the share of rank `rank` of `ranks` in the network `spec`, and its tensors.
@@ -42,7 +42,7 @@ def _of_share(tensor: StoredTensor, slot: Slot, share: Share) -> StoredTensor:
     if part in ("gate", "up"):
         return _rows(tensor, share.width(slot.rows))
     if part in ("out", "down") and slot.field == "bias":
-        return tensor if share.is_first else _rows(tensor, Part(0, 0, slot.rows))
+        return tensor if share.is_first else _rows(tensor, SharePart(0, 0, slot.rows))
     if part == "down":
         return _columns(tensor, share.width(slot.shape[1]))
     if slot.layer is None or part not in ("q", "k", "v", "q_norm", "k_norm", "out", "sinks") or slot.repeated:
@@ -55,7 +55,7 @@ def _of_share(tensor: StoredTensor, slot: Slot, share: Share) -> StoredTensor:
     return _columns(tensor, part_of) if part == "out" else _rows(tensor, part_of)
 
 
-def _rows(tensor: StoredTensor, part: Part) -> StoredTensor:
+def _rows(tensor: StoredTensor, part: SharePart) -> StoredTensor:
     """Return some rows of a matrix, or some numbers of a vector."""
     if part.count == part.size == tensor.shape[0]:
         return tensor
@@ -88,7 +88,7 @@ def _rows(tensor: StoredTensor, part: Part) -> StoredTensor:
     return _made(tensor, shape, fill, parts, blocks, lambda kind, order: True)
 
 
-def _columns(tensor: StoredTensor, part: Part) -> StoredTensor:
+def _columns(tensor: StoredTensor, part: SharePart) -> StoredTensor:
     """Return some columns of a matrix."""
     if part.count == part.size == tensor.shape[1]:
         return tensor

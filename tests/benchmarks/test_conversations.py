@@ -10,7 +10,7 @@ from benchmarks.speculation import given
 from engine import Engine, SamplingParams
 from engine.kernels.native import library as native
 from engine.schedule import speculating
-from engine.schedule.sequence import Sequence, Status
+from engine.schedule.sequence import Sequence, SequenceStatus
 
 WORDS = SENTENCE.split()
 
@@ -43,7 +43,7 @@ def test_they_have_the_same_tokens_with_a_draft_model(draft: int) -> None:
 
 def test_a_row_that_counts_and_should_not_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def always(sequence: Sequence, guess: int) -> bool:
-        return sequence.status is Status.RUNNING and sequence.pending == 1
+        return sequence.status is SequenceStatus.RUNNING and sequence.pending == 1
 
     monkeypatch.setattr(speculating, "_comes", always)
     with pytest.raises(SystemExit, match=r"seed \d+, step \d, .*: token \d+ is \d+, not \d+"):

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import drafts
 from benchmarks.drafts import Said, Varying, at, chain_of, costs_of, expected_gain, step_of
-from engine.speculation.cost_model import AGAIN, LEAST_GAIN, MOST_ROWS, Balance, Pace
+from engine.speculation.cost_model import AGAIN, LEAST_GAIN, MOST_ROWS, Balance, CostModel
 from engine.speculation.sources import NOTHING, Guess
 
 ROW, START, DRAFT, BETWEEN = 0.1, 0.05, 0.2, 0.1
@@ -26,7 +26,7 @@ class Machine:
     random: Random = field(default_factory=lambda: Random(0))
     answers: int = 0
 
-    def ask(self, how: Literal["off", "draft"], pace: Pace) -> Said:
+    def ask(self, how: Literal["off", "draft"], pace: CostModel) -> Said:
         self.answers += 1
         unit_s, said, steps = UNIT_S * (1 + (self.answers - 2) // 3 % 2), 0, list[tuple[str, float]]()
         guessed = accepted = 0

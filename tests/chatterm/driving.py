@@ -14,7 +14,7 @@ from chatterm.app import ChatApp
 from chatterm.conversation.entries import AnswerEntry, NoticeEntry, UserEntry
 from chatterm.screens.chat.base import IN_THREAD
 from chatterm.screens.themed_app import Terminal
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.settings.settings import Settings
 from chatterm.widgets.composer import Composer
 from chatterm.widgets.transcript import Transcript
@@ -137,7 +137,7 @@ async def driven(
     *,
     ready: bool = True,
     terminal: Terminal | None = None,
-    store: Store | None = None,
+    store: SessionStore | None = None,
     session: str | None = None,
     failing: bool = False,
     settings: Settings | None = None,

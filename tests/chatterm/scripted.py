@@ -31,7 +31,7 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from engine.cache.block_map import BlockMap
-from engine.events import Chunk
+from engine.events import CachedChunk
 
 
 @dataclass
@@ -77,7 +77,7 @@ class ScriptedBackend:
     is_remote: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     """Tokens of documents, by name; others cannot be read before they are needed."""
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[CachedChunk, ...] = ()
     """What `figures` tells of what is kept."""
     think: ThinkMode = "auto"
     think_cache: ThinkCache = "exact"

@@ -9,7 +9,7 @@ from textual import events
 from chatterm.backends.backend import EngineError, FinishReason, TurnStats
 from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.conversation.figures import decode_rate
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.terminal.driver import Keyboard
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -197,7 +197,7 @@ async def test_branch_tells_of_what_was_taken_back_and_goes_there() -> None:
 
 
 async def test_what_was_taken_back_stays_reachable_in_later_sessions(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "sessions.db")
+    store = SessionStore.open(tmp_path / "sessions.db")
     async with driven(answering("one", "two"), store=store) as driver:
         await driver.send("a")
         await driver.send("b")

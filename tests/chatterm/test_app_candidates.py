@@ -8,7 +8,7 @@ import pytest
 
 from chatterm.backends.backend import EngineError
 from chatterm.screens.candidates import Candidates, CandidatesScreen
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.fresh import seeds
@@ -216,7 +216,7 @@ async def test_a_number_that_makes_no_sense(count: str) -> None:
 
 async def test_they_are_saved_as_they_come(tmp_path: Path) -> None:
     gate = threading.Event()
-    store = Store.open(tmp_path / "sessions.db")
+    store = SessionStore.open(tmp_path / "sessions.db")
     try:
         async with driven(backend("one two three", "four five six", gate=gate), store=store) as driver:
             await driver.send("q")
@@ -350,7 +350,7 @@ async def test_random_keys(seed: int, tmp_path: Path) -> None:
         for n in range(30)
     ]
     scripted = ScriptedBackend([Script("first"), *scripts], thinks=True)
-    store = Store.open(tmp_path / "sessions.db")
+    store = SessionStore.open(tmp_path / "sessions.db")
     try:
         async with driven(scripted, store=store) as driver:
             await driver.send("q")

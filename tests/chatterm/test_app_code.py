@@ -9,7 +9,7 @@ from chatterm.backends.backend import EngineError
 from chatterm.conversation.tool_entry import RunEntry
 from chatterm.markdown.code import CodeBlock
 from chatterm.screens.approval import ApprovalScreen
-from chatterm.screens.chat.code_actions import command_of
+from chatterm.screens.chat.code_actions import shell_command
 from chatterm.screens.code import ChooseCodeScreen, SaveCodeScreen
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -144,9 +144,9 @@ async def test_where_there_is_one_block_nobody_asks_which(block: str, said: type
 
 def test_nothing_in_a_block_ends_what_it_is_given_to() -> None:
     text = "x = 1\nEND\nEND_END"
-    command = command_of(CodeBlock("python", text))
+    command = shell_command(CodeBlock("python", text))
     mark = command.splitlines()[-1]
     assert command == f"python3 - <<'{mark}'\n{text}\n{mark}"
     assert mark not in text.splitlines()
     with pytest.raises(EngineError, match="rust"):
-        command_of(CodeBlock("rust", "fn main() {}"))
+        shell_command(CodeBlock("rust", "fn main() {}"))

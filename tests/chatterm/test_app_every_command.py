@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from chatterm.commands.registry import COMMANDS, Command
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -54,7 +54,7 @@ def seen(driver: Driver) -> dict[str, Any]:
 
 
 async def after(path: Path, command: Command, key: str | None, argument: str | None) -> dict[str, Any]:
-    store = Store.open(path)
+    store = SessionStore.open(path)
     try:
         async with driven(a_backend(), size=(120, 40), store=store) as driver:
             await talk(driver)

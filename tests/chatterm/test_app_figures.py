@@ -23,7 +23,7 @@ from chatterm.backends.backend import (
 from chatterm.conversation.cache_map import PLAIN_MARKS, cache_lines
 from chatterm.conversation.figures import (
     Live,
-    Pace,
+    ProgressRate,
     SessionStats,
     Speedometer,
     Watch,
@@ -39,7 +39,7 @@ from chatterm.conversation.figures import (
     sparkline,
 )
 from chatterm.conversation.stats import process_figures, stats_lines
-from chatterm.markdown.lines import Line, line_cells, shortened, text_of
+from chatterm.markdown.lines import Line, line_cells, line_text, shortened
 from chatterm.widgets.meter import context_bar, note_lines
 from chatterm.widgets.side_panel import panel_lines
 from chatterm.widgets.status_line import status_line
@@ -80,7 +80,7 @@ def test_the_history_stays_short_and_counts_every_token(gaps: list[float]) -> No
 
 
 def test_the_pace_of_a_download_and_the_time_left() -> None:
-    pace = Pace(window=4)
+    pace = ProgressRate(window=4)
     assert (pace.rate(0), pace.left(0, 100)) == (None, None)
     for second in range(11):
         pace.add(second, 10 * second if second < 5 else 40 + 20 * (second - 4))
@@ -145,7 +145,7 @@ def test_the_share_of_the_bandwidth_counts_weights_and_context() -> None:
     assert experts.bandwidth_share == pytest.approx(100 * (10**8 + per_block) / 1e12)
     faster = replace(known, speed=1000.0)
     assert faster.bandwidth_share is None, "more than all of it: something else was read"
-    assert not any("bandwidth" in text_of(line) for line in panel_lines(faster, 30))
+    assert not any("bandwidth" in line_text(line) for line in panel_lines(faster, 30))
 
 
 def test_words() -> None:
@@ -242,7 +242,7 @@ def test_panel_and_welcome_fit(live: Live) -> None:
 
 def test_of_a_low_screen_the_panel_leaves_out_whole_sections() -> None:
     everything = panel_lines(LIVES[-1], 30)
-    text = "\n".join(map(text_of, everything))
+    text = "\n".join(map(line_text, everything))
     for part in (
         "1,234.5 tok/s",
         "prefill",
@@ -255,7 +255,7 @@ def test_of_a_low_screen_the_panel_leaves_out_whole_sections() -> None:
         assert part in text
     low = panel_lines(LIVES[-1], 30, 20)
     assert len(low) <= 20
-    assert "speed" in map(text_of, low)
+    assert "speed" in map(line_text, low)
     assert low == everything[: len(low)]
 
 
@@ -274,7 +274,7 @@ def note(used: int, cost: DraftCost | None = None, width: int = 80, **more: floa
     live = replace(Live("ready", "m", INFO, used=used, context=1000), **more)
     lines = note_lines(live, cost, width)
     assert all(line_cells(line) <= width for line in lines)
-    return " ".join(text_of(line) for line in lines)
+    return " ".join(line_text(line) for line in lines)
 
 
 def test_a_long_draft_says_what_it_costs() -> None:
@@ -322,7 +322,7 @@ def test_the_map_of_the_blocks_fits(size: tuple[int, int], plain: bool) -> None:
 
 
 def test_the_map_tells_the_states_apart_without_colours() -> None:
-    text = "\n".join(map(text_of, cache_lines(MAP, 80, plain=True)))
+    text = "\n".join(map(line_text, cache_lines(MAP, 80, plain=True)))
     assert text.isascii()
     row = next(line for line in text.splitlines() if line.startswith("@ @"))
     assert row.split() == ["@"] * 6 + ["#"] * 3 + ["o"]
@@ -337,7 +337,7 @@ def test_the_map_tells_the_states_apart_without_colours() -> None:
 
 def test_a_square_of_several_blocks_shows_the_most_telling_one() -> None:
     found = replace(MAP, states=bytes([FREE, CACHED, HELD, SHARED] + [FREE] * 96), path=())
-    lines = [text_of(line) for line in cache_lines(found, 49, 0, plain=True)]
+    lines = [line_text(line) for line in cache_lines(found, 49, 0, plain=True)]
     assert "In the order of memory, 2 blocks per square" in lines
     assert "+ @" + 23 * " ." in lines
 
@@ -370,7 +370,7 @@ def test_stats_compare_the_turn_the_session_and_the_process() -> None:
         stats.add(turns[0])
         stats.add(turns[1], retry=True)
     lines = stats_lines(100, turns[1], session, INFO, MEASURED, process, process_figures(0.0))
-    text = "\n".join(map(text_of, lines))
+    text = "\n".join(map(line_text, lines))
     for part in (
         "this session   since start",
         "tokens reused",
@@ -379,9 +379,9 @@ def test_stats_compare_the_turn_the_session_and_the_process() -> None:
         "2.0 TB/s",
     ):
         assert " ".join(part.split()) in " ".join(text.split())
-    counts = next(text_of(line) for line in lines if text_of(line).startswith("answers"))
+    counts = next(line_text(line) for line in lines if line_text(line).startswith("answers"))
     assert counts.split() == ["answers", "–", "2", "3"]
-    assert "990" in next(text_of(line) for line in lines if "tokens reused" in text_of(line))
+    assert "990" in next(line_text(line) for line in lines if "tokens reused" in line_text(line))
     for width in (30, 60, 160):
         assert all(
             line_cells(line) <= width
@@ -397,7 +397,7 @@ def test_a_narrow_screen_wraps_no_figure_of_the_table(width: int) -> None:
     for _ in range(9):
         session.add(turn, retry=True)
         process.add(turn)
-    lines = [text_of(line) for line in stats_lines(width, turn, session, INFO, MEASURED, process)]
+    lines = [line_text(line) for line in stats_lines(width, turn, session, INFO, MEASURED, process)]
     end = next(number for number, line in enumerate(lines) if line.startswith("81,000 of"))
     table = [line for line in lines[:end] if line]
     assert max(map(len, table)) <= width
@@ -422,16 +422,16 @@ def test_stats_and_the_panel_tell_drafts_from_other_guesses() -> None:
     session = SessionStats()
     session.add(DRAFTED)
     session.add(replace(DRAFTED, drafted_tokens=0, accepted_drafts=0))
-    lines = [text_of(line).split() for line in stats_lines(100, DRAFTED, session, INFO, FIGURES)]
+    lines = [line_text(line).split() for line in stats_lines(100, DRAFTED, session, INFO, FIGURES)]
     assert ["guessed", "right", "30", "of", "50", "(60%)", "60", "of", "100", "(60%)"] in lines
     assert ["from", "the", "text", "5", "of", "10", "(50%)", "35", "of", "60", "(58%)"] in lines
     assert ["draft", "model", "25", "of", "40", "(62%)", "25", "of", "40", "(62%)"] in lines
     live = replace(LIVES[-1], generated=60, guessed=50, accepted=30)
-    shown = {text_of(line) for line in panel_lines(live, 30)}
-    drafted = [text_of(line) for line in panel_lines(replace(live, drafted=40, accepted_drafts=25), 30)]
+    shown = {line_text(line) for line in panel_lines(live, 30)}
+    drafted = [line_text(line) for line in panel_lines(replace(live, drafted=40, accepted_drafts=25), 30)]
     assert [line.split() for line in drafted if line not in shown] == [["of", "drafts", "62%"]]
     live = replace(live, figures=replace(MEASURED, draft_bytes=900_000_000))
-    assert ["draft", "model", "900", "MB"] in [text_of(line).split() for line in panel_lines(live, 30)]
+    assert ["draft", "model", "900", "MB"] in [line_text(line).split() for line in panel_lines(live, 30)]
 
 
 def test_stored_turns_add_up_to_the_same_session() -> None:
@@ -445,9 +445,9 @@ def test_stored_turns_add_up_to_the_same_session() -> None:
 def test_nothing_was_computed_at_no_speed() -> None:
     turn = TurnStats(10, 10, 0, 50, 5, 0.001, 0.001, 2.0)
     prefill = next(
-        text_of(line)
+        line_text(line)
         for line in stats_lines(100, turn, SessionStats(), INFO, FIGURES)
-        if text_of(line).strip().startswith("prefill")
+        if line_text(line).strip().startswith("prefill")
     )
     assert "tok/s" not in prefill
 
@@ -455,7 +455,7 @@ def test_nothing_was_computed_at_no_speed() -> None:
 def test_stats_name_the_kernels() -> None:
     figures = replace(FIGURES, attention="flash", decode="fused kernels, CUDA graph")
     lines = stats_lines(80, None, SessionStats(), INFO, figures)
-    assert any("flash attention · fused kernels, CUDA graph" in text_of(line) for line in lines)
+    assert any("flash attention · fused kernels, CUDA graph" in line_text(line) for line in lines)
     assert all(line_cells(line) <= 80 for line in lines)
 
 
@@ -476,7 +476,7 @@ def test_stats_name_the_kernels() -> None:
 )
 def test_stats_say_what_became_of_evicted_blocks(offload: OffloadFigures, said: str) -> None:
     lines = stats_lines(120, None, SessionStats(), INFO, replace(FIGURES, offload=offload))
-    assert any(said in text_of(line) for line in lines)
+    assert any(said in line_text(line) for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -491,7 +491,7 @@ def test_stats_say_what_became_of_evicted_blocks(offload: OffloadFigures, said: 
 def test_stats_say_what_the_disk_gave(brought: float | None, cold: float | None, said: str) -> None:
     disk = DiskFigures(5, 80, 60, brought, 40e-6, True, cold_s=cold)
     lines = stats_lines(160, None, SessionStats(), INFO, replace(FIGURES, disk=disk))
-    assert any(said in text_of(line) for line in lines)
+    assert any(said in line_text(line) for line in lines)
 
 
 def test_a_note_is_new_once() -> None:
@@ -519,6 +519,6 @@ async def test_the_engine_s_notes_stand_in_the_chat_once() -> None:
 
 
 def test_at_80_columns_the_line_tells_what_matters() -> None:
-    text = text_of(status_line(LIVES[-1], 80))
+    text = line_text(status_line(LIVES[-1], 80))
     for part in ("1,234 tok/s", "first 12.5 s", "131k cached, 72 computed", "130k/131k"):
         assert part in text

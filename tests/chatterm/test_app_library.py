@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from chatterm.backends.backend import Chunk, Document, EngineError
+from chatterm.backends.backend import CachedChunk, Document, EngineError
 from chatterm.commands.completing import choice_completions, path_start
 from chatterm.commands.library import Add, Open, Remove, library_lines, suggested, told
 from chatterm.conversation.cache_map import cache_lines
 from chatterm.conversation.document_source import keep_document
-from chatterm.markdown.lines import line_cells, text_of
+from chatterm.markdown.lines import line_cells, line_text
 from chatterm.screens.chat import library_actions
 from chatterm.screens.library import LibraryList, LibraryPicker, about_text, entry_line
-from chatterm.sessions.library import Entry, Library
+from chatterm.sessions.library import DocumentLibrary, LibraryEntry
 from chatterm.sessions.records import SessionError
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.chatterm.test_app_random import KEYS, check
@@ -26,13 +26,13 @@ from tests.fresh import seeds
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SessionStore]:
     """In a folder with two documents."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CHATTERM_DATA", str(tmp_path / "data"))
     (tmp_path / "paper.md").write_text("# Blocks\n\nThey are shared.")
     (tmp_path / "my notes.txt").write_text("Buy milk.")
-    opened = Store.open()
+    opened = SessionStore.open()
     yield opened
     opened.close()
 
@@ -41,8 +41,8 @@ def a_backend(**options: object) -> ScriptedBackend:
     return ScriptedBackend([Script("An answer.")] * 9, counts={"paper": 12, "notes": 5}, **options)  # type: ignore[arg-type]
 
 
-def chunk(name: str, present: int, tokens: int = 12, branches: int = 0, is_read: bool = True) -> Chunk:
-    return Chunk(name, tokens, True, present, 0, branches, 1000, is_read)
+def chunk(name: str, present: int, tokens: int = 12, branches: int = 0, is_read: bool = True) -> CachedChunk:
+    return CachedChunk(name, tokens, True, present, 0, branches, 1000, is_read)
 
 
 async def added(driver: Driver) -> None:
@@ -69,25 +69,25 @@ async def done(driver: Driver) -> None:
     await driver.idle()
 
 
-async def test_what_is_added_is_read_and_counted(store: Store) -> None:
+async def test_what_is_added_is_read_and_counted(store: SessionStore) -> None:
     backend = a_backend()
     async with driven(backend, store=store, size=(140, 45)) as driver:
         backend.chunks = (chunk("paper", 4, is_read=False),)
         await driver.send("/library add paper.md")
         await driver.shows("4 of 12 tokens")
-        assert Library().entries()[0].tokens == {}, "it is not read yet"
+        assert DocumentLibrary().entries()[0].tokens == {}, "it is not read yet"
         backend.chunks = (chunk("paper", 12),)
         await driver.until(lambda: "paper was read: 12 tokens." in driver.notices)
-        await driver.until(lambda: Library().entries()[0].tokens == {"scripted": 12})
+        await driver.until(lambda: DocumentLibrary().entries()[0].tokens == {"scripted": 12})
         await driver.send("/library")
         await driver.shows("12 tokens")
-        assert Library().entries()[0].source.endswith("paper.md")
+        assert DocumentLibrary().entries()[0].source.endswith("paper.md")
         await driver.pilot.press("escape")
 
 
 @pytest.mark.parametrize("error", [None, SessionError("It cannot be fetched.")])
 async def test_fetching_is_said_while_it_lasts(
-    error: SessionError | None, store: Store, monkeypatch: pytest.MonkeyPatch
+    error: SessionError | None, store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Event()
 
@@ -111,25 +111,27 @@ async def test_fetching_is_said_while_it_lasts(
         assert driver.errors == ([] if error is None else [str(error)])
 
 
-async def test_a_narrow_screen_shows_how_far_reading_is(store: Store) -> None:
+async def test_a_narrow_screen_shows_how_far_reading_is(store: SessionStore) -> None:
     backend = a_backend(chunks=(chunk("paper", 4, is_read=False),))
     async with driven(backend, store=store, size=(80, 24)) as driver:
         await driver.shows("reading paper 4 of 12 tokens")
 
 
-async def test_what_the_shell_added_is_read_when_a_model_is_there(store: Store) -> None:
-    Library().add(Document("paper", "text"), "here")
-    Library().add(Document("notes", "more text"), "there")
+async def test_what_the_shell_added_is_read_when_a_model_is_there(store: SessionStore) -> None:
+    DocumentLibrary().add(Document("paper", "text"), "here")
+    DocumentLibrary().add(Document("notes", "more text"), "there")
     backend = a_backend(chunks=(chunk("paper", 12), chunk("notes", 5, 5)))
     async with driven(backend, store=store) as driver:
         await driver.until(
-            lambda: [e.tokens for e in Library().entries()] == [{"scripted": 5}, {"scripted": 12}]
+            lambda: [e.tokens for e in DocumentLibrary().entries()] == [{"scripted": 5}, {"scripted": 12}]
         )
         assert [call for call in backend.calls if call[0] == "read"] == [("read", "notes"), ("read", "paper")]
         assert driver.notices == [], "nobody asked for it now"
 
 
-async def test_a_conversation_begins_on_documents_and_its_session_goes_on_with_them(store: Store) -> None:
+async def test_a_conversation_begins_on_documents_and_its_session_goes_on_with_them(
+    store: SessionStore,
+) -> None:
     backend = a_backend()
     async with driven(backend, store=store, size=(140, 45)) as driver:
         await added(driver)
@@ -172,21 +174,21 @@ async def test_a_conversation_begins_on_documents_and_its_session_goes_on_with_t
     ],
 )
 async def test_what_cannot_be_done_is_one_line_and_changes_nothing(
-    store: Store, line: str, words: str
+    store: SessionStore, line: str, words: str
 ) -> None:
     backend = a_backend()
     async with driven(backend, store=store) as driver:
         await added(driver)
-        before = [entry.name for entry in Library().entries()]
+        before = [entry.name for entry in DocumentLibrary().entries()]
         await driver.send(line)
         await driver.until(lambda: driver.errors)
         assert words in driver.errors[-1]
         assert "\n" not in driver.errors[-1]
-        assert [entry.name for entry in Library().entries()] == before
+        assert [entry.name for entry in DocumentLibrary().entries()] == before
         assert backend.documents == ()
 
 
-async def test_documents_that_are_too_long_leave_the_conversation_as_it_is(store: Store) -> None:
+async def test_documents_that_are_too_long_leave_the_conversation_as_it_is(store: SessionStore) -> None:
     backend = a_backend(context_length=10)
     async with driven(backend, store=store) as driver:
         await added(driver)
@@ -197,7 +199,9 @@ async def test_documents_that_are_too_long_leave_the_conversation_as_it_is(store
         assert backend.documents == ()
 
 
-async def test_a_session_whose_documents_are_too_long_here_is_opened_without_them(store: Store) -> None:
+async def test_a_session_whose_documents_are_too_long_here_is_opened_without_them(
+    store: SessionStore,
+) -> None:
     backend = a_backend()
     async with driven(backend, store=store) as driver:
         await added(driver)
@@ -212,13 +216,13 @@ async def test_a_session_whose_documents_are_too_long_here_is_opened_without_the
         assert "too long" in driver.errors[-1]
 
 
-async def test_while_an_answer_runs_no_conversation_begins(store: Store) -> None:
+async def test_while_an_answer_runs_no_conversation_begins(store: SessionStore) -> None:
     import threading
 
     gate = threading.Event()
     backend = ScriptedBackend([Script("An answer.", gate=gate)])
     async with driven(backend, store=store) as driver:
-        Library().add(Document("paper", "text"), "here")
+        DocumentLibrary().add(Document("paper", "text"), "here")
         await driver.send("hello", wait=False)
         await driver.send("/library open paper", wait=False)
         await driver.until(lambda: driver.errors)
@@ -229,14 +233,14 @@ async def test_while_an_answer_runs_no_conversation_begins(store: Store) -> None
 
 
 async def test_what_is_sent_meanwhile_comes_back_and_is_no_part_of_the_conversation_before(
-    store: Store,
+    store: SessionStore,
 ) -> None:
     backend = a_backend()
     async with driven(backend, store=store) as driver:
         await added(driver)
         await driver.send("hello")
         screen = driver.app.chat
-        screen.actions._open_documents(Library().find(["paper"]))
+        screen.actions._open_documents(DocumentLibrary().find(["paper"]))
         screen.writing.send_as_it_is("about the paper", "about the paper")
         await driver.until(lambda: backend.documents and driver.composer.text == "about the paper")
         assert ("send", "about the paper") not in backend.calls
@@ -246,7 +250,7 @@ async def test_what_is_sent_meanwhile_comes_back_and_is_no_part_of_the_conversat
         assert driver.questions == ["about the paper"]
 
 
-async def test_a_session_that_begins_at_once_after_a_reset_has_no_documents(store: Store) -> None:
+async def test_a_session_that_begins_at_once_after_a_reset_has_no_documents(store: SessionStore) -> None:
     import threading
 
     documents = (Document("paper", "text"),)
@@ -265,23 +269,23 @@ async def test_a_session_that_begins_at_once_after_a_reset_has_no_documents(stor
         assert store.load(session)[0].documents == ()
 
 
-async def test_where_nothing_is_saved_the_library_is_there_all_the_same(store: Store) -> None:
+async def test_where_nothing_is_saved_the_library_is_there_all_the_same(store: SessionStore) -> None:
     backend = a_backend()
     async with driven(backend) as driver:
         await added(driver)
         await driver.send("/library open paper")
-        await driver.until(lambda: backend.documents == Library().find(["paper"]))
+        await driver.until(lambda: backend.documents == DocumentLibrary().find(["paper"]))
 
 
-async def test_a_server_reads_nothing_ahead(store: Store) -> None:
-    Library().add(Document("paper", "text"), "here")
+async def test_a_server_reads_nothing_ahead(store: SessionStore) -> None:
+    DocumentLibrary().add(Document("paper", "text"), "here")
     backend = a_backend(is_remote=True)
     async with driven(backend, store=store) as driver:
         await opens(driver, "paper")
         assert not any(name == "read" for name, _ in backend.calls)
 
 
-async def test_the_panel_says_what_is_shared_and_what_that_saves(store: Store) -> None:
+async def test_the_panel_says_what_is_shared_and_what_that_saves(store: SessionStore) -> None:
     backend = a_backend(chunks=(chunk("paper", 12, branches=3),))
     async with driven(backend, store=store, size=(140, 45)) as driver:
         await added(driver)
@@ -294,7 +298,7 @@ async def test_the_panel_says_what_is_shared_and_what_that_saves(store: Store) -
 def test_the_map_of_the_cache_says_it_too() -> None:
     from tests.chatterm.snapshots.test_screens import blocks
 
-    text = "\n".join(map(text_of, cache_lines(blocks(), 100, chunks=[chunk("paper", 12, branches=3)])))
+    text = "\n".join(map(line_text, cache_lines(blocks(), 100, chunks=[chunk("paper", 12, branches=3)])))
     assert "paper: 12 of 12 tokens in the cache; 3 branches share it, which saves 24 kB." in text
 
 
@@ -308,11 +312,11 @@ def test_what_is_told() -> None:
     assert told("remove a") == Remove("a")
 
 
-def test_names_and_paths_are_offered(store: Store) -> None:
+def test_names_and_paths_are_offered(store: SessionStore) -> None:
     assert choice_completions("/library o") == ["/library open "]
     assert suggested("open ") == []
-    Library().add(Document("paper", "text"), "here")
-    Library().add(Document("Notes", "text"), "there")
+    DocumentLibrary().add(Document("paper", "text"), "here")
+    DocumentLibrary().add(Document("Notes", "text"), "there")
     assert choice_completions("/library open n") == ["/library open Notes"]
     assert choice_completions("/library open Notes ") == ["/library open Notes paper"]
     assert choice_completions("/library remove Notes ") == []
@@ -323,12 +327,12 @@ def test_names_and_paths_are_offered(store: Store) -> None:
 @pytest.mark.parametrize("width", [20, 40, 76, 136])
 def test_the_list_fits_any_width(width: int) -> None:
     entries = [
-        Entry("paper", "/home/me/" + "deep/" * 30 + "paper.md", "0", 1.0, 40_000, {}),
-        Entry("大" * 32, "https://example.org/\x1b[2J", "1", 2.0, 4, {"tiny": 3}),
+        LibraryEntry("paper", "/home/me/" + "deep/" * 30 + "paper.md", "0", 1.0, 40_000, {}),
+        LibraryEntry("大" * 32, "https://example.org/\x1b[2J", "1", 2.0, 4, {"tiny": 3}),
     ]
     lines = library_lines(entries, ["paper"], "tiny", width)
     assert all(line_cells(line) <= width for line in lines)
-    text = "".join(map(text_of, lines))
+    text = "".join(map(line_text, lines))
     assert "\x1b" not in text
     assert "10,000 tokens" in " ".join(text.split())
 
@@ -348,7 +352,7 @@ def names_in(screen: LibraryPicker) -> list[str]:
     return [entry.name for entry in screen.query_one(LibraryList).items]
 
 
-async def test_several_are_chosen_in_an_order(store: Store) -> None:
+async def test_several_are_chosen_in_an_order(store: SessionStore) -> None:
     backend = a_backend()
     async with driven(backend, store=store, size=(140, 45)) as driver:
         await added(driver)
@@ -361,7 +365,7 @@ async def test_several_are_chosen_in_an_order(store: Store) -> None:
         await driver.shows("A new conversation with paper, notes begins.")
 
 
-async def test_what_is_chosen_stays_chosen_while_another_is_searched_for(store: Store) -> None:
+async def test_what_is_chosen_stays_chosen_while_another_is_searched_for(store: SessionStore) -> None:
     backend = a_backend()
     async with driven(backend, store=store, size=(140, 45)) as driver:
         await added(driver)
@@ -377,7 +381,7 @@ async def test_what_is_chosen_stays_chosen_while_another_is_searched_for(store: 
         await driver.until(lambda: [one.name for one in backend.documents] == ["paper", "notes"])
 
 
-async def test_words_that_are_typed_choose_and_escape_opens_nothing(store: Store) -> None:
+async def test_words_that_are_typed_choose_and_escape_opens_nothing(store: SessionStore) -> None:
     backend = a_backend()
     async with driven(backend, store=store) as driver:
         await added(driver)
@@ -396,7 +400,7 @@ async def test_words_that_are_typed_choose_and_escape_opens_nothing(store: Store
         await driver.until(lambda: [one.name for one in backend.documents] == ["paper"])
 
 
-async def test_a_click_begins_on_one(store: Store) -> None:
+async def test_a_click_begins_on_one(store: SessionStore) -> None:
     backend = a_backend()
     async with driven(backend, store=store) as driver:
         await added(driver)
@@ -406,7 +410,7 @@ async def test_a_click_begins_on_one(store: Store) -> None:
         await driver.until(lambda: [one.name for one in backend.documents] == ["paper"])
 
 
-async def test_removing_asks_first(store: Store) -> None:
+async def test_removing_asks_first(store: SessionStore) -> None:
     async with driven(a_backend(), store=store) as driver:
         await added(driver)
         screen = await picker(driver)
@@ -415,16 +419,16 @@ async def test_removing_asks_first(store: Store) -> None:
         await driver.shows("Remove notes?")
         await driver.pilot.press("n")
         await driver.shows("Ctrl+D removes")
-        assert Library().names() == ["notes", "paper"]
+        assert DocumentLibrary().names() == ["notes", "paper"]
         await driver.pilot.press("ctrl+d", "y")
         await driver.until(lambda: names_in(screen) == ["paper"])
-        assert Library().names() == ["paper"]
+        assert DocumentLibrary().names() == ["paper"]
         await driver.pilot.press("ctrl+d", "y")
         await driver.shows("The library is empty")
         await driver.pilot.press("ctrl+d", "enter", "escape")
 
 
-async def test_what_comes_after_it_was_left_breaks_nothing(store: Store) -> None:
+async def test_what_comes_after_it_was_left_breaks_nothing(store: SessionStore) -> None:
     async with driven(a_backend(), store=store) as driver:
         await added(driver)
         screen = await picker(driver)
@@ -435,37 +439,37 @@ async def test_what_comes_after_it_was_left_breaks_nothing(store: Store) -> None
         await driver.pilot.pause()
 
 
-async def test_what_another_process_adds_is_shown_and_read(store: Store) -> None:
+async def test_what_another_process_adds_is_shown_and_read(store: SessionStore) -> None:
     backend = a_backend(chunks=(chunk("paper", 4, is_read=False), chunk("notes", 5, 5, branches=3)))
     async with driven(backend, store=store, size=(140, 45)) as driver:
         screen = await picker(driver)
         await driver.shows("The library is empty")
-        Library().add(Document("paper", "text"), "here")
+        DocumentLibrary().add(Document("paper", "text"), "here")
         await driver.shows("33%")
         await driver.until(lambda: ("read", "paper") in backend.calls)
-        Library().add(Document("notes", "other text"), "there")
+        DocumentLibrary().add(Document("notes", "other text"), "there")
         await driver.until(lambda: names_in(screen) == ["notes", "paper"])
         backend.chunks = (chunk("paper", 12), chunk("notes", 5, 5, branches=3))
         await driver.shows("saves 10 kB")
         await driver.until(
-            lambda: [e.tokens for e in Library().entries()] == [{"scripted": 5}, {"scripted": 12}]
+            lambda: [e.tokens for e in DocumentLibrary().entries()] == [{"scripted": 5}, {"scripted": 12}]
         )
         assert [call for call in backend.calls if call[0] == "read"] == [("read", "paper"), ("read", "notes")]
 
 
 async def test_a_library_that_cannot_be_read_is_one_line(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(library: Library) -> list[Entry]:
+    def fails(library: DocumentLibrary) -> list[LibraryEntry]:
         raise SessionError("The disk says no.")
 
-    entries = Library.entries
+    entries = DocumentLibrary.entries
     async with driven(a_backend(), store=store) as driver:
-        monkeypatch.setattr(Library, "entries", fails)
+        monkeypatch.setattr(DocumentLibrary, "entries", fails)
         screen = await picker(driver)
         await driver.shows("The disk says no.")
         await driver.pilot.press("enter", "tab", "down", "ctrl+d")
-        monkeypatch.setattr(Library, "entries", entries)
+        monkeypatch.setattr(DocumentLibrary, "entries", entries)
         await driver.until(lambda: not screen.query_one("#picker-note").display)
         await driver.pilot.press("escape")
         await driver.until(lambda: driver.app.screen is not screen)
@@ -481,17 +485,17 @@ async def test_a_library_that_cannot_be_read_is_one_line(
         chunk("notes, paper", 12, branches=9_999_999),
     ],
 )
-def test_a_line_of_the_picker_fits_any_width(width: int, found: Chunk | None) -> None:
+def test_a_line_of_the_picker_fits_any_width(width: int, found: CachedChunk | None) -> None:
     for name in ("paper", "大" * 32):
-        entry = Entry(name, "/home/me", "0", 1.0, 40_000_000, {"tiny": 3})
+        entry = LibraryEntry(name, "/home/me", "0", 1.0, 40_000_000, {"tiny": 3})
         line = entry_line(entry, found, "tiny", "1 ", width, 2e9)
-        assert "not read yet" not in text_of(entry_line(entry, None, "", "  ", width, 2e9))
+        assert "not read yet" not in line_text(entry_line(entry, None, "", "  ", width, 2e9))
         assert line_cells(line) <= width
     assert "\n" not in about_text(entry, found, "tiny")
 
 
 @pytest.mark.parametrize("seed", seeds(4))
-async def test_random_use(store: Store, seed: int) -> None:
+async def test_random_use(store: SessionStore, seed: int) -> None:
     chance = random.Random(seed)
     backend = a_backend(chunks=(chunk("paper", 12), chunk("notes", 5, 5)))
     lines = (

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from textual.screen import ModalScreen
 
-from chatterm.backends.backend import Chunk, Exchange, ModelChoice, ToolCall
+from chatterm.backends.backend import CachedChunk, Exchange, ModelChoice, ToolCall
 from chatterm.screens.approval import ApprovalScreen
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from chatterm.tools.keypress_guard import QUIET
 from tests.chatterm.driving import Driver, driven
@@ -106,7 +106,7 @@ class Kept:
         assert before.items() <= here.items(), "a message is gone"
         before.update(here)
 
-    def check_store(self, store: Store) -> None:
+    def check_store(self, store: SessionStore) -> None:
         there = {info.id: store.load(info.id)[1].exchanges for info in store.find()}
         for session, seen in self._seen.items():
             assert seen.items() <= {exchange.id: exchange.user for exchange in there.get(session, ())}.items()
@@ -118,7 +118,7 @@ class Kept:
 async def test_random_keys(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(f"newer {seed}")
     backend = ScriptedBackend(scripts(chance), thinks=True, is_remote=seed % 2 == 1)
-    store = Store.open(folder / "sessions.db")
+    store = SessionStore.open(folder / "sessions.db")
     kept = Kept(monkeypatch)
     choices = [
         ModelChoice("work/big", None, False, None, server="work", label="big\x1b[31m", context=262_144)
@@ -149,7 +149,7 @@ async def test_random_keys(seed: int, folder: Path, monkeypatch: pytest.MonkeyPa
                 await driver.pilot.press("enter")
             if chance.random() < 0.2:
                 backend.chunks = (
-                    Chunk("notes", 12_480, True, chance.randrange(12_480), 0, 3, 46_080, is_read=False),
+                    CachedChunk("notes", 12_480, True, chance.randrange(12_480), 0, 3, 46_080, is_read=False),
                 )
                 backend.prefill = (chance.randrange(2_000), 2_000)
             if chance.random() < 0.3:
@@ -163,6 +163,6 @@ async def test_random_keys(seed: int, folder: Path, monkeypatch: pytest.MonkeyPa
         kept.check(driver)
         assert allowed or not (folder / "made.txt").exists()
     assert store.close()
-    store = Store.open(folder / "sessions.db")
+    store = SessionStore.open(folder / "sessions.db")
     kept.check_store(store)
     store.close()

@@ -8,7 +8,7 @@ from textual.geometry import Size
 from textual.widgets import Input
 
 from chatterm.backends.backend import DraftCost, EngineError, Figures, ModelChoice
-from chatterm.markdown.lines import line_cells, text_of
+from chatterm.markdown.lines import line_cells, line_text
 from chatterm.screens.cache import CacheMap, CacheScreen
 from chatterm.screens.models import ModelList, ModelPicker, choice_line, head_line
 from chatterm.screens.picker import PickerList
@@ -242,16 +242,16 @@ async def test_every_name_of_the_catalogue_can_be_read_at_80_columns() -> None:
     async with driven(backend, size=(80, 24)) as driver:
         await picking(driver)
         width = driver.app.screen.query_one(ModelList).size.width
-    lines = [text_of(choice_line(choice, width, chosen=False)) for choice in backend.choices]
+    lines = [line_text(choice_line(choice, width, chosen=False)) for choice in backend.choices]
     assert [line.split()[0] for line in lines] == names()
     assert all("to download" in line and "123 tok/s" in line for line in lines)
 
 
 def test_the_speed_is_the_last_to_be_left_out() -> None:
     for width in (31, 44, 60, 90):
-        assert "0.8 tok/s" in text_of(choice_line(SLOW, width, chosen=False))
-        assert "speed" in text_of(head_line(width))
-    assert "17 GB" in text_of(choice_line(SLOW, 60, chosen=False))
+        assert "0.8 tok/s" in line_text(choice_line(SLOW, width, chosen=False))
+        assert "speed" in line_text(head_line(width))
+    assert "17 GB" in line_text(choice_line(SLOW, 60, chosen=False))
 
 
 @pytest.mark.parametrize("width", [12, 24, 40, 60, 90])
@@ -259,7 +259,7 @@ def test_a_choice_fits_and_shows_nothing_that_a_terminal_obeys(width: int) -> No
     choice = ModelChoice("a/\x1b[2Jvery-long-name-of-a-model-" + "x" * 80, None, False, False)
     line = choice_line(choice, width, chosen=True, current="")
     assert line_cells(line) <= max(width, 6)
-    assert "\x1b" not in text_of(line)
+    assert "\x1b" not in line_text(line)
 
 
 class NearlyFull(ScriptedBackend):

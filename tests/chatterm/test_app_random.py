@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chatterm.conversation.entries import AnswerEntry, UserEntry
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.fresh import seeds
@@ -53,7 +53,7 @@ async def test_random_use(seed: int, tmp_path: Path) -> None:
         for n in range(40)
     ]
     backend = ScriptedBackend(scripts, thinks=True)
-    store = Store.open(tmp_path / "sessions.db")
+    store = SessionStore.open(tmp_path / "sessions.db")
     async with driven(backend, store=store) as driver:
         driver.app.chat.copy_with = lambda _: "xclip"
         for _ in range(40):

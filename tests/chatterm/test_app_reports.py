@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chatterm.backends.backend import EngineError
 from chatterm.conversation.preset import Preset, PresetEntry, preset_lines
-from chatterm.markdown.lines import line_cells, text_of
+from chatterm.markdown.lines import line_cells, line_text
 from chatterm.screens.report import ReportScreen, ReportView
 from chatterm.widgets.remarks import Remark, Remarks, remarks_lines
 from tests.chatterm.driving import Driver, driven
@@ -77,7 +77,7 @@ async def test_a_report_can_be_read_to_its_end(size: tuple[int, int], command: s
             view.post_message(_wheel(view))
             await driver.until(lambda: view.scroll_y > 1)
         await driver.pilot.press("end")
-        last = next(text_of(line).strip() for line in reversed(view._lines) if text_of(line).strip())
+        last = next(line_text(line).strip() for line in reversed(view._lines) if line_text(line).strip())
         await driver.until(lambda: last[:20] in driver.text())
 
 

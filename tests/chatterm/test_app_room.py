@@ -9,7 +9,7 @@ from textual.widget import Widget
 
 from chatterm.screens.chat.keys import LeaderScreen
 from chatterm.screens.picker import Picker
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.find_bar import FindBar
 from chatterm.widgets.meter import ContextNote
@@ -83,7 +83,7 @@ async def test_the_first_screen_shows_every_key_and_cuts_no_word(size: tuple[int
 async def test_a_picker_shows_what_is_chosen_however_low_the_terminal_is(
     command: str, row: str, size: tuple[int, int], tmp_path: Path
 ) -> None:
-    store = Store.open(tmp_path / "s.db")
+    store = SessionStore.open(tmp_path / "s.db")
     try:
         async with driven(ScriptedBackend(), size, store=store) as driver:
             await driver.send("hello")

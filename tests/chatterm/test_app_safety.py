@@ -13,7 +13,7 @@ from textual import events
 
 from chatterm.backends.backend import EngineError, ModelChoice, ModelError
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -112,7 +112,7 @@ async def test_names_and_errors() -> None:
 
 
 async def test_a_session_that_somebody_else_wrote(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "sessions.db")
+    store = SessionStore.open(tmp_path / "sessions.db")
     tree = Tree()
     for user in (HOSTILE, HOSTILE + "2"):
         exchange = tree.add(None, user, HOSTILE.replace("\ud800", ""))

@@ -11,7 +11,7 @@ import pytest
 from chatterm.backends.backend import EngineError, TokenEvent
 from chatterm.screens.sessions import SessionList
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from chatterm.settings.settings import SessionSettings, Settings
 from chatterm.widgets.remarks import Remarks
@@ -20,16 +20,16 @@ from tests.chatterm.scripted import Script, ScriptedBackend
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(tmp_path / "sessions.db")
+def store(tmp_path: Path) -> SessionStore:
+    return SessionStore.open(tmp_path / "sessions.db")
 
 
-def reopened(store: Store) -> Store:
+def reopened(store: SessionStore) -> SessionStore:
     assert store.close()
-    return Store.open(store.path)
+    return SessionStore.open(store.path)
 
 
-def latest(store: Store) -> str:
+def latest(store: SessionStore) -> str:
     info = store.latest()
     assert info is not None
     return info.id
@@ -47,7 +47,7 @@ class Refusing(ScriptedBackend):
         raise EngineError("The server has gone.")
 
 
-async def test_messages_that_wait_come_back_with_the_one_that_was_refused(store: Store) -> None:
+async def test_messages_that_wait_come_back_with_the_one_that_was_refused(store: SessionStore) -> None:
     backend = Refusing()
     backend.gate = threading.Event()
     async with driven(backend, store=store) as driver:
@@ -60,12 +60,12 @@ async def test_messages_that_wait_come_back_with_the_one_that_was_refused(store:
         assert [call for call in backend.calls if call[0] == "send"] == [("send", "a")]
 
 
-async def test_a_session_deleted_elsewhere_is_saved_again_and_that_is_said(store: Store) -> None:
+async def test_a_session_deleted_elsewhere_is_saved_again_and_that_is_said(store: SessionStore) -> None:
     async with driven(
         ScriptedBackend([Script("One."), Script("Two."), Script("Three.")]), store=store
     ) as driver:
         await driver.send("first")
-        other = Store.open(store.path)
+        other = SessionStore.open(store.path)
         session = latest(other)
         other.delete(session)
         other.flush()
@@ -80,7 +80,7 @@ async def test_a_session_deleted_elsewhere_is_saved_again_and_that_is_said(store
     store.close()
 
 
-async def test_a_message_that_is_refused_after_its_conversation_was_left_is_kept(store: Store) -> None:
+async def test_a_message_that_is_refused_after_its_conversation_was_left_is_kept(store: SessionStore) -> None:
     backend = Refusing()
     backend.gate = threading.Event()
     async with driven(backend, store=store) as driver:
@@ -96,7 +96,7 @@ async def test_a_message_that_is_refused_after_its_conversation_was_left_is_kept
     store.close()
 
 
-async def test_what_was_said_is_there_after_the_program_ended(store: Store) -> None:
+async def test_what_was_said_is_there_after_the_program_ended(store: SessionStore) -> None:
     backend = ScriptedBackend([Script("one", cached=3), Script("uno"), Script("two")], system="Be terse.")
     async with driven(backend, store=store) as driver:
         await driver.send("first message")
@@ -128,7 +128,7 @@ async def test_what_was_said_is_there_after_the_program_ended(store: Store) -> N
     store.close()
 
 
-async def test_guesses_may_come_from_other_branches_and_sessions(store: Store) -> None:
+async def test_guesses_may_come_from_other_branches_and_sessions(store: SessionStore) -> None:
     async with driven(ScriptedBackend([Script("earlier")]), store=store) as driver:
         await driver.send("another session")
     store = reopened(store)
@@ -150,7 +150,7 @@ async def test_guesses_may_come_from_other_branches_and_sessions(store: Store) -
     store.close()
 
 
-async def test_a_running_answer_is_saved_and_can_go_on(store: Store, tmp_path: Path) -> None:
+async def test_a_running_answer_is_saved_and_can_go_on(store: SessionStore, tmp_path: Path) -> None:
     script = Script("one two three four", gate=threading.Event(), gate_after=3)
     copy = tmp_path / "killed.db"
     async with driven(ScriptedBackend([script]), store=store) as driver:
@@ -162,7 +162,7 @@ async def test_a_running_answer_is_saved_and_can_go_on(store: Store, tmp_path: P
         await driver.pilot.press("escape")
         await driver.idle()
     store.close()
-    store = Store.open(copy)
+    store = SessionStore.open(copy)
     backend = ScriptedBackend([Script("e four")])
     async with driven(backend, store=store, session=latest(store)) as driver:
         await driver.shows("cut off when the program ended")
@@ -172,7 +172,7 @@ async def test_a_running_answer_is_saved_and_can_go_on(store: Store, tmp_path: P
     store.close()
 
 
-async def test_a_draft_of_a_new_chat_comes_back(store: Store) -> None:
+async def test_a_draft_of_a_new_chat_comes_back(store: SessionStore) -> None:
     async with driven(ScriptedBackend(), store=store) as driver:
         await driver.types("half a th")
         await driver.until(lambda: store.new_draft() == "half a th")
@@ -190,7 +190,7 @@ async def test_a_draft_of_a_new_chat_comes_back(store: Store) -> None:
     store.close()
 
 
-async def test_another_session_is_picked_and_its_model_is_loaded(store: Store) -> None:
+async def test_another_session_is_picked_and_its_model_is_loaded(store: SessionStore) -> None:
     tree = Tree()
     exchange = tree.add(None, "old question", "other")
     exchange.text, exchange.finish_reason = "old answer", "eos"
@@ -217,7 +217,9 @@ async def test_another_session_is_picked_and_its_model_is_loaded(store: Store) -
     store.close()
 
 
-async def test_an_answer_ends_for_another_conversation_only_after_a_yes_and_is_kept(store: Store) -> None:
+async def test_an_answer_ends_for_another_conversation_only_after_a_yes_and_is_kept(
+    store: SessionStore,
+) -> None:
     scripts = [Script("old"), Script("one two three", gate=threading.Event(), gate_after=2)]
     async with driven(ScriptedBackend(scripts), store=store) as driver:
         await driver.send("before")
@@ -240,7 +242,7 @@ async def test_an_answer_ends_for_another_conversation_only_after_a_yes_and_is_k
     store.close()
 
 
-async def test_each_conversation_keeps_its_draft(store: Store) -> None:
+async def test_each_conversation_keeps_its_draft(store: SessionStore) -> None:
     async with driven(ScriptedBackend(), store=store) as driver:
         for name in ("first", "second"):
             await driver.send(name)
@@ -258,7 +260,7 @@ async def test_each_conversation_keeps_its_draft(store: Store) -> None:
     store.close()
 
 
-async def test_an_error_leaves_with_what_it_was_about(store: Store) -> None:
+async def test_an_error_leaves_with_what_it_was_about(store: SessionStore) -> None:
     backend = Refusing()
     backend.gate = threading.Event()
     backend.gate.set()
@@ -285,7 +287,7 @@ async def test_an_error_leaves_with_what_it_was_about(store: Store) -> None:
     store.close()
 
 
-async def test_a_new_conversation_leaves_the_old_one_saved(store: Store) -> None:
+async def test_a_new_conversation_leaves_the_old_one_saved(store: SessionStore) -> None:
     async with driven(ScriptedBackend(), store=store) as driver:
         await driver.send("one")
         await driver.pilot.press("ctrl+n")
@@ -295,7 +297,9 @@ async def test_a_new_conversation_leaves_the_old_one_saved(store: Store) -> None
     store.close()
 
 
-async def test_export_and_import(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_export_and_import(
+    store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     async with driven(ScriptedBackend([Script("**one**"), Script("uno")]), store=store) as driver:
         await driver.send("/export")
@@ -337,7 +341,7 @@ async def test_export_and_import(store: Store, tmp_path: Path, monkeypatch: pyte
 
 async def test_a_disk_that_fails_is_said_once_and_the_chat_goes_on(tmp_path: Path) -> None:
     (tmp_path / "folder.db").mkdir()
-    store = Store.open(tmp_path / "folder.db")
+    store = SessionStore.open(tmp_path / "folder.db")
     async with driven(ScriptedBackend([Script("one"), Script("two")]), store=store) as driver:
         remarks = driver.app.chat.query_one(Remarks)
         await driver.until(lambda: remarks.texts)
@@ -359,7 +363,7 @@ async def test_without_a_store_there_is_nothing_to_open() -> None:
         assert len(driver.errors) == 2
 
 
-async def test_a_session_of_two_thousand_messages_opens_at_once(store: Store) -> None:
+async def test_a_session_of_two_thousand_messages_opens_at_once(store: SessionStore) -> None:
     tree = Tree()
     text = "Some **prose** with `code`.\n\n- one\n- two\n\n```python\nx = f(1)\n```\n\n" * 4
     for number in range(1000):
@@ -376,7 +380,7 @@ async def test_a_session_of_two_thousand_messages_opens_at_once(store: Store) ->
     store.close()
 
 
-async def test_quitting_saves_the_last_words(store: Store) -> None:
+async def test_quitting_saves_the_last_words(store: SessionStore) -> None:
     script = Script("one two three four", gate=threading.Event(), gate_after=3)
     async with driven(ScriptedBackend([script]), store=store) as driver:
         await driver.send("count", wait=False)

@@ -15,7 +15,7 @@ from chatterm.conversation import web_page
 from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesError
 from chatterm.conversation.attachments import attach
 from chatterm.conversation.folder import folder_files
-from chatterm.conversation.gitignore import files_below, is_ignored, rules_of
+from chatterm.conversation.gitignore import files_below, is_ignored, parse_rules
 from chatterm.conversation.web_page import page_text, readable
 from tests.chatterm.dripping import dripping
 from tests.chatterm.driving import driven
@@ -121,12 +121,12 @@ def test_a_folder_has_a_budget_and_may_be_empty(tmp_path: Path) -> None:
     ],
 )
 def test_rules_of_gitignore(rules: str, path: str, ignored: bool) -> None:
-    assert is_ignored(tuple(path.split("/")), False, rules_of(rules, ())) == ignored
+    assert is_ignored(tuple(path.split("/")), False, parse_rules(rules, ())) == ignored
 
 
 @given(st.text("a*?[]!/\\ #-\n", max_size=60), st.text("ab/", min_size=1, max_size=60))
 def test_no_gitignore_is_too_hard(rules: str, path: str) -> None:
-    assert is_ignored(tuple(path.split("/")), True, rules_of(rules, ())) in (True, False)
+    assert is_ignored(tuple(path.split("/")), True, parse_rules(rules, ())) in (True, False)
 
 
 def test_a_page_of_this_machine_needs_a_yes_and_is_read_as_text(site: str, tmp_path: Path) -> None:

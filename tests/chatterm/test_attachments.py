@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chatterm.conversation.attachment_errors import AttachmentError, NoFileError
-from chatterm.conversation.attachments import Attached, attach, mentions, read_text, working_folder
+from chatterm.conversation.attachments import MessageWithFiles, attach, mentions, read_text, working_folder
 from chatterm.widgets.path_completion import found_paths, path_token
 
 WRITTEN = st.text(alphabet='@"/.~ab\n \\,é\t', max_size=40)
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def attached_or_why_not(text: str, folder: Path) -> Attached | str:
+def attached_or_why_not(text: str, folder: Path) -> MessageWithFiles | str:
     try:
         return attach(text, folder)
     except AttachmentError as error:
@@ -66,7 +66,7 @@ def test_completion_replaces_what_is_before_the_cursor(folder: Path, text: str, 
     ],
 )  # fmt: skip
 def test_what_no_one_means_as_a_file_is_not_asked_about(folder: Path, text: str) -> None:
-    assert attach(text, folder) == Attached(text)
+    assert attach(text, folder) == MessageWithFiles(text)
 
 
 @pytest.mark.parametrize("text", ["@a", "@a,"])
@@ -87,7 +87,7 @@ def test_what_looks_like_a_file_is_asked_about_once(folder: Path, text: str) -> 
         NoFileError, match=r"^(There is no file .+\.|b is a folder; write @b/ to attach the files in it\.)$"
     ):
         attach(text, folder)
-    assert attach(text, folder, as_text=True) == Attached(text)
+    assert attach(text, folder, as_text=True) == MessageWithFiles(text)
 
 
 @pytest.mark.parametrize("text", ["@" + "x" * 5000 + "/y.txt", "@~nobody/x.txt", "@~nobody", '@"~nobody/x"'])

@@ -8,18 +8,18 @@ import pytest
 
 from chatterm.backends.backend import DraftCost, EngineError, Exchange, FinishReason, Progress
 from chatterm.backends.worker import (
+    AnswerBegan,
     Answered,
-    Begun,
     Catalogue,
     Count,
-    Done,
-    Draw,
-    Failed,
+    DrawCandidates,
+    JobDone,
+    JobFailed,
     ListModels,
     Loaded,
-    Loading,
     LoadPath,
-    Open,
+    LoadProgress,
+    OpenJob,
     Prepare,
     Report,
     Resume,
@@ -44,15 +44,15 @@ def until(worker: Worker, condition: Callable[[list[Report]], object]) -> list[R
 
 
 def ended(reports: list[Report]) -> bool:
-    return any(isinstance(report, Done | Failed) for report in reports)
+    return any(isinstance(report, JobDone | JobFailed) for report in reports)
 
 
 def test_jobs_run_in_order_and_are_reported() -> None:
     backend = ScriptedBackend([Script("abcdefgh")])
     worker = Worker(backend)
     worker.start()
-    worker.submit(Open())
-    assert [type(report) for report in until(worker, ended)] == [Loaded, Done]
+    worker.submit(OpenJob())
+    assert [type(report) for report in until(worker, ended)] == [Loaded, JobDone]
     worker.submit(Send("hi"))
     reports = until(worker, ended)
     assert [report.event.text for report in reports if isinstance(report, Token)] == ["abcd", "efgh"]
@@ -60,7 +60,7 @@ def test_jobs_run_in_order_and_are_reported() -> None:
     assert answered.outcome is not None
     assert answered.outcome.text == "abcdefgh"
     worker.submit(ListModels())
-    assert until(worker, ended) == [Done(ListModels(), ["scripted", "other"])]
+    assert until(worker, ended) == [JobDone(ListModels(), ["scripted", "other"])]
     assert worker.close()
     assert backend.closed
 
@@ -71,11 +71,11 @@ def test_an_error_is_one_line_and_the_next_job_runs(error: Exception) -> None:
     worker.start()
     worker.submit(Send("a"))
     failed = until(worker, ended)[-1]
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, JobFailed)
     assert "\n" not in failed.message
     assert "Traceback" not in failed.message
     worker.submit(Send("b"))
-    assert isinstance(until(worker, ended)[-1], Done)
+    assert isinstance(until(worker, ended)[-1], JobDone)
     assert worker.close()
 
 
@@ -84,8 +84,8 @@ def test_only_the_latest_progress_is_kept() -> None:
     steps = tuple(Progress("load", "weights", done, 100) for done in range(101))
     worker = Worker(ScriptedBackend(load_gate=gate, load_progress=steps))
     worker.start()
-    worker.submit(Open())
-    reports = until(worker, lambda r: r and r[-1] == Loading(steps[-1]))
+    worker.submit(OpenJob())
+    reports = until(worker, lambda r: r and r[-1] == LoadProgress(steps[-1]))
     assert len(reports) <= len(steps)
     gate.set()
     until(worker, ended)
@@ -97,7 +97,7 @@ def test_close_leaves_a_load_and_an_answer() -> None:
     loading = ScriptedBackend(load_gate=gate, load_progress=(Progress("load", "weights", 1, 2),))
     worker = Worker(loading)
     worker.start()
-    worker.submit(Open())
+    worker.submit(OpenJob())
     until(worker, bool)
     assert worker.close()
     assert loading.info is None
@@ -115,7 +115,7 @@ def test_a_backend_that_cannot_be_interrupted_is_told() -> None:
     gate = threading.Event()
     worker = Worker(ScriptedBackend(load_gate=gate))  # it reports no progress: nothing can end it
     worker.start()
-    worker.submit(Open())
+    worker.submit(OpenJob())
     until(worker, lambda _: worker._is_loading)
     assert not worker.close(), "it returns while the load waits"
     gate.set()
@@ -146,20 +146,22 @@ def test_the_calls_of_a_session_reach_the_backend_and_report_their_value() -> No
     worker = Worker(backend)
     worker.start()
     path = (Exchange(4, None, "hi", "yo", finish_reason="eos"), Exchange(7, 4, "again", "once more"))
-    jobs = [Open(), LoadPath(path), SetThinkCache("mask"), SetSampling({"top_k": 3}), Send("go"), Resume()]
+    jobs = [OpenJob(), LoadPath(path), SetThinkCache("mask"), SetSampling({"top_k": 3}), Send("go"), Resume()]
     for job in jobs:
         worker.submit(job)
-        assert isinstance(until(worker, ended)[-1], Done)
+        assert isinstance(until(worker, ended)[-1], JobDone)
     assert backend.calls[1] == ("load_path", (4, 7))
     assert backend.history == [("hi", "yo"), ("again", "once more"), ("go", "one two")]
     assert (backend.think_cache, backend.sampling) == ("mask", {"top_k": 3})
     worker.submit(Resume())
-    assert until(worker, ended) == [Failed(Resume(), "The answer is complete; /retry generates another one.")]
+    assert until(worker, ended) == [
+        JobFailed(Resume(), "The answer is complete; /retry generates another one.")
+    ]
     worker.submit(Count("three more words"))
     cost = DraftCost(tokens=3, new=8, free=4096 - 8 - 8)
-    assert until(worker, ended) == [Done(Count("three more words"), cost)]
+    assert until(worker, ended) == [JobDone(Count("three more words"), cost)]
     worker.submit(Catalogue())
-    assert until(worker, ended) == [Done(Catalogue(), backend.choices)]
+    assert until(worker, ended) == [JobDone(Catalogue(), backend.choices)]
     assert worker.close()
 
 
@@ -173,7 +175,7 @@ def test_drafts_that_are_gone_are_not_looked_at() -> None:
         worker.submit(Prepare(draft))
         worker.submit(Count(draft))
     gate.set()
-    until(worker, lambda reports: sum(isinstance(report, Done) for report in reports) == 7)
+    until(worker, lambda reports: sum(isinstance(report, JobDone) for report in reports) == 7)
     drafts = [call for call in backend.calls if call[0] in ("prepare", "count")]
     assert drafts == [("prepare", "a b c"), ("count", "a b c")]
     assert worker.close()
@@ -198,21 +200,21 @@ def test_candidates_are_told_apart_and_an_error_of_one_comes_last() -> None:
     )
     worker = Worker(backend)
     worker.start()
-    worker.submit(Draw("go", 3))
+    worker.submit(DrawCandidates("go", 3))
     reports = until(worker, ended)
     for index, text in ((0, "abcdefgh"), (2, "ij")):
         own = [
             report
             for report in reports
-            if isinstance(report, Begun | Token | Answered) and report.index == index
+            if isinstance(report, AnswerBegan | Token | Answered) and report.index == index
         ]
-        assert isinstance(own[0], Begun)
+        assert isinstance(own[0], AnswerBegan)
         assert "".join(token.event.text for token in own if isinstance(token, Token)) == text
         assert isinstance(own[-1], Answered)
         assert own[-1].outcome is not None
     assert [report for report in reports if isinstance(report, Answered) and report.index == 1] == [
         Answered(None, 1, "no room")
     ]
-    assert isinstance(reports[-1], Failed)
+    assert isinstance(reports[-1], JobFailed)
     assert reports[-1].message == "no room"
     assert worker.close()

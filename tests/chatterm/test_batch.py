@@ -12,7 +12,7 @@ import pytest
 from chatterm.backends.backend import EngineError, FinishReason, Outcome, Part, Request, TokenEvent, TurnStats
 from chatterm.cli.batch_run import Batch
 from chatterm.cli.main import call
-from chatterm.cli.requests import LINE_LIMIT, InputLine, asked_of, lines_of
+from chatterm.cli.requests import LINE_LIMIT, InputLine, parse_request, read_lines
 from chatterm.cli.results import Results
 from tests.chatterm.test_oneshot import Terminal
 from tests.fresh import seeds
@@ -160,7 +160,7 @@ WRONG: list[tuple[bytes, str]] = [
 
 @pytest.mark.parametrize(("data", "why"), WRONG)
 def test_a_wrong_line(data: bytes, why: str) -> None:
-    asked = asked_of(InputLine(1, data, "", 0))
+    asked = parse_request(InputLine(1, data, "", 0))
     assert asked.request is None
     assert why in asked.problem
     assert "\n" not in asked.problem
@@ -186,24 +186,24 @@ def test_what_a_line_may_ask() -> None:
         "think": False,
         "id": "i",
     }
-    asked = asked_of(InputLine(1, json.dumps(line).encode(), "", 0))
+    asked = parse_request(InputLine(1, json.dumps(line).encode(), "", 0))
     assert (asked.id, asked.problem) == ("i", "")
     assert asked.request is not None
     assert [m.role for m in asked.request.messages] == ["system", "user", "assistant", "user"]
     assert asked.request.sampling["stop"] == ("x",)
     assert len(asked.request.sampling) == 9
     assert asked.request.think == "off"
-    assert asked_of(InputLine(1, b'{"prompt": "a", "seed": null}', "", 0)).request is not None
+    assert parse_request(InputLine(1, b'{"prompt": "a", "seed": null}', "", 0)).request is not None
 
 
 @pytest.mark.parametrize("text", ["", " "])
 def test_an_empty_system_message_is_one(text: str) -> None:
     messages = [{"role": "system", "content": text}, {"role": "user", "content": "u"}]
-    asked = asked_of(InputLine(1, json.dumps({"messages": messages}).encode(), "", 0))
+    asked = parse_request(InputLine(1, json.dumps({"messages": messages}).encode(), "", 0))
     assert asked.request is not None
     assert [(m.role, m.content) for m in asked.request.messages] == [("system", text), ("user", "u")]
     messages[1]["content"] = text
-    asked = asked_of(InputLine(1, json.dumps({"messages": messages}).encode(), "", 0))
+    asked = parse_request(InputLine(1, json.dumps({"messages": messages}).encode(), "", 0))
     assert asked.problem == "the content of message 2 is empty; add some text."
 
 
@@ -219,19 +219,19 @@ def test_random_bytes_are_a_line_or_an_error() -> None:
             data[at : at + chance.randrange(3)] = chance.choice(
                 [b"", b'"', b"{", b"1", b"[", b"null", b"\xff", b"e9"]
             )
-        asked = asked_of(InputLine(1, bytes(data), "", 0))
+        asked = parse_request(InputLine(1, bytes(data), "", 0))
         assert (asked.request is None) == bool(asked.problem)
 
 
 def test_a_line_beyond_all_bounds_is_an_error_and_the_next_one_is_read() -> None:
     long = b'{"prompt": "' + b"x" * (2 * LINE_LIMIT + 5) + b'"}\n'
-    lines = list(lines_of(io.BytesIO(long + b'{"prompt": "a"}'), b""))
+    lines = list(read_lines(io.BytesIO(long + b'{"prompt": "a"}'), b""))
     assert [(line.number, line.data is None, line.end) for line in lines] == [
         (1, True, len(long)),
         (2, False, len(long) + 15),
     ]
-    assert "longer than 16 MiB" in asked_of(lines[0]).problem
-    other = list(lines_of(io.BytesIO(long.replace(b'"}\n', b'."}\n')), b""))
+    assert "longer than 16 MiB" in parse_request(lines[0]).problem
+    other = list(read_lines(io.BytesIO(long.replace(b'"}\n', b'."}\n')), b""))
     assert other[0].digest != lines[0].digest
 
 

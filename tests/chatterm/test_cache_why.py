@@ -6,7 +6,7 @@ import pytest
 
 from chatterm.backends.backend import Exchange, TurnStats
 from chatterm.conversation.cache_why import explained, why_lines
-from chatterm.markdown.lines import line_cells, text_of
+from chatterm.markdown.lines import line_cells, line_text
 from chatterm.sessions.as_json import from_json, to_json
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
@@ -25,7 +25,7 @@ def exchange(number: int, stats: TurnStats | None = STATS, model: str = "m") -> 
 
 
 def said(*path: Exchange, models: tuple[str, ...] = ("m",), width: int = 300) -> str:
-    return "\n".join(map(text_of, why_lines(explained(path, models, TEXTS.get), width)))
+    return "\n".join(map(line_text, why_lines(explained(path, models, TEXTS.get), width)))
 
 
 def test_a_turn_is_told_in_numbers_and_words() -> None:
@@ -93,7 +93,7 @@ def test_it_fits(width: int) -> None:
     turns[0].user = "A long message\x1b[2J " * 30
     lines = why_lines(explained(turns, ("m",), TEXTS.get), width)
     assert all(line_cells(line) <= width for line in lines)
-    assert "draft was changed" in " ".join(text_of(line).strip() for line in lines)
+    assert "draft was changed" in " ".join(line_text(line).strip() for line in lines)
 
 
 def test_the_figures_survive_a_session() -> None:

@@ -27,7 +27,7 @@ from chatterm.cli.main import app, call
 from chatterm.cli.prompts import checked_prompts
 from chatterm.cli.usage import WrongUsage, command_line
 from chatterm.commands.registry import COMMANDS
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from models.hub.catalogue import DEFAULT_MODEL
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.counting import PATIENCE
@@ -176,7 +176,7 @@ def test_what_p_asked_is_kept_and_gone_on_with(
     assert capsys.readouterr().err == ""
     assert [backend.history[0] for backend in made[2:]] == [("one", "answer 2")] * 2
     assert made[3].sampling == {"temperature": 0.5}
-    store = Store.open(own_folders / "data" / "sessions.db")
+    store = SessionStore.open(own_folders / "data" / "sessions.db")
     (kept,) = store.find()
     _, tree, _ = store.load(kept.id)
     store.close()
@@ -296,7 +296,7 @@ def test_bytes_that_are_no_utf8_are_refused() -> None:
     with pytest.raises(WrongUsage, match="not UTF-8"):
         checked_prompts(["\udcff"], io.BytesIO(b""))
     with pytest.raises(WrongUsage, match="not UTF-8"):
-        constraints.given(None, False, "\udcff")
+        constraints.parse_constraint(None, False, "\udcff")
 
 
 @pytest.mark.parametrize(

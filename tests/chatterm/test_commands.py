@@ -9,7 +9,7 @@ from chatterm.backends.backend import EngineError
 from chatterm.commands.completing import choice_completions, completions, path_start
 from chatterm.commands.registry import COMMANDS, is_command, parse, tables
 from chatterm.commands.reports import help_lines
-from chatterm.markdown.lines import text_of
+from chatterm.markdown.lines import line_text
 from chatterm.screens.chat.screen import ChatScreen
 from chatterm.widgets.completion import suggestions
 
@@ -179,7 +179,7 @@ def test_where_a_command_wants_a_file(text: str, start: int | None) -> None:
 
 @pytest.mark.parametrize("width", [36, 76, 104])
 def test_help_names_every_command_and_fits(width: int) -> None:
-    lines = [text_of(line) for line in help_lines(width)]
+    lines = [line_text(line) for line in help_lines(width)]
     assert all(len(line) <= width for line in lines)
     for command in COMMANDS:
         assert any(line.startswith(f"/{command.name}") for line in lines)

@@ -12,7 +12,7 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from chatterm.screens.paste import PasteScreen, PasteView
-from chatterm.screens.themed_app import LookApp
+from chatterm.screens.themed_app import ThemedApp
 from chatterm.settings.themes import STYLESHEET
 from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
@@ -51,7 +51,7 @@ class WritingScreen(Screen[None]):
         self.app.push_screen(screen, message.done)
 
 
-class WritingApp(LookApp):
+class WritingApp(ThemedApp):
     CSS_PATH = STYLESHEET
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from chatterm.backends.backend import ChatOptions, EngineError, FinishReason, Message, Outcome, Request
 from chatterm.backends.local import LocalBackend
-from chatterm.cli.constraints import given, of_format
-from chatterm.cli.requests import asked_of, lines_of
+from chatterm.cli.constraints import constraint_from_format, parse_constraint
+from chatterm.cli.requests import parse_request, read_lines
 from chatterm.cli.usage import WrongUsage
 from engine import Constraint
 from engine.schedule import repetition
@@ -28,10 +28,10 @@ SCHEMA = {
 def test_the_options(tmp_path: Path) -> None:
     path = tmp_path / "schema.json"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(SCHEMA).encode())
-    assert given(None, False, None) is None
-    assert given(str(path), False, None) == Constraint("json_schema", json.dumps(SCHEMA))
-    assert given(None, True, None) == Constraint("json_object")
-    assert given(None, False, "^a+$") == Constraint("regex", "^a+$")
+    assert parse_constraint(None, False, None) is None
+    assert parse_constraint(str(path), False, None) == Constraint("json_schema", json.dumps(SCHEMA))
+    assert parse_constraint(None, True, None) == Constraint("json_object")
+    assert parse_constraint(None, False, "^a+$") == Constraint("regex", "^a+$")
 
 
 @pytest.mark.parametrize(
@@ -52,23 +52,23 @@ def test_a_schema_that_cannot_be_used_is_wrong_usage(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(WrongUsage) as caught:
-        given(str(path), False, None)
+        parse_constraint(str(path), False, None)
     assert said in str(caught.value)
     assert str(caught.value).isprintable()
 
 
 def test_one_format_at_a_time() -> None:
     with pytest.raises(WrongUsage, match="--json-object and --regex cannot be combined"):
-        given(None, True, "a")
+        parse_constraint(None, True, "a")
     with pytest.raises(WrongUsage, match="unclosed group"):
-        given(None, False, "(")
+        parse_constraint(None, False, "(")
 
 
 def test_a_response_format() -> None:
-    assert of_format({"type": "text"}) is None
-    assert of_format({"type": "json_object"}) == Constraint("json_object")
+    assert constraint_from_format({"type": "text"}) is None
+    assert constraint_from_format({"type": "json_object"}) == Constraint("json_object")
     inner = {"name": "a", "strict": True, "schema": SCHEMA}
-    found = of_format({"type": "json_schema", "json_schema": inner})
+    found = constraint_from_format({"type": "json_schema", "json_schema": inner})
     assert found is not None
     assert (found.kind, json.loads(found.text)) == ("json_schema", SCHEMA)
 
@@ -87,14 +87,14 @@ def test_a_response_format() -> None:
 )
 def test_another_response_format_is_an_error_of_its_line(value: Any) -> None:
     with pytest.raises(EngineError, match="response_format must be"):
-        of_format(value)
+        constraint_from_format(value)
     (line,) = asked([{"prompt": "x", "response_format": value}])
     assert "response_format must be" in line.problem
 
 
 def asked(requests: list[dict[str, Any]]) -> list[Any]:
     data = b"".join(json.dumps(request).encode() + b"\n" for request in requests)
-    return [asked_of(line) for line in lines_of(io.BytesIO(data), b"")]
+    return [parse_request(line) for line in read_lines(io.BytesIO(data), b"")]
 
 
 def test_a_line_of_a_batch() -> None:

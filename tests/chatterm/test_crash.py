@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from chatterm.backends.backend import EngineError, Exchange, Outcome, TokenEvent
 from chatterm.backends.local import LocalBackend
 from chatterm.conversation.headless import Talk
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.chatterm.victim import MESSAGES, SAMPLING, backend_of
 from tests.counting import PATIENCE, until
 from tests.engine.tiny import TEMPLATE, tiny_tokenizer
@@ -146,7 +146,7 @@ def goes_on(
     backend: LocalBackend, path: Path, sampling: dict[str, object], committed: tuple[int, int]
 ) -> bool:
     """Go on with the session in `path` and compare; whether its answer was cut off."""
-    store = Store.open(path)
+    store = SessionStore.open(path)
     latest = store.latest()
     if latest is None:
         assert committed == (0, 0)
@@ -187,7 +187,7 @@ def goes_on(
         assert [event.token_id for event in added] == ids[kept:]
     store.flush()
     if cut and not over:
-        again = Store.open(path)
+        again = SessionStore.open(path)
         saved = again.load(latest.id)[1][exchange.id]
         assert (saved.token_ids, saved.text, saved.finish_reason) == (ids, whole.text, whole.finish_reason)
         assert again.close()

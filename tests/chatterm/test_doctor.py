@@ -20,9 +20,9 @@ from engine.errors import EngineError
 from engine.execute.tuning.store import Tuning
 from engine.machine.drafts import DraftPair
 from engine.machine.expected import PROGRAMS, Here, Program, expected_speed
-from engine.machine.links import Links, Split
-from engine.machine.report import Cpu, Feature, Gpu, Machine
-from engine.machine.shapes import COMMON, shape_of
+from engine.machine.links import Links, SplitSpeed
+from engine.machine.report import Cpu, Gpu, Machine, MachineFeature
+from engine.machine.shapes import COMMON, known_shape
 from tests.engine.tiny import tiny_engine
 
 GPU = Machine(
@@ -37,11 +37,11 @@ GPU = Machine(
     torch_cuda="13.0",
     packages={"torch": "2.11.0+cu130", "triton": "3.6.0", "transformers": "5.17.0"},
     attention=(
-        Feature("flash", "flash-attn is not installed"),
-        Feature("triton", None),
-        Feature("sdpa", None),
+        MachineFeature("flash", "flash-attn is not installed"),
+        MachineFeature("triton", None),
+        MachineFeature("sdpa", None),
     ),
-    decode=(Feature("fused kernels, CUDA graph", None), Feature("plain modules", None)),
+    decode=(MachineFeature("fused kernels, CUDA graph", None), MachineFeature("plain modules", None)),
     bandwidth=3.03e12,
     program=Program(0.9, 8e-6),
     speeds=(),
@@ -63,11 +63,11 @@ def with_speeds(machine: Machine, free: int) -> Machine:
 
     device = torch.device(machine.device)
     here = Here(device, torch.bfloat16, machine.program, False, machine.bandwidth, free)
-    speeds = [expected_speed(name, shape_of(name), here) for name in COMMON]
+    speeds = [expected_speed(name, known_shape(name), here) for name in COMMON]
     return replace(machine, speeds=tuple(speeds))
 
 
-TWO = replace(GPU, links=Links(2, ("NV18",), True), splits=(Split("qwen3:8b", 205.0, 340.0),))
+TWO = replace(GPU, links=Links(2, ("NV18",), True), splits=(SplitSpeed("qwen3:8b", 205.0, 340.0),))
 CPU = replace(
     GPU,
     device="cpu",
@@ -76,8 +76,11 @@ CPU = replace(
     driver_cuda=None,
     torch_cuda=None,
     packages={"torch": "2.13.0+cpu"},
-    attention=(Feature("flash", "it needs an NVIDIA GPU"), Feature("sdpa", None)),
-    decode=(Feature("fused kernels, CUDA graph", "it needs an NVIDIA GPU"), Feature("plain modules", None)),
+    attention=(MachineFeature("flash", "it needs an NVIDIA GPU"), MachineFeature("sdpa", None)),
+    decode=(
+        MachineFeature("fused kernels, CUDA graph", "it needs an NVIDIA GPU"),
+        MachineFeature("plain modules", None),
+    ),
     bandwidth=20e9,
     program=PROGRAMS["plain modules, CPU"],
     tunings=(),
@@ -99,8 +102,11 @@ AMD = replace(
     driver_cuda=None,
     torch_cuda=None,
     packages={"torch": "2.11.0+rocm6.4", "triton": "3.6.0"},
-    attention=(Feature("triton", "it needs an NVIDIA GPU"), Feature("sdpa", None)),
-    decode=(Feature("fused kernels, CUDA graph", "this is an AMD GPU"), Feature("plain modules", None)),
+    attention=(MachineFeature("triton", "it needs an NVIDIA GPU"), MachineFeature("sdpa", None)),
+    decode=(
+        MachineFeature("fused kernels, CUDA graph", "this is an AMD GPU"),
+        MachineFeature("plain modules", None),
+    ),
     program=PROGRAMS["plain modules"],
     tunings=(),
 )

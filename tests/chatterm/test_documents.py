@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chatterm.backends.backend import ChatOptions, ContextFullError, Document
-from chatterm.backends.documents import names_of, with_documents
+from chatterm.backends.documents import list_names, with_documents
 from chatterm.backends.local import LocalBackend
 from engine.conversation.turns import Answer, Turn
 from tests.chatterm.test_crash import model  # noqa: F401 - a fixture
@@ -67,7 +67,7 @@ def test_it_stands_behind_the_system_prompt_as_it_is() -> None:
     assert with_documents("Be brief.", ()) == "Be brief."
     assert with_documents(None, [PAPER]) == PAPER.text
     assert with_documents("Be brief.", [PAPER, NOTES]) == f"Be brief.\n\n{PAPER.text}\n\n{NOTES.text}"
-    assert names_of([PAPER, NOTES]) == "paper, notes"
+    assert list_names([PAPER, NOTES]) == "paper, notes"
 
 
 def test_none_of_its_tokens_is_computed_again_today(backend: LocalBackend) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from textual import events
 from textual.message import Message
 
-from chatterm.terminal.driver import Drawn, Keyboard, Pasted, PasteReader
+from chatterm.terminal.driver import Keyboard, Pasted, PasteReader, TerminalOutput
 from tests.counting import PATIENCE
 
 BEGIN, END = "\x1b[200~", "\x1b[201~"
@@ -105,7 +105,7 @@ def test_nothing_is_drawn_once_the_terminal_is_gone() -> None:
             tries += 1
             raise OSError(errno.EIO, "Input/output error")
 
-    drawn = Drawn(Terminal())
+    drawn = TerminalOutput(Terminal())
     for _ in range(3):
         drawn.write("a line")
         drawn.flush()
@@ -118,7 +118,7 @@ def test_another_error_of_drawing_is_told() -> None:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     with pytest.raises(BlockingIOError):
-        Drawn(Terminal()).flush()
+        TerminalOutput(Terminal()).flush()
 
 
 PROGRAM = """

@@ -13,7 +13,7 @@ import pyte
 import pytest
 
 from chatterm.cli.main import call
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.counting import PATIENCE, until
 
 ENTER = "\r"
@@ -117,7 +117,7 @@ def test_stop_continue_edit_branch_kill_and_resume(smollm2: Path) -> None:
     person.waits_until(lambda seen: "< 2/2 >" in seen and "Tokyo" in seen and "first token after" in seen)
     person.types(ALT_LEFT)
     person.waits_until(lambda seen: "Berlin" in seen and "Tokyo" not in seen)
-    store = Store.open()
+    store = SessionStore.open()
     until(lambda: (tree := store.load(store.find()[0].id)[1]).head == 2 and len(tree) == 3)
     assert store.close()
     person.child.kill(signal.SIGKILL)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.conversation.find import Finder
-from chatterm.markdown.lines import text_of
+from chatterm.markdown.lines import line_text
 from chatterm.widgets.new_below import NewBelow
 from tests.chatterm.driving import driven
 from tests.chatterm.finding import found_by
@@ -55,7 +55,7 @@ def test_a_folded_message_opens_where_something_is_found_in_it() -> None:
     assert found_by(Finder("haystack"), [entry], 40) == []
     assert entry.height == low
     assert len(found_by(Finder("needle"), [entry], 40)) == 1
-    assert "needle" in text_of(entry.line(entry.height - 2))
+    assert "needle" in line_text(entry.line(entry.height - 2))
 
 
 def test_nothing_is_found_of_nothing() -> None:

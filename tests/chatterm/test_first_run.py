@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import constants
 
 from chatterm.cli import first_run
-from chatterm.cli.first_run import ask, best_of, candidates, first_model, is_first_time
+from chatterm.cli.first_run import ask, candidates, choose_model, first_model, is_first_time
 from chatterm.cli.main import call
 from chatterm.settings.reading import load_settings
 from engine.machine.expected import NATIVE, PROGRAMS, Here, Speed, catalogue_speed
@@ -162,7 +162,7 @@ def test_whoever_has_chatted_or_downloaded_before_is_not_asked(
 
 
 def offered(here: Here, disk: float = 1e12) -> str | None:
-    best = best_of([catalogue_speed(name, here) for name in candidates(here)], int(disk))
+    best = choose_model([catalogue_speed(name, here) for name in candidates(here)], int(disk))
     return best.name if best is not None else None
 
 

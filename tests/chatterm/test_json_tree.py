@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.json_tree import JsonTree
-from chatterm.markdown.lines import line_cells, text_of
+from chatterm.markdown.lines import line_cells, line_text
 from chatterm.terminal.sanitize import is_safe
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -48,7 +48,7 @@ def test_any_json_is_shown_whole_and_harmless_and_can_be_folded(
     assert tree.is_folded == tree.has_depth
     assert len(tree.lines(90)) >= len(value)
     assert all(
-        tree.toggle(row) for row, line in enumerate(tree.lines(width)) if text_of(line).startswith("▸")
+        tree.toggle(row) for row, line in enumerate(tree.lines(width)) if line_text(line).startswith("▸")
     )
     tree.fold(is_open=True)
     assert tree.lines(width) == whole
@@ -67,7 +67,7 @@ def test_numbers_and_names_stand_as_they_were_written() -> None:
     big = "9" * 5000
     tree = JsonTree.of('{"n": 1.10, "n": ' + big + ', "a\\u001b[2J": true, "list": [null, {}]}')
     assert tree is not None
-    text = "\n".join(text_of(line) for line in tree.lines(100))
+    text = "\n".join(line_text(line) for line in tree.lines(100))
     assert "n: 1.10" in text
     assert text.replace("\n", "").replace(" ", "").count("9") == 5000
     assert "\x1b" not in text
@@ -84,11 +84,11 @@ def test_an_answer_is_a_tree_once_it_is_over_and_its_source_stays() -> None:
 
     def shown() -> str:
         entry.lay_out(60)
-        return "\n".join(text_of(entry.line(row)) for row in range(entry.height))
+        return "\n".join(line_text(entry.line(row)) for row in range(entry.height))
 
     assert "JSON, 3 values · show the text" in shown()
     assert "1: " in shown()
-    tags = next(row for row in range(entry.height) if "tags" in text_of(entry.line(row)))
+    tags = next(row for row in range(entry.height) if "tags" in line_text(entry.line(row)))
     assert entry.click(tags, 4).what == "fold"
     assert "▸ tags · 2 items" in shown()
     assert entry.click(tags - 1, 4).what == "message"

@@ -18,14 +18,14 @@ from chatterm.backends.backend import Compaction, Exchange, TurnStats
 from chatterm.conversation import cache_why, entry_cache
 from chatterm.conversation.compaction import Room
 from chatterm.conversation.entries import Entry, UserEntry
-from chatterm.conversation.entry_cache import Shown
+from chatterm.conversation.entry_cache import EntryCache
 from chatterm.conversation.visible_history import summarised
 from chatterm.markdown import plain
 from chatterm.markdown.blocks import parser
 from chatterm.markdown.lines import Line, Run, wrapped
 from chatterm.markdown.plain import PlainText
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from chatterm.widgets import slices
 from chatterm.widgets.stack import Stack
@@ -185,8 +185,8 @@ def exchanges(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Rows:
 
     monkeypatch.setattr(asyncio.Handle, "_run", counted_run)
     counted(entry_cache, "answer_of")
-    counted(Shown, "entries_of")
-    counted(Shown, "mark")
+    counted(EntryCache, "entries_of")
+    counted(EntryCache, "mark")
     counted(cache_why, "Explained")
     return found
 
@@ -200,7 +200,7 @@ async def test_no_action_goes_through_all_exchanges_at_once(
     for number in range(4 * MOST_EXCHANGES):
         exchange = tree.add(tree.head, f"Question {number}?", "scripted")
         exchange.text, exchange.finish_reason, exchange.stats = f"Answer {number}.", "eos", dict(figures)
-    store = Store.open(tmp_path / "sessions.db")
+    store = SessionStore.open(tmp_path / "sessions.db")
     session = store.add(SessionInfo(title="Rivers", model="scripted"), tree.exchanges, tree.head)
     async with driven(ScriptedBackend([Script("A new answer.")] * 2), (100, 40), store=store) as driver:
         chat, do = driver.app.chat, driver.app.chat.actions
@@ -235,7 +235,7 @@ def test_what_is_shown_anew_is_all_that_is_new(
     for back, model, is_summarised in made:
         exchange = tree.add(max(len(tree) - back, 0) or None, "q", model)
         exchange.compaction = Compaction(summary="s") if is_summarised else None
-    branch, before, before_behind = Shown(tree), list[Exchange](), 0
+    branch, before, before_behind = EntryCache(tree), list[Exchange](), 0
     for _ in range(5):
         path = tree.path(data.draw(st.sampled_from([None, *(exchange.id for exchange in tree.exchanges)])))
         changed = data.draw(st.lists(st.sampled_from(path), max_size=1)) if path else []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.counting import PATIENCE, until
 from tests.engine.divided import is_running, write_model
 from tests.models.checkpoints import tiny_qwen3
@@ -66,7 +66,7 @@ def test_a_rank_that_is_killed_leaves_a_line_and_the_conversation(folder: Path, 
     assert "Traceback" not in told.decode()
     assert process.returncode == 1
     until(lambda: not any(map(is_running, ranks)))
-    store = Store.open()
+    store = SessionStore.open()
     try:
         session = store.latest()
         assert session is not None

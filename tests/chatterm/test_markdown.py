@@ -9,7 +9,7 @@ from markdown_it.token import Token
 
 from chatterm.markdown.blocks import parser, token_lines
 from chatterm.markdown.document import Document
-from chatterm.markdown.lines import Line, chop, elided, line_cells, text_of, wrap
+from chatterm.markdown.lines import Line, chop, elided, line_cells, line_text, wrap
 from chatterm.markdown.table import table_lines
 from tests.fresh import examples
 
@@ -79,7 +79,7 @@ def markdown_lines(source: str, width: int) -> list[Line]:
 
 
 def texts(lines: list[Line]) -> list[str]:
-    return [text_of(line).rstrip() for line in lines]
+    return [line_text(line).rstrip() for line in lines]
 
 
 def shown(source: str, width: int = 60) -> str:
@@ -158,7 +158,7 @@ def test_an_address_that_does_something_is_no_link(address: str) -> None:
 def test_no_line_is_wider_than_the_screen(source: str, width: int) -> None:
     # Deep nesting keeps a few columns for text whatever the width: 16 is the narrowest that is promised.
     for line in markdown_lines(source, max(width, 40)):
-        assert line_cells(line) <= max(width, 40) or text_of(line)[:1] in " ▎•◦▪"
+        assert line_cells(line) <= max(width, 40) or line_text(line)[:1] in " ▎•◦▪"
     for line in wrap([(source, "")], width):
         assert line_cells(line) <= width
 
@@ -169,7 +169,7 @@ ANY_CHARACTER = st.characters(codec=None) | st.sampled_from("\x1b\x07…漢👩\
 @given(st.text(alphabet=ANY_CHARACTER, max_size=200), st.integers(2, 30))
 def test_chopping_loses_nothing(text: str, width: int) -> None:
     lines = chop([(text, "x")], width)
-    assert "".join(map(text_of, lines)) == text
+    assert "".join(map(line_text, lines)) == text
     assert all(line_cells(line) <= width for line in lines)
     assert len(wrap([(text, "")], width)) <= len(text) + 1
 
@@ -190,7 +190,7 @@ def test_what_was_guessed_changes_nothing_but_its_style(pieces: list[tuple[str, 
         plain.append(text)
         tinted.append(text, guessed=guessed)
     shown = tinted.lines(width)
-    assert [text_of(line) for line in shown] == [text_of(line) for line in plain.lines(width)]
+    assert [line_text(line) for line in shown] == [line_text(line) for line in plain.lines(width)]
     styles = {style for line in shown for _, style in line}
     assert any(guessed for _, guessed in pieces) or not any("guessed" in style for style in styles)
 
@@ -291,7 +291,7 @@ def test_no_word_vanishes(pieces: list[str]) -> None:
         )
         for piece in pieces
     )
-    said = "".join(text_of(line) for line in Document(source).lines(500))
+    said = "".join(line_text(line) for line in Document(source).lines(500))
     assert [word for word in re.findall(r"w\d+w", source) if word not in said] == []
 
 
@@ -350,7 +350,7 @@ def test_the_cost_of_a_piece_does_not_grow_with_the_answer(
         sizes.clear()
         lines = grown.lines(80)
         assert sum(sizes) < 3 * 2048
-    said = "".join(text_of(line) for line in lines)
+    said = "".join(line_text(line) for line in lines)
     for character, count in {"x": source.count("x"), "w": source.count("w"), "2": source.count("2")}.items():
         assert said.count(character) == count
 
@@ -370,7 +370,7 @@ def test_a_table_of_any_width_breaks_no_word_that_a_line_holds(rows: list[list[s
     cells = [[[(cell, "")] for cell in row] for row in rows]
     lines = table_lines(cells, ["left", "right", "center"], width)
     assert all(line_cells(line) <= width for line in lines)
-    said = [text_of(line) for line in lines]
+    said = [line_text(line) for line in lines]
     # Ideographs may break anywhere; a word is also what stands before the colon of a record.
     words = {
         w

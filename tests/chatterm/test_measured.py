@@ -15,7 +15,7 @@ from chatterm.cli.oneshot import stats_line
 from chatterm.conversation.figures import Live, SessionStats, Speedometer
 from chatterm.conversation.stats import stats_lines
 from chatterm.conversation.turn import footer_line
-from chatterm.markdown.lines import text_of
+from chatterm.markdown.lines import line_text
 from chatterm.widgets.side_panel import panel_lines
 from chatterm.widgets.status_line import status_line
 
@@ -85,8 +85,8 @@ def test_a_server_that_sends_it_all_at_once_is_not_fast(given: Packets, a_piece:
     assert stats.decode_tokens_per_s <= later * (a_piece or 1) / 0.1
     assert TurnStats.of(stats.to_dict()) == stats
     fast = replace(stats, decode_s=min(stats.decode_s, 0.09), first_tokens=1)
-    assert "tok/s" not in text_of(footer_line(fast)), "so short a time tells nothing here, either"
-    line, footer = stats_line(Outcome("a", "", FinishReason.EOS, stats)), text_of(footer_line(stats))
+    assert "tok/s" not in line_text(footer_line(fast)), "so short a time tells nothing here, either"
+    line, footer = stats_line(Outcome("a", "", FinishReason.EOS, stats)), line_text(footer_line(stats))
     assert ("tok/s" in line) == ("tok/s" in footer) == (stats.decode_tokens_per_s > 0)
 
 
@@ -108,7 +108,7 @@ def test_what_a_server_does_not_tell_of_the_cache_is_not_told() -> None:
     known = TurnStats(100, 60, 40, 20, decode_s=1.0)
     assert "300 tokens |" in stats_line(Outcome("a", "", FinishReason.EOS, silent))
     session = SessionStats.of([known.to_dict(), silent.to_dict()])
-    rows = [text_of(line).split() for line in stats_lines(100, silent, session, None, None)]
+    rows = [line_text(line).split() for line in stats_lines(100, silent, session, None, None)]
     for name, value in (("from cache", "60"), ("computed", "40"), ("cache hit rate", "60%")):
         assert [*name.split(), "–", value] in rows
     assert ["prompt", "tokens", "300", "400"] in rows
@@ -159,14 +159,14 @@ def test_an_answer_that_was_continued_is_one_answer() -> None:
 
 def test_what_is_not_known_yet_is_not_zero() -> None:
     live = Live("answering", "m", generated=1, ttft_s=0.0004)
-    panel = [text_of(line).split() for line in panel_lines(live, 30)]
+    panel = [line_text(line).split() for line in panel_lines(live, 30)]
     assert ["–", "tok/s"] in panel
     assert ["average", "–", "tok/s"] in panel
     assert ["first", "token", "<1", "ms"] in panel
-    assert "tok/s" not in text_of(status_line(live, 120))
+    assert "tok/s" not in line_text(status_line(live, 120))
     turn = TurnStats(generated_tokens=40)
     session = SessionStats.of([turn.to_dict()])
-    rows = [text_of(line).split() for line in stats_lines(100, turn, session, None, None)]
+    rows = [line_text(line).split() for line in stats_lines(100, turn, session, None, None)]
     for name in ("prompt tokens", "prefill", "decode", "decode time", "first token (mean)"):
         assert [*name.split(), "–", "–"] in rows
 
@@ -176,6 +176,6 @@ def test_guesses_that_gained_nothing_are_not_told() -> None:
     gained = replace(lost, guessed_tokens=8, accepted_tokens=5, saved_s=0.2)
     for stats, is_told in ((lost, False), (replace(lost, accepted_tokens=1), False), (gained, True)):
         session = SessionStats.of([stats.to_dict()])
-        table = [text_of(line) for line in stats_lines(100, stats, session, None, None)]
+        table = [line_text(line) for line in stats_lines(100, stats, session, None, None)]
         assert ("guessed" in stats_line(Outcome("a", "", FinishReason.EOS, stats))) == is_told
         assert any("guessed" in line for line in table) == is_told

@@ -13,7 +13,7 @@ from chatterm.cli.main import call
 from chatterm.commands.completing import choice_completions, completions, path_start
 from chatterm.commands.registry import find
 from chatterm.commands.reports import help_lines
-from chatterm.markdown.lines import text_of
+from chatterm.markdown.lines import line_text
 from chatterm.settings.presets import SavedPreset, load_preset, parse_preset, preset_names, save_preset
 from chatterm.settings.prompts import filled_in, prompt_files, prompt_text
 from chatterm.settings.settings import SettingsError
@@ -224,4 +224,4 @@ async def test_prompts_are_commands_that_complete_and_are_listed(
         await driver.until(lambda: driver.answers)
         sent = next(text for name, text in backend.calls if name == "send")
         assert sent == "# Look at a file\n\nReview notes.md\n\nnotes.md:\n```md\nwhat I wrote\n```"
-        assert "/review FILE" in "\n".join(map(text_of, help_lines(80)))
+        assert "/review FILE" in "\n".join(map(line_text, help_lines(80)))

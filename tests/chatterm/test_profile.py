@@ -4,7 +4,7 @@ import pytest
 
 from chatterm.cli.main import call
 from chatterm.cli.profile import picture
-from engine.execute.cuda.step_profile import Part, Ran, parts_of
+from engine.execute.cuda.step_profile import ProfiledKernel, Ran, median_kernels
 
 LAYER = [
     "linear_kernel",
@@ -37,7 +37,7 @@ def steps(kernels: list[str], count: int = 4) -> list[Ran]:
 
 
 def test_kernels_are_told_by_their_place_in_a_layer_and_add_up_to_the_step() -> None:
-    parts = parts_of(reversed(steps(["embedding_kernel", *3 * LAYER, "linear_kernel"])))
+    parts = median_kernels(reversed(steps(["embedding_kernel", *3 * LAYER, "linear_kernel"])))
     names = ["q, k, v", "attention", "combine", "o", "gate and up", "down"]
     assert [part.name for part in parts] == ["embedding", *3 * names, "head"]
     assert [part.layer for part in parts] == [None, *6 * [0], *6 * [1], *6 * [2], None]
@@ -46,7 +46,7 @@ def test_kernels_are_told_by_their_place_in_a_layer_and_add_up_to_the_step() -> 
 
 
 def test_layers_with_experts_and_several_products_before_the_attention() -> None:
-    parts = parts_of(steps(["packed_embedding_kernel", *2 * MIXED, "packed_linear_kernel"]))
+    parts = median_kernels(steps(["packed_embedding_kernel", *2 * MIXED, "packed_linear_kernel"]))
     names = ["q, k, v", "q, k, v", "attention", "combine_parts", "o", "router", "gate_up", "down"]
     assert [part.name for part in parts] == ["packed_embedding", *2 * names, "head"]
     assert [part.layer for part in parts] == [None, *8 * [0], *8 * [1], None]
@@ -54,20 +54,26 @@ def test_layers_with_experts_and_several_products_before_the_attention() -> None
 
 @pytest.mark.parametrize("kernels", [[], ["linear_kernel"], ["copy", "attention_kernel"]])
 def test_what_is_no_step_has_no_parts(kernels: list[str]) -> None:
-    assert parts_of(steps(kernels)) == []
+    assert median_kernels(steps(kernels)) == []
 
 
 def test_a_step_without_attention_or_with_one_layer_is_shown_all_the_same() -> None:
-    assert [part.layer for part in parts_of(steps(["embedding_kernel", "linear_kernel"]))] == [None, None]
-    one = parts_of(steps(["embedding_kernel", *LAYER, "linear_kernel"]))
+    assert [part.layer for part in median_kernels(steps(["embedding_kernel", "linear_kernel"]))] == [
+        None,
+        None,
+    ]
+    one = median_kernels(steps(["embedding_kernel", *LAYER, "linear_kernel"]))
     assert picture("tiny", one)
 
 
 def test_the_picture_fits_a_terminal_and_has_the_figures() -> None:
-    parts = [Part(None, "embedding", 2e-6)]
+    parts = [ProfiledKernel(None, "embedding", 2e-6)]
     for layer in range(28):
-        parts += [Part(layer, "q, k, v", 4e-6), Part(layer, "attention", 4e-6 + layer * 1e-7)]
-    parts.append(Part(None, "head", 60e-6))
+        parts += [
+            ProfiledKernel(layer, "q, k, v", 4e-6),
+            ProfiledKernel(layer, "attention", 4e-6 + layer * 1e-7),
+        ]
+    parts.append(ProfiledKernel(None, "head", 60e-6))
     lines = picture("Qwen3-0.6B", parts, blocks=False)
     text = "\n".join(lines)
     assert text.isascii()

@@ -7,7 +7,7 @@ import pytest
 from chatterm.backends.backend import ChatOptions
 from chatterm.backends.local import LocalBackend
 from chatterm.conversation.headless import Talk
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from engine.cache.offload import common_prefix
 from tests.chatterm.test_crash import model  # noqa: F401 - a fixture
 from tests.counting import until
@@ -41,7 +41,7 @@ def test_a_session_and_its_branches_come_back_while_they_are_read(
     policy: str,
 ) -> None:
     monkeypatch.setenv("CHATTERM_DATA", str(tmp_path / "data"))
-    backend, store = opened(model), Store.open(tmp_path / "sessions.db")
+    backend, store = opened(model), SessionStore.open(tmp_path / "sessions.db")
     backend.set_think_cache(policy)
     talk = Talk(backend, store)
     for message in ("a first message of some length", "a second one"):
@@ -81,7 +81,7 @@ def test_what_the_last_answer_computed_is_there_right_after_quitting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CHATTERM_DATA", str(tmp_path / "data"))
-    backend, store = opened(model), Store.open(tmp_path / "sessions.db")
+    backend, store = opened(model), SessionStore.open(tmp_path / "sessions.db")
     talk = Talk(backend, store)
     list(talk.ask("a first message of some length"))
     history = backend._chat.history

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from chatterm.backends.backend import EngineError, ModelInfo
 from chatterm.cli import requests
-from chatterm.cli.inline.chat import Inline, Lines
+from chatterm.cli.inline.chat import Inline, LineInput
 from chatterm.cli.main import app
 from chatterm.commands import sampling
 from chatterm.commands.completing import choice_completions
@@ -20,7 +20,7 @@ from chatterm.commands.reports import sampling_lines
 from chatterm.commands.sampling import NAMES, answer_to, in_force, suggested, with_choice
 from chatterm.conversation.headless import Talk
 from chatterm.markdown.lines import line_cells
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.settings.settings import SamplingSettings, Settings
 from engine.params import SamplingParams
 from tests.chatterm.driving import driven
@@ -163,7 +163,7 @@ def test_completion_goes_from_names_to_values() -> None:
 
 
 async def test_it_holds_from_the_next_answer_on_and_in_the_session(tmp_path: Path) -> None:
-    store, backend = Store.open(tmp_path / "sessions.db"), ScriptedBackend()
+    store, backend = SessionStore.open(tmp_path / "sessions.db"), ScriptedBackend()
     async with driven(backend, store=store) as driver:
         driver.app.chat.settings = Settings(sampling=SamplingSettings(top_k=9))
         await driver.send("hello")
@@ -188,10 +188,10 @@ async def test_it_holds_from_the_next_answer_on_and_in_the_session(tmp_path: Pat
 
 
 def inline(tmp_path: Path, text: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    store, backend, out = Store.open(tmp_path / "sessions.db"), ScriptedBackend(), io.StringIO()
+    store, backend, out = SessionStore.open(tmp_path / "sessions.db"), ScriptedBackend(), io.StringIO()
     try:
         talk = Talk(backend, store, sampling={"seed": 3})
-        lines = Lines(io.BytesIO(text.encode()), by_hand=False)
+        lines = LineInput(io.BytesIO(text.encode()), by_hand=False)
         preferences = Settings(sampling=SamplingSettings(top_k=9))
         Inline(backend, talk, lines=lines, out=out, err=out, settings=preferences).run()
         saved = store.load(talk.session)[0].sampling if talk.session is not None else {}

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chatterm.settings.settings import ComposerSettings, Settings
-from chatterm.widgets.vim import Text, Vim
+from chatterm.widgets.vim import Vim, VimText
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -19,7 +19,7 @@ def press(vim: Vim, key: str) -> None:
         vim.take(text[:at] + key + text[at:], at + 1)
 
 
-def after(text: str, keys: str, at: int = 0) -> Text:
+def after(text: str, keys: str, at: int = 0) -> VimText:
     vim = Vim()
     vim.take(text, at)
     vim.press("escape")

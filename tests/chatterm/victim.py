@@ -18,7 +18,7 @@ import torch
 from chatterm.backends.backend import ChatOptions
 from chatterm.backends.local import LocalBackend
 from chatterm.conversation.headless import Talk
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from engine.engine import Engine  # noqa: F401
 
 MESSAGES = ("first", "second")
@@ -45,7 +45,7 @@ def tell(*words: object) -> None:
 def chat(folder: Path, path: Path, seed: int | None) -> None:
     tell(os.getpid())
     sampling = SAMPLING | ({} if seed is None else {"seed": seed})
-    backend, store = backend_of(folder, sampling), Store.open(path)
+    backend, store = backend_of(folder, sampling), SessionStore.open(path)
     backend.open()
     talk = Talk(backend, store, sampling=sampling)
     said = [0, 0]

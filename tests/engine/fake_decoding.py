@@ -18,9 +18,9 @@ from engine.batch import Span, StepBatch
 from engine.cache.blocks import BlockManager, BlockTable, Copy, RowCopy
 from engine.cache.offload import Offload
 from engine.params import SamplingParams
-from engine.sampling.sampler import Drawn, SamplerState, log_chances, sample
+from engine.sampling.sampler import SampledToken, SamplerState, log_chances, sample
 from engine.schedule.guide import Guide
-from engine.schedule.scheduler import Chunk
+from engine.schedule.scheduler import PromptChunk
 from engine.schedule.sequence import Sequence
 
 MASK = 2**61 - 1
@@ -151,7 +151,7 @@ class FakeRunner:
         """How many rows each step had."""
         self._computes = computes
         self._most = most
-        self._unread: deque[list[tuple[Sequence, Drawn]]] = deque()
+        self._unread: deque[list[tuple[Sequence, SampledToken]]] = deque()
         self._held: list[tuple[Sequence, Tensor]] = []
         """A step whose draws wait for masks."""
         self.held = 0
@@ -190,13 +190,13 @@ class FakeRunner:
 
     def check(
         self, spans: list[tuple[Sequence, tuple[int, ...]]], failed: Callable[[Sequence, Exception], None]
-    ) -> list[tuple[Sequence, list[Drawn]]]:
+    ) -> list[tuple[Sequence, list[SampledToken]]]:
         """One row after the other, as long as guesses hold."""
         assert not any(self._unread)
         assert sum(1 + len(guesses) for _, guesses in spans) <= 8
         found = []
         for sequence, guesses in spans:
-            slot, drawn = self.slots[sequence], list[Drawn]()
+            slot, drawn = self.slots[sequence], list[SampledToken]()
             table = sequence.table
             assert table is not None
             words = [torch.zeros(self.words, dtype=torch.int32) for _ in (*guesses, None)]
@@ -222,7 +222,7 @@ class FakeRunner:
         held, self._held = self._held, []
         self._unread.append([(s, self.slots[s].draw(logits)) for s, logits in held if s in self.slots])
 
-    def read(self) -> list[tuple[Sequence, Drawn]]:
+    def read(self) -> list[tuple[Sequence, SampledToken]]:
         return self._unread.popleft()
 
     def leave(self, sequence: Sequence) -> None:
@@ -241,7 +241,7 @@ class _Slot:
         self.sampler: SamplerState | None = None
         self.words: Tensor | None = None
 
-    def draw(self, logits: Tensor) -> Drawn:
+    def draw(self, logits: Tensor) -> SampledToken:
         if self.sampler is None:
             self.sampler = SamplerState.create(
                 self.params, self.rows.token_ids, logits.shape[-1], logits.device, self.generated
@@ -251,7 +251,7 @@ class _Slot:
             self.sampler.note(token)
             self.rows.append(token)
         asked = self.params.logprobs
-        return Drawn(token) if asked is None else log_chances(logits, token, asked)
+        return SampledToken(token) if asked is None else log_chances(logits, token, asked)
 
     def step(self) -> Span:
         """The row of the newest token."""
@@ -261,4 +261,4 @@ class _Slot:
         shadow.generated = [*self.generated, 0]
         shadow.prompt_tokens = len(self.sequence.rows) - len(self.sequence.generated)
         shadow.table = BlockTable(list(table.blocks), row)
-        return Chunk(shadow, row, 1).span
+        return PromptChunk(shadow, row, 1).span

@@ -14,7 +14,7 @@ from engine.batch import Recorded, StepBatch
 from engine.cache.blocks import BlockManager
 from engine.cache.rows import Rows
 from engine.params import SamplingParams
-from engine.sampling.sampler import Drawn
+from engine.sampling.sampler import SampledToken
 from engine.schedule.chunk_pace import RowCost
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
@@ -106,12 +106,12 @@ class ClockRunner:
         self._unread.append((self.clock.device, sequences))
         return False  # no draw waits
 
-    def read(self) -> list[tuple[Sequence, Drawn]]:
+    def read(self) -> list[tuple[Sequence, SampledToken]]:
         done, sequences = self._unread.popleft()
         self.clock.host = max(self.clock.host, done) + 1e-5 * len(sequences)
         for sequence in sequences:
             self.told.setdefault(sequence, []).append(self.clock.host)
-        return [(sequence, Drawn(TOKEN)) for sequence in sequences]
+        return [(sequence, SampledToken(TOKEN)) for sequence in sequences]
 
     def leave(self, sequence: Sequence) -> None:
         pass

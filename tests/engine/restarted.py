@@ -19,7 +19,7 @@ from typing import Any
 import tokenizers  # noqa: F401 - whatever is imported here, a fork need not import
 import torch
 
-from engine.cache.host_memory import Costs
+from engine.cache.host_memory import PromptCosts
 from engine.conversation.turns import Answer, Turn
 from engine.engine import Engine
 from engine.events import FinishReason
@@ -104,7 +104,7 @@ def live(order: dict[str, Any]) -> None:
     slow = order["piece"], order["pause"]
     os.pwrite = partial(watched, shared, WRITING, os.pwrite, *slow)  # type: ignore[assignment]
     os.preadv = partial(watched, shared, READING, os.preadv, *slow)  # type: ignore[assignment]
-    Costs.worth_it = property(lambda self: True)  # type: ignore[assignment,method-assign]
+    PromptCosts.worth_it = property(lambda self: True)  # type: ignore[assignment,method-assign]
     talk, said = order["talk"], order["said"]
     engine = load(order["model"], talk["options"], Path(order["store"]))
     disk_tier = engine._disk

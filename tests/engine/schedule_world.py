@@ -21,7 +21,7 @@ from engine.schedule.idle_pace import IdlePace
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.sequence import Priority, Sequence, Status
+from engine.schedule.sequence import Priority, Sequence, SequenceStatus
 from engine.schedule.speculating import Speculating
 from engine.schedule.step import EngineStep
 from tests.engine.fake_decoding import FakeRunner, HashModel, mixed
@@ -241,8 +241,10 @@ class World:
             assert s.error is None, s.error
             queues = (s in scheduler.waiting) + (s in scheduler.running) + s.finished.is_set()
             assert queues + (s in scheduler.finished) == 1, f"a sequence is in {queues} places"
-            assert (s in scheduler.waiting) == (s.status in (Status.WAITING, Status.PREEMPTED))
-            assert (s in scheduler.running) == (s.status is Status.RUNNING) == (s.table is not None)
+            assert (s in scheduler.waiting) == (
+                s.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
+            )
+            assert (s in scheduler.running) == (s.status is SequenceStatus.RUNNING) == (s.table is not None)
         self._check_order()
 
     def _check_order(self) -> None:

@@ -8,7 +8,7 @@ from benchmarks.conversations import Eager
 from engine import Engine
 from engine.schedule.speculating import Speculating
 from engine.speculation.sources import Guess
-from engine.speculation.texts import Text, Texts
+from engine.speculation.texts import ConversationText, Texts
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Oracle(Texts):
     random: Random = field(default_factory=lambda: Random(0))
     vocab: int = 256
 
-    def guess(self, text: Text, most: int) -> Guess:
+    def guess(self, text: ConversationText, most: int) -> Guess:
         known = next((one for one in self.answers.values() if starts(one, text.path)), [])
         coming = known[len(text.path) :][: self.random.randint(0, most)]
         tokens = [

@@ -8,7 +8,7 @@ import pytest
 
 from engine import SamplingParams
 from engine.cache.rows import Rows
-from engine.conversation.aside import Aside
+from engine.conversation.aside import AsideRunner
 from tests.engine.tiny import TinyEngine, tiny_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -22,7 +22,7 @@ def small(folder: Path) -> Iterator[TinyEngine]:
         yield engine
 
 
-def ended(aside: Aside) -> None:
+def ended(aside: AsideRunner) -> None:
     """Wait until it has."""
     task = aside._task
     assert task is not None
@@ -31,7 +31,7 @@ def ended(aside: Aside) -> None:
 
 def test_it_answers_and_what_it_cached_is_gone_afterwards(engine: TinyEngine) -> None:
     engine.scripted.script = list(engine.tokenizer.encode("A title<|im_end|>"))
-    aside = Aside(engine)
+    aside = AsideRunner(engine)
     assert aside.said is None
     aside.ask("what is this about?", Rows(), 24)
     ended(aside)
@@ -44,7 +44,7 @@ def test_it_answers_and_what_it_cached_is_gone_afterwards(engine: TinyEngine) ->
 
 
 def test_an_interrupted_one_says_nothing(engine: TinyEngine) -> None:
-    aside = Aside(engine)
+    aside = AsideRunner(engine)
     aside.ask("long " * 60, Rows(), 200)
     aside.stop()
     ended(aside)
@@ -53,7 +53,7 @@ def test_an_interrupted_one_says_nothing(engine: TinyEngine) -> None:
 
 
 def test_one_that_does_not_fit_is_not_asked(engine: TinyEngine) -> None:
-    aside = Aside(engine)
+    aside = AsideRunner(engine)
     aside.ask("word " * 3000, Rows(), 24)
     assert aside._task is None
 
@@ -68,7 +68,7 @@ def test_the_conversation_is_the_same_with_and_without_it(
     expected = [list(plain.send("one", params)), list(plain.send("two", params))]
     figures = plain.last.stats if plain.last is not None else None
     engine.evict_all()
-    chat, aside = engine.chat(), Aside(engine)
+    chat, aside = engine.chat(), AsideRunner(engine)
     said = [list(chat.send("one", params))]
     aside.ask("a title for it?", chat.history, 8 if moment == "ended" else 400)
     if moment == "ended":
@@ -84,7 +84,7 @@ def test_the_conversation_is_the_same_with_and_without_it(
 
 
 def test_the_conversation_stays_cached_where_there_is_no_room_for_both(small: TinyEngine) -> None:
-    chat, aside = small.chat(), Aside(small)
+    chat, aside = small.chat(), AsideRunner(small)
     list(chat.send("x" * 60, GREEDY))
     chat.settle(wait=True)
     present = small.cached_rows(chat.history)
@@ -97,7 +97,7 @@ def test_the_conversation_stays_cached_where_there_is_no_room_for_both(small: Ti
 
 def test_a_person_goes_first(engine: TinyEngine) -> None:
     """While somebody waits not one of its tokens is computed, also where nobody has stopped it."""
-    chat, aside = engine.chat(), Aside(engine)
+    chat, aside = engine.chat(), AsideRunner(engine)
     aside.ask("a title?", Rows(), 600)
     task = aside._task
     assert task is not None

@@ -25,7 +25,7 @@ from engine.cache.sizing import (
 from engine.device import DeviceChoice
 from engine.errors import OutOfRoomError
 from engine.machine.expected import PROGRAMS, Here, speed_here
-from engine.machine.shapes import shape_of
+from engine.machine.shapes import known_shape
 from models.errors import TooLargeError
 from models.load import load_model, needed_bytes
 from models.weights.block_formats import Kind
@@ -37,7 +37,7 @@ from tests.models.checkpoints import files_of, random_model, tiny_llama, write_g
 CPU, CUDA, BF16 = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
 GIB = 1 << 30
 CARDS = (6, 8, 12, 16, 24, 48, 80, 141)
-EIGHT = shape_of("qwen3:8b")
+EIGHT = known_shape("qwen3:8b")
 IN_Q4 = needed_bytes(
     EIGHT, BF16, EIGHT.max_positions, {}, {s: Kind.Q4_K for s in slots(EIGHT) if s.is_matrix}
 )
@@ -93,7 +93,7 @@ def test_no_card_loses_streams_to_the_share_of_branches(card: int, streams: int)
 
 @pytest.mark.parametrize("name", ["qwen3:0.6b", "qwen3:8b", "qwen3:14b", "qwen3:30b-a3b", "gpt-oss:20b"])
 def test_the_activations_of_a_chunk_are_a_sensible_part_of_the_card(name: str) -> None:
-    spec = shape_of(name)
+    spec = known_shape(name)
     rows = [prefill_rows(spec, BF16, CUDA, free_of(card)) for card in CARDS]
     assert all(few <= more for few, more in pairwise(rows))
     assert (
@@ -106,7 +106,7 @@ def test_the_activations_of_a_chunk_are_a_sensible_part_of_the_card(name: str) -
 
 def test_a_card_of_6_gb_computes_fewer_rows_at_once() -> None:
     assert prefill_rows(EIGHT, BF16, CUDA, free_of(6)) == 2048
-    assert prefill_rows(shape_of("qwen3:0.6b"), BF16, CUDA, free_of(6)) == MOST_ROWS
+    assert prefill_rows(known_shape("qwen3:0.6b"), BF16, CUDA, free_of(6)) == MOST_ROWS
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_card_of_6_gb_computes_fewer_rows_at_once() -> None:
 )
 def test_the_estimate_is_near_what_a_chunk_was_measured_to_take(name: str, rows: int, measured: int) -> None:
     """In MB: the tensors that are alive at once, of two layers in bf16."""
-    assert chunk_bytes(shape_of(name), rows, 2) / 1e6 == pytest.approx(measured, rel=0.15)
+    assert chunk_bytes(known_shape(name), rows, 2) / 1e6 == pytest.approx(measured, rel=0.15)
 
 
 def test_chunks_are_halved_where_the_context_would_be_useless_beside_them() -> None:

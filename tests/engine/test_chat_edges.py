@@ -9,7 +9,7 @@ from engine import EngineError, FinishReason, SamplingParams
 from engine.conversation.chat import Answer, Chat
 from engine.conversation.prompt import PromptFormat
 from engine.schedule.scheduler import MaskedRowsEvictedError
-from models.text.tokenizer import Message, Piece
+from models.text.tokenizer import Message, PromptPiece
 from tests.counting import until
 from tests.engine.test_chat import CONFIG, GREEDY, ask, masked_reference
 from tests.engine.tiny import TEMPLATE, TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
@@ -163,7 +163,7 @@ def test_segments_of_two_threads_do_not_get_in_each_others_way() -> None:
     format = PromptFormat(tokenizer)
     encode, entered = tokenizer.encode_pieces, []
 
-    def encode_while_another_thread_asks(pieces: list[Piece], after: int | None = None) -> list[int]:
+    def encode_while_another_thread_asks(pieces: list[PromptPiece], after: int | None = None) -> list[int]:
         entered.append(pieces)
         if len(entered) == 2:
             format.segments("other", ["conversation"], [], generate=True)

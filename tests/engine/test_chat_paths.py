@@ -7,7 +7,7 @@ import pytest
 
 from engine import ContextFullError, FinishReason, SamplingParams
 from engine.conversation.chat import Answer, Chat, Turn
-from models.text.tokenizer import Piece
+from models.text.tokenizer import PromptPiece
 from tests.engine.test_chat import CONFIG, GREEDY, ask, rendered
 from tests.engine.test_chat_edges import OPENING
 from tests.engine.tiny import TEMPLATE, TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
@@ -208,7 +208,7 @@ def test_a_long_draft_is_tokenised_once_for_its_cost_and_for_sending(
     seen: list[str] = []
     encode = engine.tokenizer.encode_pieces
 
-    def watched(pieces: list[Piece], after: int | None = None) -> list[int]:
+    def watched(pieces: list[PromptPiece], after: int | None = None) -> list[int]:
         seen.extend(piece.text for piece in pieces)
         return encode(pieces, after)
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine import ContextFullError, EngineError, SamplingParams
 from engine.conversation.chat import Chat, Turn
-from engine.conversation.import_turns import thinking_of
+from engine.conversation.import_turns import infer_thinking
 from models.text.tokenizer_parts import THINK_MARKERS
 from tests.engine.test_chat import CONFIG
 from tests.engine.test_chat_paths import copies
@@ -100,6 +100,6 @@ def answer(engine: TinyEngine, chat: Chat, rng: Random, operation: str, text: st
         assert "".join(event.text for event in events if event.kind == "answer") == said.text
     if chat.think_cache == "exact":
         prompt = chat._history.prompt(
-            chat.turns[:-1], turn.user, thinking_of(chat._format, turn.opening, chat._thinking)
+            chat.turns[:-1], turn.user, infer_thinking(chat._format, turn.opening, chat._thinking)
         ).token_ids
         assert close_to(engine.scripted.logits_seen[0], run(engine.scripted.model, [*prompt, *known])[-1])

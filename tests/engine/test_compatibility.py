@@ -10,7 +10,7 @@ import engine.build
 from engine.build import Options, Pieces, build
 from engine.execute.compatibility import FUSED, NATIVE, PLAIN_ATTENTION, lacking, not_fused, not_native
 from engine.execute.cpu.executor import unsupported
-from models.assemble import Store
+from models.assemble import TensorStore
 from models.assemble import assemble as network_of
 from models.features import Feature, features
 from models.network import Network
@@ -164,7 +164,7 @@ def a_network(
     shapes = group_shapes(list(slots(spec)))
     plain = {group: torch.randn(shape) / shape[-1] ** 0.5 for group, shape in shapes.items()}
     plain = {group: numbers.to(held or dtype).to(dtype) for group, numbers in plain.items()}
-    return network_of(spec, Store(plain), spec.max_positions, dtype, CPU)
+    return network_of(spec, TensorStore(plain), spec.max_positions, dtype, CPU)
 
 
 def put_together(spec: ModelSpec, *notes: str, **options: Any) -> Pieces:

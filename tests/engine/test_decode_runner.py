@@ -17,8 +17,8 @@ from engine.execute.cuda.prefix_groups import KVShape, choose_sharing, share
 from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW
 from engine.params import Constraint, SamplingParams
-from engine.sampling.device_sampler import DeviceSampler, Draw
-from engine.sampling.sampler import Drawn, allowed
+from engine.sampling.device_sampler import DeviceSampler, DrawFeatures
+from engine.sampling.sampler import SampledToken, allowed
 from engine.schedule.guide import only
 from engine.schedule.sequence import Priority, Sequence
 from tests.fresh import seeds
@@ -105,13 +105,13 @@ class Sampler:
         self.step[slot] = len(generated)
         self.guided[slot] = params.constraint is not None
 
-    def draw(self, slots: list[int]) -> Draw:
-        return Draw()
+    def draw(self, slots: list[int]) -> DrawFeatures:
+        return DrawFeatures()
 
-    def drawn(self, tokens: Items[tuple[int, int, int | None]]) -> list[Drawn]:
-        return [Drawn(int(self.history[slot, number % 64])) for slot, number, _ in tokens]
+    def drawn(self, tokens: Items[tuple[int, int, int | None]]) -> list[SampledToken]:
+        return [SampledToken(int(self.history[slot, number % 64])) for slot, number, _ in tokens]
 
-    def sample(self, logits: Tensor, active: Tensor, counters: Tensor | None, draw: Draw) -> None:
+    def sample(self, logits: Tensor, active: Tensor, counters: Tensor | None, draw: DrawFeatures) -> None:
         for row, slot in enumerate(active.tolist()):
             if slot >= 0:
                 may = allowed(self.masks[slot], VOCAB) if self.guided[slot] else torch.ones(VOCAB).bool()
@@ -313,8 +313,8 @@ def test_a_slot_is_free_again_at_once_and_nothing_of_its_former_sequence_is_read
     assert [runner.read() for _ in range(4)] == [
         [],
         [],
-        [(two.sequence, Drawn(two.first))],
-        [(two.sequence, Drawn(two.expected(2)[1]))],
+        [(two.sequence, SampledToken(two.first))],
+        [(two.sequence, SampledToken(two.expected(2)[1]))],
     ]
 
 

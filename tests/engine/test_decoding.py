@@ -12,7 +12,7 @@ import torch
 from engine import EngineError, FinishReason, SamplingParams
 from engine.batch import StepBatch
 from engine.cache.rows import Rows
-from engine.schedule.sequence import Sequence, Status
+from engine.schedule.sequence import Sequence, SequenceStatus
 from tests.engine.fake_decoding import FakeRunner
 from tests.engine.schedule_world import CONTEXT, SIZE, World, prompt_of
 from tests.engine.test_chat import CONFIG
@@ -257,7 +257,7 @@ def test_idle_work_pauses_in_its_slot_while_a_person_is_there_and_goes_on() -> N
     person = w.arrive(prompt_of(0, 6), "person", SamplingParams(temperature=0.0, max_tokens=8))
     w.step()
     count = len(idle.sequence.generated)
-    run_until(w, lambda: person.sequence.status is Status.FINISHED)
+    run_until(w, lambda: person.sequence.status is SequenceStatus.FINISHED)
     assert len(idle.sequence.generated) <= count + 1, "what was launched before is all that came"
     w.finish()
 
@@ -267,7 +267,7 @@ def test_idle_work_leaves_its_slot_where_persons_need_all() -> None:
     idle = w.arrive(prompt_of(2, 6), "idle", ENDLESS)
     run_until(w, lambda: len(idle.sequence.generated) >= 3)
     person = w.arrive(prompt_of(0, 6), "person", SamplingParams(temperature=0.0, max_tokens=8))
-    run_until(w, lambda: person.sequence.status is Status.FINISHED)
+    run_until(w, lambda: person.sequence.status is SequenceStatus.FINISHED)
     assert idle.sequence.preemptions == 1
     assert person.sequence.finish_reason is FinishReason.LENGTH
     w.finish()
@@ -280,9 +280,9 @@ def test_idle_work_that_a_person_waits_for_now_takes_the_slot_of_a_younger_one()
     person = w.arrive(prompt_of(0, 6), "person", ENDLESS)
     run_until(w, lambda: len(person.sequence.generated) >= 3)
     w.do("promote", 0)
-    run_until(w, lambda: idle.sequence.status is Status.FINISHED)
+    run_until(w, lambda: idle.sequence.status is SequenceStatus.FINISHED)
     assert person.sequence.preemptions == 1
-    assert person.sequence.status is not Status.FINISHED
+    assert person.sequence.status is not SequenceStatus.FINISHED
     w.finish()
 
 
@@ -294,7 +294,7 @@ def test_a_preempted_sequence_decodes_again_what_was_lost_of_its_answer_or_gets_
     run_until(w, lambda: requests[1].sequence.preemptions > 0)
     count = len(requests[1].sequence.generated)
     assert count > 8
-    run_until(w, lambda: requests[0].sequence.status is Status.FINISHED)
+    run_until(w, lambda: requests[0].sequence.status is SequenceStatus.FINISHED)
     seen, before = rows_of_steps(w), w.model.computed
     run_until(w, lambda: len(requests[1].sequence.generated) > count)
     assert not seen or max(seen) <= 9, "no chunk had rows of the answer"
@@ -322,7 +322,7 @@ def test_a_token_that_is_drawn_otherwise_the_second_time_stays_what_it_was() -> 
 def test_a_full_cache_ends_an_answer_after_the_last_token_that_was_drawn(slots: int) -> None:
     w = World(slots, 5, 0, ends=False)
     request = w.arrive(prompt_of(0, 9), "person", ENDLESS)
-    run_until(w, lambda: request.sequence.status is Status.FINISHED)
+    run_until(w, lambda: request.sequence.status is SequenceStatus.FINISHED)
     assert request.sequence.finish_reason is FinishReason.CONTEXT_FULL
     assert len(request.sequence.generated) == 5 * SIZE - 9 + 1, "the last one needs no row"
 

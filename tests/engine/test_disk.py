@@ -12,7 +12,7 @@ import pytest
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.stats import stats_lines
 from engine import engine as engines
-from engine.cache.host_memory import Costs
+from engine.cache.host_memory import PromptCosts
 from engine.cache.rows import Rows
 from engine.conversation.history import ThinkCache
 from engine.params import SamplingParams
@@ -140,10 +140,10 @@ def test_what_the_disk_itself_has_to_give_is_judged_by_what_that_takes(
     with on_disk(tmp_path, store) as engine:
         expected, _ = answer(engine, PROMPT)
         saved(engine, "one", PROMPT)
-        costs = Costs(0.0001, 0.0002, 0.00001 if wins else 0.1)
+        costs = PromptCosts(0.0001, 0.0002, 0.00001 if wins else 0.1)
         engine._loop.call(lambda: setattr(engine._disk, "costs", costs))
         until(lambda: engine._loop.call(lambda: engine._disk._kept == costs))
-        until(lambda: cost_cache.kept(engine._disk._folder.costs) == costs)
+        until(lambda: cost_cache.load_costs(engine._disk._folder.costs) == costs)
     monkeypatch.setattr(Folder, "is_cold", lambda *given: cold)
     with on_disk(tmp_path, store) as engine:
         assert answer(engine, PROMPT) == (expected, 1 if wins or not cold else len(PROMPT))
@@ -173,11 +173,11 @@ def test_of_a_damaged_file_of_measurements_nothing_is_known(tmp_path: Path, wron
     path = tmp_path / "costs.json"
     known = KNOWN | {"at": time()}
     path.write_text(json.dumps(known))
-    assert cost_cache.kept(path) == Costs(0.25, 0.5)
+    assert cost_cache.load_costs(path) == PromptCosts(0.25, 0.5)
     path.write_text(json.dumps(known | {"brought_s": None}))
-    assert cost_cache.kept(path) == Costs(None, 0.5)
+    assert cost_cache.load_costs(path) == PromptCosts(None, 0.5)
     path.write_text(json.dumps(known | {"cold_s": 0.75}))
-    assert cost_cache.kept(path) == Costs(0.25, 0.5, 0.75)
+    assert cost_cache.load_costs(path) == PromptCosts(0.25, 0.5, 0.75)
     match wrong:
         case dict():
             path.write_text(json.dumps(known | wrong))
@@ -189,7 +189,7 @@ def test_of_a_damaged_file_of_measurements_nothing_is_known(tmp_path: Path, wron
             path.write_text(json.dumps(known | {"at": time() - seconds}))
         case _:
             path.write_text(json.dumps([known]))
-    assert cost_cache.kept(path) == cost_cache.kept(tmp_path) == Costs(), "nor of a folder"
+    assert cost_cache.load_costs(path) == cost_cache.load_costs(tmp_path) == PromptCosts(), "nor of a folder"
 
 
 @pytest.mark.parametrize("fingerprint", ["other weights", "other kernels"])

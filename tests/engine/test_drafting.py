@@ -30,12 +30,12 @@ from engine.speculation.cost_model import (
     LATEST,
     MOST_ROWS,
     Acceptance,
+    AcceptanceRate,
     Balance,
-    Costs,
-    Pace,
-    Rate,
+    CostModel,
+    StepCosts,
 )
-from engine.speculation.sources import NOTHING, Asked, Guess
+from engine.speculation.sources import NOTHING, DraftRequest, Guess
 from models.load import load_model
 from models.network import Network
 from models.text.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ def drafting(engine: Engine) -> Drafting:
     return drafts
 
 
-def draft(engine: Engine, pace: Pace | None = None) -> Speculating:
+def draft(engine: Engine, pace: CostModel | None = None) -> Speculating:
     """Have all that is drafted checked from now on, or as `pace` says."""
     speculating = Speculating(engine._scheduler, pace or Eager(), drafts=drafting(engine))
     engine._engine_step.speculating = speculating
@@ -221,13 +221,15 @@ def test_a_long_text_is_read_in_part_before_each_step(engine: Engine) -> None:
         steps, guesses = 0, [NOTHING]
         while not guesses[0].tokens:
             guesses = drafts.guess(
-                [Asked("me", text, 5)], lambda at, guess, texts: len(guess.tokens) < 5, saw
+                [DraftRequest("me", text, 5)], lambda at, guess, texts: len(guess.tokens) < 5, saw
             )
             steps += 1
             assert drafts.blocks.num_held * drafts.blocks.block_size >= min(steps, len(text))
         assert len(guesses[0].tokens) == len(guesses[0].chances) == 5
         assert steps > 1
-        again = drafts.guess([Asked("me", text, 5)], lambda at, guess, texts: len(guess.tokens) < 5, saw)
+        again = drafts.guess(
+            [DraftRequest("me", text, 5)], lambda at, guess, texts: len(guess.tokens) < 5, saw
+        )
         assert again[0].tokens == guesses[0].tokens
         drafts.end("me")
         drafts.blocks.check()
@@ -245,7 +247,7 @@ def test_a_text_that_takes_long_to_read_is_left_for_when_nobody_waits(
 ) -> None:
     seconds, asked = iter(range(10_000)), list[int]()
 
-    def reads(self: Drafting, asking: list[Asked], *_: object) -> list[Guess]:
+    def reads(self: Drafting, asking: list[DraftRequest], *_: object) -> list[Guess]:
         asked.append(len(asking))
         return [NOTHING]
 
@@ -277,7 +279,7 @@ def test_texts_that_it_cannot_read_are_left_alone(engine: Engine) -> None:
     def guess(tokens: list[int]) -> Guess:
         return engine._loop.call(
             lambda: drafts.guess(
-                [Asked("me", tokens, 5)], lambda at, guess, texts: len(guess.tokens) < 5, saw
+                [DraftRequest("me", tokens, 5)], lambda at, guess, texts: len(guess.tokens) < 5, saw
             )[0]
         )
 
@@ -333,7 +335,7 @@ def test_one_line_says_that_there_is_no_room(models: tuple[Network, Network]) ->
 # -- how many pay
 
 
-def measured(costs: Costs, row: float, drafting_s: float) -> None:
+def measured(costs: StepCosts, row: float, drafting_s: float) -> None:
     for rows in range(1, MOST_ROWS + 1):
         for _ in range(40):
             costs.saw(rows, 0.1 + 0.1 * row * (rows - 1))
@@ -342,7 +344,7 @@ def measured(costs: Costs, row: float, drafting_s: float) -> None:
         costs.saw(1, 0.1)
 
 
-def chain(pace: Pace, chance: float = 0.8) -> int:
+def chain(pace: CostModel, chance: float = 0.8) -> int:
     """How many tokens are drafted of which each has this chance."""
     guess = NOTHING
     while pace.drafts_more(guess, 1, 1.0, 7, 1, pace.best(NOTHING, 1, 1.0, Balance(), 0)[0]):
@@ -353,9 +355,9 @@ def chain(pace: Pace, chance: float = 0.8) -> int:
 def test_drafts_are_as_many_as_pay() -> None:
     counts = []
     for rate, drafting_s in ((0.9, 0.05), (0.8, 0.2), (0.7, 0.2), (0.5, 0.2), (0.2, 0.2), (0.9, 1.0)):
-        pace = Pace()
+        pace = CostModel()
         measured(pace.costs, 0.05, drafting_s)
-        known = [Rate(rate, seen=60.0) for _ in range(6)]
+        known = [AcceptanceRate(rate, seen=60.0) for _ in range(6)]
         pace.acceptance = Acceptance(drafts=known[1:], drafted=known[0])
         counts.append(chain(pace))
     assert counts[0] == 7
@@ -365,7 +367,7 @@ def test_drafts_are_as_many_as_pay() -> None:
 
 
 def test_a_chain_ends_where_its_model_is_not_sure() -> None:
-    pace = Pace()
+    pace = CostModel()
     measured(pace.costs, 0.05, 0.1)
     assert chain(pace, 0.95) > chain(pace, 0.6) > chain(pace, 0.1) <= 2
 
@@ -385,7 +387,7 @@ def played(
     """Tokens in the time of a step of one row, where every step takes as long as was said, and drafts hold so often.
     The first step of a chain takes longer by a row of the draft model for each that was not read yet. After so many
     tokens the machine is so many times `slower`; this changes what is measured, not what is returned."""
-    random, pace, spent, said = Random(seed), Pace(draft=drafting), 0.0, 0
+    random, pace, spent, said = Random(seed), CostModel(draft=drafting), 0.0, 0
     behind, read = 0, 0.0
     pace.turn_to(100)
     while said < tokens:
@@ -447,7 +449,7 @@ def test_drafts_that_hardly_hold_cost_an_answer_next_to_nothing(row: float) -> N
 
 
 def test_drafts_that_never_hold_end_soon_and_are_tried_now_and_then() -> None:
-    pace, spent, tried = Pace(), 0.0, list[int]()
+    pace, spent, tried = CostModel(), 0.0, list[int]()
     measured(pace.costs, 0.15, 0.15)
     for token in range(2000):
         count = chain(pace, 0.95)
@@ -466,7 +468,7 @@ def test_drafts_that_never_hold_end_soon_and_are_tried_now_and_then() -> None:
 
 
 def test_drafts_that_hold_again_are_found_out() -> None:
-    pace, counts = Pace(), []
+    pace, counts = CostModel(), []
     measured(pace.costs, 0.05, 0.1)
     for held in [False] * 200 + [True] * 2000:
         count = chain(pace, 0.8)
@@ -517,12 +519,12 @@ def test_what_a_chain_takes_besides_its_steps_is_found_out() -> None:
 def test_a_long_chain_is_worth_more_if_it_must_be_started() -> None:
     counts = []
     for start in (0.0, 0.3, 0.6, 5.0):
-        pace = Pace()
+        pace = CostModel()
         measured(pace.costs, 0.02, 0.2)
         for _ in range(9):
             pace.costs.drafted(0, 0.1 * start)
         pace.acceptance = Acceptance(
-            drafts=[Rate(0.7, seen=60.0) for _ in range(5)], drafted=Rate(0.7, seen=60.0)
+            drafts=[AcceptanceRate(0.7, seen=60.0) for _ in range(5)], drafted=AcceptanceRate(0.7, seen=60.0)
         )
         counts.append(chain(pace, 0.95))
         assert pace.costs.of_draft(1) == pytest.approx(0.2)
@@ -533,7 +535,7 @@ def test_a_long_chain_is_worth_more_if_it_must_be_started() -> None:
 
 
 def test_what_a_draft_takes_is_measured() -> None:
-    costs = Costs(draft=0.3)
+    costs = StepCosts(draft=0.3)
     assert costs.of_draft(1) == 0.3
     measured(costs, 0.1, 0.12)
     assert costs.of_draft(1) == pytest.approx(0.12)
@@ -545,7 +547,7 @@ def test_what_a_draft_takes_is_measured() -> None:
     for _ in range(FADES * LATEST):
         costs.saw(1, 0.1)
     assert costs.of_draft(1) == 0.3, "it may take something else by now"
-    pace = Pace(draft=0.25)
+    pace = CostModel(draft=0.25)
     pace.turn_to(100)
     assert pace.costs.of_draft(1) == 0.25
     measured(pace.costs, 0.1, 0.12)
@@ -555,7 +557,7 @@ def test_what_a_draft_takes_is_measured() -> None:
 
 
 def test_what_is_drafted_is_believed_as_its_model_does() -> None:
-    pace = Pace()
+    pace = CostModel()
     guess = Guess((1, 2, 3), chances=(0.95, 0.6, 0.1))
     first, second, third = pace.acceptance.hold(guess)
     assert first > second / first > third / second

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from engine.execute.compatibility import not_fused, not_native
-from engine.machine.shapes import CONFIGS, shape_of
+from engine.machine.shapes import CONFIGS, known_shape
 from models.families.registry import FAMILIES
 from models.hub.catalogue import names
 
@@ -28,9 +28,9 @@ def test_what_runs_where_is_what_the_compatibility_check_says() -> None:
     for row in ROWS:
         for name in re.findall(r"`([^`]+)`", row[3]):
             assert name in names()
-            spec = shape_of(name) if name in CONFIGS else None
+            spec = known_shape(name) if name in CONFIGS else None
             if spec is not None:
                 seen.add(spec.architecture)
                 assert row[4] == ("PyTorch" if not_native(spec) else "native"), name
                 assert row[5] == ("PyTorch" if not_fused(spec) else "fused"), name
-    assert seen == {shape_of(name).architecture for name in CONFIGS}
+    assert seen == {known_shape(name).architecture for name in CONFIGS}

@@ -11,9 +11,9 @@ from engine.cache.rows import Rows
 from engine.params import Constraint, SamplingParams
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.speculating import Guessing, Speculating
-from engine.speculation.cost_model import MOST_ROWS, Pace
+from engine.speculation.cost_model import MOST_ROWS, CostModel
 from engine.speculation.sources import NOTHING, Guess
-from engine.speculation.texts import Text
+from engine.speculation.texts import ConversationText
 from tests.engine.schedule_world import World, output
 from tests.engine.speculation import Eager, Oracle
 
@@ -27,7 +27,7 @@ class Knowing(Oracle):
     fickle: bool = False
     said: int = -1
 
-    def guess(self, text: Text, most: int) -> Guess:
+    def guess(self, text: ConversationText, most: int) -> Guess:
         known = next(
             answer for answer in self.answers.values() if answer[: len(text.path)] == list(text.path)
         )
@@ -43,7 +43,7 @@ def test_who_is_right_has_many_tokens_a_step_and_a_hope_that_fails_costs_what_wa
 ) -> None:
     world = World(1, 16, 0, ends=False, guesses=True)
     oracle = world.oracle = Knowing(fickle=fickle)
-    pace, waits = Pace(sizes=(1, 2, 4, 8)), list[float]()
+    pace, waits = CostModel(sizes=(1, 2, 4, 8)), list[float]()
 
     class Watched(Speculating):
         def waited(self, sequences: list[Sequence], seconds: float) -> None:
@@ -155,7 +155,7 @@ def test_a_draft_model_is_asked_once_all_tokens_are_read(eager: bool, fails: boo
     """And what it was waited for is no part of what checking took."""
     world = World(3, 40, 0, ends=False, guesses=True)
     assert world.oracle is not None
-    pace = Eager() if eager else Pace(sizes=(1, 2, 4, 8))
+    pace = Eager() if eager else CostModel(sizes=(1, 2, 4, 8))
     drafts = Drafts([], fails)
     if not eager:
         pace.turn_to(1)
@@ -177,12 +177,14 @@ def test_a_draft_model_is_asked_once_all_tokens_are_read(eager: bool, fails: boo
 def test_a_step_teaches_about_the_guess_that_it_checked_though_there_is_a_later_one() -> None:
     """The end of a step is known only when the next one begins, whose guesses are chosen before."""
     scheduler = SimpleNamespace(tally=SimpleNamespace(guessed_tokens=0, accepted_tokens=0))
-    speculating = Speculating(scheduler, Pace(sizes=(1, 2, 4, 8)))  # type: ignore[arg-type]
+    speculating = Speculating(scheduler, CostModel(sizes=(1, 2, 4, 8)))  # type: ignore[arg-type]
     answer = Sequence(Rows.of([1]), Priority.PERSON, PARAMS)
     for _ in range(20):
         speculating.pace.costs.saw(1, 0.01)
     assert speculating.pace.costs.unit_s
-    known = speculating._known[answer] = Guessing(Text(None), guess=Guess((1, 2, 3), chances=(0.9, 0.9, 0.9)))
+    known = speculating._known[answer] = Guessing(
+        ConversationText(None), guess=Guess((1, 2, 3), chances=(0.9, 0.9, 0.9))
+    )
     before = replace(speculating.pace.acceptance.drafted)
     speculating.checked(answer, 3, 3)
     known.guess = Guess((4,), chances=(0.1,))

@@ -21,7 +21,7 @@ from engine.execute.cuda.fetched_experts import FetchedExperts
 from engine.execute.cuda.host_experts import MOST_ROWS, HostCosts, HostExperts
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
-from engine.machine.shapes import shape_of
+from engine.machine.shapes import known_shape
 from engine.params import SamplingParams
 from engine.schedule.loop import Loop
 from models.errors import ModelError
@@ -236,7 +236,7 @@ def test_what_a_gpu_gives_the_weights_depends_on_whether_experts_may_stay_outsid
     assert room(whole.spec) == weight_room(whole.spec, 1 << 34, torch.bfloat16, None)
     monkeypatch.setattr(compatibility, "NATIVE", NATIVE - {Feature.CLAMP})
     assert room(whole.spec) is not None
-    assert room(shape_of("gpt-oss:20b")) is None
+    assert room(known_shape("gpt-oss:20b")) is None
 
 
 def test_the_rule_compares_what_was_measured() -> None:

@@ -8,8 +8,8 @@ import torch
 
 from engine.machine import links
 from engine.machine.expected import PROGRAMS, Here, expected_speed
-from engine.machine.links import find_links, kinds_of, split
-from engine.machine.shapes import shape_of
+from engine.machine.links import find_links, parse_links, split
+from engine.machine.shapes import known_shape
 
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
@@ -29,14 +29,14 @@ HERE = Here(torch.device("cuda"), torch.bfloat16, FUSED, False, 4.8e12, 140 * 10
 
 @pytest.mark.parametrize(("count", "kinds"), [(2, ("NV18",)), (3, ("NV18", "SYS"))])
 def test_the_kinds_between_the_gpus_that_torch_sees(count: int, kinds: tuple[str, ...]) -> None:
-    assert kinds_of(TOPOLOGY, count) == kinds
+    assert parse_links(TOPOLOGY, count) == kinds
 
 
 @pytest.mark.parametrize(
     "text", ["", "No devices were found", "GPU0", "GPU0 X \x1b[31m;\x07evil", "GPUx X X"]
 )
 def test_anything_else_says_nothing(text: str) -> None:
-    assert kinds_of(text, 2) == ()
+    assert parse_links(text, 2) == ()
 
 
 def test_a_machine_without_nvidia_smi_has_links_of_no_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_a_machine_without_nvidia_smi_has_links_of_no_kind(monkeypatch: pytest.M
 
 
 def gain(name: str) -> float:
-    spec = shape_of(name)
+    spec = known_shape(name)
     found = split(expected_speed(name, spec, HERE), spec, HERE, 2)
     assert found is not None
     return found.divided / found.alone

@@ -27,8 +27,15 @@ from engine.machine.expected import (
     speed_here,
     suited,
 )
-from engine.machine.report import Feature, Gpu, advice, decode_programs, inspect_machine, measure_bandwidth
-from engine.machine.shapes import COMMON, CONFIGS, shape_of
+from engine.machine.report import (
+    Gpu,
+    MachineFeature,
+    advice,
+    decode_programs,
+    inspect_machine,
+    measure_bandwidth,
+)
+from engine.machine.shapes import COMMON, CONFIGS, known_shape
 from models.hub.catalogue import HUB_FILES, names
 from models.spec import each_attention
 from models.weights.slots import parameters
@@ -40,7 +47,7 @@ CPU = torch.device("cpu")
 def speed(name: str, **changes: Any) -> Speed:
     stored = changes.pop("stored", None)
     here = Here(torch.device("cuda"), torch.bfloat16, Program(1.0, 0.0), False, 3.03e12, 70 * GIB)
-    return expected_speed(name, shape_of(name), replace(here, **changes), stored)
+    return expected_speed(name, known_shape(name), replace(here, **changes), stored)
 
 
 def test_the_speed_is_bytes_over_bandwidth() -> None:
@@ -53,7 +60,7 @@ def test_the_speed_is_bytes_over_bandwidth() -> None:
 
 
 def test_an_embedding_that_is_no_output_layer_is_not_read() -> None:
-    config = shape_of("qwen3:8b")
+    config = known_shape("qwen3:8b")
     kv = 2 * 36 * 8 * 128 * 2 * CONTEXT
     read = 2 * (8_190_735_360 - config.vocab_size * config.hidden_size) + kv
     assert speed("qwen3:8b").tokens_per_s == pytest.approx(3.03e12 / read)
@@ -88,7 +95,7 @@ def test_native_kernels_are_named_with_variant_and_threads(monkeypatch: pytest.M
         pytest.skip("they are not built")
     monkeypatch.setattr("engine.kernels.native.library.physical_cores", lambda: 4)
     best = native.library().best_name
-    assert decode_programs(CPU)[0] == Feature(f"native kernels, {best}, 3 threads", None)
+    assert decode_programs(CPU)[0] == MachineFeature(f"native kernels, {best}, 3 threads", None)
     monkeypatch.setattr("engine.kernels.native.library.physical_cores", lambda: 1)
     assert decode_programs(CPU)[0].name.endswith(", 1 thread")
 
@@ -127,7 +134,7 @@ def test_a_gpu_expands_what_is_quantised() -> None:
 
 
 def test_the_unread_embedding_is_as_small_as_the_other_weights() -> None:
-    config, file = shape_of("qwen3:8b"), HUB_FILES["qwen3:8b-q4"]
+    config, file = known_shape("qwen3:8b"), HUB_FILES["qwen3:8b-q4"]
     found = catalogue_speed("qwen3:8b-q4", ON_A_CPU)
     unread = config.vocab_size * config.hidden_size * file.bytes / found.parameters
     read = file.bytes - unread + CONTEXT * 2 * 36 * 8 * 128 * 2
@@ -175,7 +182,7 @@ PARAMETERS = {
 
 
 def test_the_shapes_of_the_catalogue_have_the_size_of_the_models() -> None:
-    assert {name: parameters(shape_of(name)) for name in CONFIGS} == PARAMETERS
+    assert {name: parameters(known_shape(name)) for name in CONFIGS} == PARAMETERS
     assert {name: speed(name).parameters for name in COMMON} == {name: PARAMETERS[name] for name in COMMON}
     assert speed("smollm2").weight_bytes == 2 * PARAMETERS["smollm2"]
 
@@ -190,9 +197,9 @@ def test_a_file_of_the_catalogue_has_a_plausible_size() -> None:
 def test_the_speed_is_that_of_the_program_that_computes_the_network() -> None:
     native = replace(ON_A_CPU, program=PROGRAMS[NATIVE])
     fused = replace(ON_A_GPU, program=PROGRAMS["fused kernels, CUDA graph"])
-    plain = shape_of("qwen2.5:0.5b")
+    plain = known_shape("qwen2.5:0.5b")
     assert (suited(plain, native), suited(plain, fused)) == (native, fused)
-    unusual = each_attention(shape_of("gpt2"), lambda _, attention: replace(attention, head_dim=12))
+    unusual = each_attention(known_shape("gpt2"), lambda _, attention: replace(attention, head_dim=12))
     assert suited(unusual, native).program is PROGRAMS["plain modules, CPU"]
     assert not suited(unusual, native).keeps_blocks
     assert suited(unusual, native, quantised=True).program is PROGRAMS["plain modules, native products"]
@@ -201,7 +208,7 @@ def test_the_speed_is_that_of_the_program_that_computes_the_network() -> None:
     quantised = suited(plain, fused, quantised=True)
     assert quantised.program is PROGRAMS["fused kernels, quantised weights"]
     assert quantised.keeps_blocks
-    assert suited(shape_of("qwen3:30b-a3b"), fused, quantised=True) == quantised
+    assert suited(known_shape("qwen3:30b-a3b"), fused, quantised=True) == quantised
     file = catalogue_speed("qwen3:8b-q4", replace(fused, bandwidth=4.2e12, free=128 * GIB))
     assert file.weight_bytes < 6 * GIB
     assert file.tokens_per_s is not None
@@ -209,7 +216,7 @@ def test_the_speed_is_that_of_the_program_that_computes_the_network() -> None:
 
 
 def test_of_experts_the_chosen_ones_are_read() -> None:
-    sparse, here = shape_of("qwen3:30b-a3b"), replace(ON_A_CPU, keeps_blocks=False, free=128 * GIB)
+    sparse, here = known_shape("qwen3:30b-a3b"), replace(ON_A_CPU, keeps_blocks=False, free=128 * GIB)
     found = expected_speed("x", sparse, here)
     assert found.tokens_per_s is not None
     read = 46e9 / found.tokens_per_s - CONTEXT * sparse.kv_numbers * 2
@@ -217,7 +224,7 @@ def test_of_experts_the_chosen_ones_are_read() -> None:
 
 
 def test_experts_that_a_gpu_has_no_room_for_are_held_in_host_memory() -> None:
-    sparse = shape_of("qwen3:30b-a3b")
+    sparse = known_shape("qwen3:30b-a3b")
     small = Here(torch.device("cuda"), torch.bfloat16, Program(1.0, 0.0), False, 1e12, 24 * GIB, 256 * GIB)
     found = speed_here("x", sparse, small, None)
     assert found.fits
@@ -235,7 +242,7 @@ def test_experts_that_a_gpu_has_no_room_for_are_held_in_host_memory() -> None:
 
 
 def test_quantised_experts_stay_so_on_a_gpu_whose_kernels_read_them() -> None:
-    sparse, fused = shape_of("qwen3:30b-a3b"), PROGRAMS["fused kernels, CUDA graph"]
+    sparse, fused = known_shape("qwen3:30b-a3b"), PROGRAMS["fused kernels, CUDA graph"]
     here = Here(torch.device("cuda"), torch.bfloat16, fused, False, 1e12, 24 * GIB, 256 * GIB)
     whole = speed_here("x", sparse, here, 17 * 10**9)
     assert not whole.host_layers
@@ -298,8 +305,8 @@ def test_advice_is_what_to_install() -> None:
     (old,) = advice(None, gpu("sm_75"), (), flash_attn=False, triton=False)
     assert "sm_80" in old
     features = (
-        Feature("flash", "flash-attn is installed but does not work (OSError: x)"),
-        Feature("sdpa", None),
+        MachineFeature("flash", "flash-attn is installed but does not work (OSError: x)"),
+        MachineFeature("sdpa", None),
     )
     (line,) = advice(None, gpu("sm_90"), features, flash_attn=True, triton=True)
     assert line == "Reinstall what is broken: flash-attn is installed but does not work (OSError: x)"

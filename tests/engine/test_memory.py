@@ -7,7 +7,7 @@ from engine.cache.computing import expert_bytes
 from engine.cache.sizing import GPU_SHARE, KVPlan, kv_refused, kv_share, plan_kv
 from engine.device import DTYPES, available_memory, pick_device, pick_dtype
 from engine.errors import EngineError
-from engine.machine.shapes import shape_of
+from engine.machine.shapes import known_shape
 from models.load import is_out_of_memory
 
 KIB = 1024
@@ -48,8 +48,8 @@ def test_no_memory_at_all_is_said() -> None:
 
 
 def test_a_chunk_has_memory_for_its_experts() -> None:
-    assert expert_bytes(shape_of("qwen3:30b-a3b"), 4096, 2) == 4096 * 8 * (768 + 2048) * 2
-    assert expert_bytes(shape_of("llama3.2:1b"), 4096, 2) == 0
+    assert expert_bytes(known_shape("qwen3:30b-a3b"), 4096, 2) == 4096 * 8 * (768 + 2048) * 2
+    assert expert_bytes(known_shape("llama3.2:1b"), 4096, 2) == 0
 
 
 @pytest.mark.parametrize("streams", [1, 3, 64])

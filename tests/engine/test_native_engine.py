@@ -20,9 +20,9 @@ from engine.execute.cpu.weight_loading import read_model
 from engine.execute.runner import Runner
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError
-from engine.schedule.cpu_load import Others
+from engine.schedule.cpu_load import OtherPrograms
 from engine.schedule.loop import Loop
-from engine.schedule.scheduler import Chunk
+from engine.schedule.scheduler import PromptChunk
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.step import EngineStep
 from models.files import ModelFiles
@@ -92,7 +92,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
     found: list[tuple[list[int], Tensor]] = []
     run = EngineStep._run
 
-    def record(self: EngineStep, chunks: list[Chunk]) -> list[tuple[Chunk, list[Tensor]]]:
+    def record(self: EngineStep, chunks: list[PromptChunk]) -> list[tuple[PromptChunk, list[Tensor]]]:
         drawn = run(self, chunks)
         for chunk, rows in drawn:
             for count, row in enumerate(rows):
@@ -187,7 +187,7 @@ def test_torch_gets_its_threads_for_what_it_computes_only(engine: Engine, quanti
 def test_beside_busy_programs_idle_work_keeps_to_one_core(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, busy: bool
 ) -> None:
-    monkeypatch.setattr(Others, "are_busy", lambda self: busy)
+    monkeypatch.setattr(OtherPrograms, "are_busy", lambda self: busy)
     alone: list[tuple[bool, int]] = []
     run = Runner.run
 

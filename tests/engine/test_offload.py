@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 
 from engine.cache.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
-from engine.cache.host_memory import Costs, HostKV
+from engine.cache.host_memory import HostKV, PromptCosts
 from engine.cache.kv_cache import KVCache
 from engine.cache.offload import HostTier, Offload, Restore
 from engine.cache.sizing import offload_bytes
@@ -302,7 +302,7 @@ def test_how_much_memory_is_taken() -> None:
 
 
 def test_costs_are_those_of_the_fastest_long_chunk() -> None:
-    costs = Costs()
+    costs = PromptCosts()
     for rows, seconds in ((1000, 0.02), (255, 1e-9), (512, 0.002), (4096, 0.04)):
         costs.saw(rows, seconds)
     assert costs.computed == pytest.approx(0.002 / 512)
@@ -314,7 +314,7 @@ def test_costs_are_those_of_the_fastest_long_chunk() -> None:
 
 
 def test_a_few_rows_that_came_late_do_not_tell_that_bringing_back_is_slow() -> None:
-    costs = Costs(computed=0.002)
+    costs = PromptCosts(computed=0.002)
     costs.brought_back(16, 0.1)
     assert costs.worth_it
     costs.brought_back(4096, 0.4)

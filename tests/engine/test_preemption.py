@@ -9,7 +9,7 @@ import torch
 
 from engine import SamplingParams
 from engine.cache.rows import Rows
-from engine.schedule.cpu_load import Others
+from engine.schedule.cpu_load import OtherPrograms
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.sequence import Priority, Sequence
 from tests.engine.test_chat import CONFIG, ask
@@ -103,7 +103,7 @@ def test_idle_work_that_keeps_to_one_core_has_a_pace_of_its_own(
     engine._loop.call(engine._blocks.evict_all)
     steps = Steps(engine, 0)
     busy = [True, True, False, False, True]
-    monkeypatch.setattr(Others, "are_busy", lambda self: busy[min(len(steps.rows), 4)])
+    monkeypatch.setattr(OtherPrograms, "are_busy", lambda self: busy[min(len(steps.rows), 4)])
     # What a chunk took does not matter here, only whose pace it was.
     monkeypatch.setattr(IdlePace, "saw", lambda self, rows, *_: setattr(self, "rows", rows + 1))
     engine_step.pace.rows, engine_step.pace_alone.rows = 40, 5

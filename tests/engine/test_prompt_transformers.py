@@ -7,7 +7,7 @@ import pytest
 
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.turns import Answer
-from models.text.tokenizer import Message, Piece
+from models.text.tokenizer import Message, PromptPiece
 from tests.engine.chat_formats import (
     ERNIE,
     MARKERS,
@@ -139,7 +139,7 @@ def test_a_history_goes_on_from_a_prompt_that_ends_in_a_space(kind: str) -> None
     for text in ("the end", "and", "\u6f22"):
         asked = flat(format.segments("system", users, answers, generate=True), answers)
         assert asked[: len(before)] == before
-        ids = tokenizer.encode_pieces([Piece(text, typed=True)], asked[-1])
+        ids = tokenizer.encode_pieces([PromptPiece(text, typed=True)], asked[-1])
         before = asked + ids
         assert tokenizer.decode(before).endswith(f"Assistant: {text}")
         answers.append(said(ids, text))

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine.conversation.batch_generation import prompt_of
+from engine.conversation.batch_generation import make_prompt
 from engine.conversation.requests import Requests
-from engine.conversation.token_recall import BESIDE, Place, Recall
+from engine.conversation.token_recall import BESIDE, AnswerPlace, Recall
 from engine.conversation.turns import Answer, Turn
 from engine.errors import EngineError
 from tests.engine.tiny import TEMPLATE, say, tiny_engine, tiny_tokenizer
@@ -74,7 +74,7 @@ def test_an_empty_system_prompt_is_one(tmp_path: Path) -> None:
             text = tokenizer.decode(requests.asked(messages, params).rows.token_ids, skip_special=False)
             assert text == tokenizer.render(messages, add_generation_prompt=True)  # type: ignore[arg-type]
             assert ("Default" in text) == (len(messages) == 1)
-            among_many = prompt_of(requests, messages, None, params)
+            among_many = make_prompt(requests, messages, None, params)
             assert among_many.rows.token_ids == requests.asked(messages, params).rows.token_ids
     refusing = "{%- if messages[0].role == 'system' %}{{- raise_exception('no system prompt') }}{%- endif %}"
     with tiny_engine(tmp_path / "other", tokenizer=tiny_tokenizer(refusing + TEMPLATE)) as engine:
@@ -117,13 +117,13 @@ def test_a_message_that_the_template_leaves_out_is_refused(tmp_path: Path) -> No
 
 
 def test_answers_are_known_by_their_place_and_forgotten_in_the_end() -> None:
-    recall, place = Recall(most_tokens=3 * BESIDE), Place()
+    recall, place = Recall(most_tokens=3 * BESIDE), AnswerPlace()
     place.add(user("one"))
     here = place.key("text")
     there = place.copy()
     there.add_ids([1, 2])
     assert there.key("text") != here
-    assert Place(tools=[{"a": 1}]).key("text") != Place().key("text")
+    assert AnswerPlace(tools=[{"a": 1}]).key("text") != AnswerPlace().key("text")
     first = Turn("", Answer("text", token_ids=[1, 2, 3]))
     recall.note(here, first)
     assert recall.find(here) is first
@@ -135,7 +135,7 @@ def test_answers_are_known_by_their_place_and_forgotten_in_the_end() -> None:
 
 
 def test_calls_are_known_by_what_their_arguments_say() -> None:
-    place = Place()
+    place = AnswerPlace()
     calls = [("f", {"a": 1.0, "b": [True, None, {"c": "d"}]}), ("g", {})]
     same = [("f", {"b": [True, None, {"c": "d"}], "a": 1}), ("g", {})]
     assert place.key("text ", calls) == place.key("text", same)

@@ -7,7 +7,7 @@ from threading import Semaphore, Thread
 import pytest
 
 from engine.parallel import ring
-from engine.parallel.follower import _Told
+from engine.parallel.follower import _LeaderMessages
 from engine.parallel.ring import LARGEST, ROOM, Ring, open_file
 
 
@@ -89,7 +89,7 @@ def test_a_reader_with_nothing_to_read_sleeps_until_it_is_woken(
 
 def test_what_is_too_long_comes_over_the_socket_in_its_turn(ends: tuple[Ring, Ring]) -> None:
     writer, reader = ends
-    told = _Told(reader)
+    told = _LeaderMessages(reader)
     writer.put(b"before", 0.0)
     writer.put(b"", 0.0)
     writer.put(b"after", 0.0)

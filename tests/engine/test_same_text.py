@@ -21,8 +21,8 @@ from engine import Engine, SamplingParams
 from engine.cache.blocks import Key
 from engine.conversation.chat import Chat, Turn
 from engine.kernels.native import library as native
-from engine.kernels.native.library import Library
-from engine.schedule.scheduler import Chunk
+from engine.kernels.native.library import NativeLibrary
+from engine.schedule.scheduler import PromptChunk
 from engine.schedule.step import EngineStep
 from models.load import load_model
 from models.network import Network
@@ -77,11 +77,11 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
     if request.param not in variants:
         pytest.skip(f"this machine does not run {request.param}")
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(Library, "best", property(lambda self: self.variants[request.param]))
+        patch.setattr(NativeLibrary, "best", property(lambda self: self.variants[request.param]))
         seen: dict[int, dict[tuple[Key, ...], bytes]] = {}
         run = EngineStep._run
 
-        def record(self: EngineStep, chunks: list[Chunk]) -> list[tuple[Chunk, list[Tensor]]]:
+        def record(self: EngineStep, chunks: list[PromptChunk]) -> list[tuple[PromptChunk, list[Tensor]]]:
             found = run(self, chunks)
             logits = seen.setdefault(id(self.runner), {})
             for chunk, rows in found:

@@ -7,7 +7,7 @@ from torch import Tensor
 from engine.errors import EngineError
 from engine.kernels.native import library as native
 from engine.params import SamplingParams
-from engine.sampling.sampler import Drawn, SamplerState, allowed, biased, log_chances, penalise, sample
+from engine.sampling.sampler import SampledToken, SamplerState, allowed, biased, log_chances, penalise, sample
 
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.0, -1.0, -1.5, -2.0, -4.0])
 DRAWS = 4000
@@ -183,7 +183,7 @@ def test_log_probabilities_are_those_of_the_logits_and_the_lower_of_equals_comes
         assert [chance for _, chance in told.top] == pytest.approx(
             [wanted[id] for id, _ in told.top], abs=1e-5
         )
-    assert log_chances(logits, -1, 3) == Drawn(-1)
+    assert log_chances(logits, -1, 3) == SampledToken(-1)
 
 
 @pytest.mark.parametrize("has_kernels", [True, False])

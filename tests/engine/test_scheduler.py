@@ -12,7 +12,7 @@ from engine.cache.rows import Rows
 from engine.events import FinishReason
 from engine.params import SamplingParams
 from engine.schedule.scheduler import MaskedRowsEvictedError, Scheduler, Step
-from engine.schedule.sequence import Priority, Sequence, Status
+from engine.schedule.sequence import Priority, Sequence, SequenceStatus
 from tests.fresh import examples
 
 
@@ -50,11 +50,11 @@ def test_a_prompt_is_prefilled_in_chunks_and_then_decodes() -> None:
     s = scheduler()
     sequence = prompt(list(range(20)))
     s.add(sequence)
-    assert sequence.status is Status.WAITING
+    assert sequence.status is SequenceStatus.WAITING
     assert [counts(play(s)) for _ in range(5)] == [[8], [8], [4], [1], [1]]
-    assert sequence.status is Status.RUNNING
+    assert sequence.status is SequenceStatus.RUNNING
     s.finish(sequence, FinishReason.EOS)
-    assert (sequence.status, s.blocks.num_held) == (Status.FINISHED, 0)
+    assert (sequence.status, s.blocks.num_held) == (SequenceStatus.FINISHED, 0)
 
 
 def test_decoding_goes_before_another_prompt_in_the_same_step() -> None:
@@ -91,7 +91,7 @@ def test_idle_work_is_dropped_when_a_person_needs_its_blocks() -> None:
     person = prompt(list(range(100, 118)))
     s.add(person)
     assert [chunk.sequence for chunk in play(s).chunks] == [person]
-    assert idle.status is Status.PREEMPTED
+    assert idle.status is SequenceStatus.PREEMPTED
 
 
 def test_idle_work_waits_when_a_persons_rows_come_back_from_host_memory_and_find_no_room() -> None:
@@ -102,7 +102,7 @@ def test_idle_work_waits_when_a_persons_rows_come_back_from_host_memory_and_find
     s.add(person)
     play(s)
     play(s)
-    assert person.status is Status.FINISHED
+    assert person.status is SequenceStatus.FINISHED
     filler = prompt(list(range(100, 116)), generate=False)
     s.add(filler)
     play(s)
@@ -111,16 +111,16 @@ def test_idle_work_waits_when_a_persons_rows_come_back_from_host_memory_and_find
     idle = prompt(list(range(200, 213)), Priority.IDLE, generate=False)
     s.add(idle)
     play(s)
-    assert (idle.status, idle.computed) == (Status.RUNNING, 12)
+    assert (idle.status, idle.computed) == (SequenceStatus.RUNNING, 12)
     again = prompt([*range(8), 50])
     s.add(again)
     step = play(s)
     assert [(chunk.sequence is again, chunk.start) for chunk in step.chunks] == [(True, 8)], (
         "nothing is computed anew"
     )
-    assert idle.status is Status.PREEMPTED
+    assert idle.status is SequenceStatus.PREEMPTED
     s.finish(again, FinishReason.EOS)
-    while idle.status is not Status.FINISHED:
+    while idle.status is not SequenceStatus.FINISHED:
         play(s)
     assert idle.error is None
 
@@ -133,7 +133,7 @@ def test_idle_work_ends_rather_than_take_blocks_of_the_conversation_in_use() -> 
         s.add(sequence)
         while s.has_work:
             play(s)
-    assert (idle.status, idle.finish_reason) == (Status.FINISHED, FinishReason.CONTEXT_FULL)
+    assert (idle.status, idle.finish_reason) == (SequenceStatus.FINISHED, FinishReason.CONTEXT_FULL)
     assert s.blocks.match(talk.rows.keys) == 12
 
 
@@ -152,7 +152,7 @@ def test_a_person_takes_blocks_of_idle_work_before_those_of_the_conversation_in_
     person = prompt(list(range(100, 108)))
     s.add(person)
     assert [chunk.sequence for chunk in play(s).chunks] == [person]
-    assert (idle.status, s.blocks.match(talk.rows.keys)) == (Status.PREEMPTED, 8)
+    assert (idle.status, s.blocks.match(talk.rows.keys)) == (SequenceStatus.PREEMPTED, 8)
 
 
 def test_the_youngest_gives_way_when_blocks_run_out_and_loses_nothing_it_was_given() -> None:
@@ -161,14 +161,14 @@ def test_the_youngest_gives_way_when_blocks_run_out_and_loses_nothing_it_was_giv
     for sequence in (old, young):
         s.add(sequence)
     play(s)
-    while young.status is Status.RUNNING:
+    while young.status is SequenceStatus.RUNNING:
         play(s)
-    assert (young.status, young.preemptions, old.preemptions) == (Status.PREEMPTED, 1, 0)
-    assert old.status is Status.RUNNING
+    assert (young.status, young.preemptions, old.preemptions) == (SequenceStatus.PREEMPTED, 1, 0)
+    assert old.status is SequenceStatus.RUNNING
     before = len(young.generated)
     s.finish(old, FinishReason.EOS)
     play(s)
-    assert young.status is Status.RUNNING
+    assert young.status is SequenceStatus.RUNNING
     assert len(young.generated) == before + 1
 
 
@@ -190,7 +190,7 @@ def test_alone_and_out_of_blocks_means_the_context_is_full() -> None:
     s.add(sequence)
     for _ in range(4):
         play(s)
-    assert (sequence.status, sequence.finish_reason) == (Status.FINISHED, FinishReason.CONTEXT_FULL)
+    assert (sequence.status, sequence.finish_reason) == (SequenceStatus.FINISHED, FinishReason.CONTEXT_FULL)
     assert not s.has_work
 
 
@@ -213,7 +213,7 @@ def test_what_is_already_warm_ends_without_a_step() -> None:
         s.add(sequence)
         play(s)
         play(s)
-        assert sequence.status is Status.FINISHED
+        assert sequence.status is SequenceStatus.FINISHED
     assert sequence.cached_tokens == 3
 
 
@@ -250,11 +250,11 @@ def test_everything_ends_whatever_comes_in(jobs: list[tuple[int, int, bool, bool
         assert len({chunk.sequence for chunk in step.chunks}) == len(step.chunks)
         assert len({chunk.sequence.priority for chunk in step.chunks}) <= 1
         for sequence, answer in wanted.items():
-            if sequence.status is Status.RUNNING and len(sequence.generated) >= answer:
+            if sequence.status is SequenceStatus.RUNNING and len(sequence.generated) >= answer:
                 s.finish(sequence, FinishReason.LENGTH)
         if not pending and not s.has_work:
             break
-    assert all(sequence.status is Status.FINISHED for sequence in wanted)
+    assert all(sequence.status is SequenceStatus.FINISHED for sequence in wanted)
     for sequence, answer in wanted.items():
         if sequence.finish_reason is FinishReason.LENGTH:
             assert len(sequence.generated) == answer
@@ -268,7 +268,7 @@ def test_a_long_prompt_is_done_in_its_turn_however_many_short_ones_keep_coming()
     for time in range(80 // 8 + 1):
         s.add(prompt([1000 + time] * 8, generate=False))
         play(s)
-    assert long.status is Status.FINISHED
+    assert long.status is SequenceStatus.FINISHED
 
 
 def test_who_was_preempted_runs_again_once_there_is_room_for_it_and_before_who_came_later() -> None:
@@ -277,8 +277,8 @@ def test_who_was_preempted_runs_again_once_there_is_room_for_it_and_before_who_c
     for sequence in (old, young):
         s.add(sequence)
     play(s)
-    assert young.status is Status.RUNNING
-    while young.status is Status.RUNNING:
+    assert young.status is SequenceStatus.RUNNING
+    while young.status is SequenceStatus.RUNNING:
         play(s)
     s.add(late)
     while len(old.rows) < 30:
@@ -344,7 +344,7 @@ def test_a_client_with_many_requests_is_not_left_behind_by_new_clients() -> None
         for sequence in list(s.running):
             if sequence.generated:
                 s.finish(sequence, FinishReason.LENGTH)
-    assert all(sequence.status is Status.FINISHED for sequence in many)
+    assert all(sequence.status is SequenceStatus.FINISHED for sequence in many)
 
 
 @examples(30)
@@ -380,7 +380,7 @@ def step_in_turn(s: Scheduler, answers: dict[Sequence, int]) -> None:
     waiting = [sequence.place for sequence in s.waiting]
     began = [sequence.place for sequence in s.running if sequence not in before]
     assert not began or not waiting or max(began) < min(waiting)
-    lost = [sequence.place for sequence in before if sequence.status is Status.PREEMPTED]
+    lost = [sequence.place for sequence in before if sequence.status is SequenceStatus.PREEMPTED]
     assert not lost or all(sequence.place < min(lost) for sequence in s.running)
     for sequence in list(s.running):
         if len(sequence.generated) >= answers[sequence]:
@@ -403,14 +403,14 @@ class Load:
         first = 100 * self.rng.randint(0, 10**6)
         length = self.rng.choice((3, 8, 20, 60))
         sequence = prompt(list(range(first, first + length)))
-        alive = [s for s in self.answers if s.status is not Status.FINISHED]
+        alive = [s for s in self.answers if s.status is not SequenceStatus.FINISHED]
         # One after the other, with a step for each row, and every row computed twice.
         self.before[sequence] = 2 * sum(s.prompt_tokens + self.answers[s] for s in alive) + length
         self.answers[sequence], self.waited[sequence] = self.rng.randint(1, 60), 0
         self.s.add(sequence)
 
     def step(self) -> None:
-        running = {s for s in self.answers if s.status is Status.RUNNING}
+        running = {s for s in self.answers if s.status is SequenceStatus.RUNNING}
         step = play(self.s)
         self.computed += sum(chunk.count for chunk in step.chunks)
         prompts = [c for c in step.chunks if not (c.count == 1 and len(c.sequence.generated) > 1)]
@@ -426,7 +426,7 @@ class Load:
             if not sequence.generated:
                 self.waited[sequence] += 1
                 assert self.waited[sequence] <= self.before[sequence]
-            if sequence.status is Status.RUNNING and len(sequence.generated) >= answer:
+            if sequence.status is SequenceStatus.RUNNING and len(sequence.generated) >= answer:
                 self.s.finish(sequence, FinishReason.LENGTH)
 
     def run(self, arrivals: int) -> None:

@@ -30,8 +30,8 @@ from engine.speculation.cost_model import (
     MOST_ROWS,
     SHARE,
     Balance,
-    Costs,
-    Pace,
+    CostModel,
+    StepCosts,
 )
 from engine.speculation.sources import Guess
 from engine.speculation.suffixes import GRAM, LONGEST, SuffixIndex
@@ -171,7 +171,7 @@ def test_what_was_said_elsewhere_is_looked_at_for_the_person_alone() -> None:
 
 
 def test_guesses_are_as_many_as_pay() -> None:
-    pace = Pace()
+    pace = CostModel()
     sure = Guess(tuple(range(7)), 32)
     assert pace.count(sure, 1, 1.0, Balance(), 0) == 0, "nothing was measured"
     pace.costs.saw(1, 0.01)
@@ -192,7 +192,7 @@ def test_guesses_are_as_many_as_pay() -> None:
 
 @given(st.integers(0, 2**32), st.floats(0.0, 0.3), st.floats(1.0, 2.5), st.integers(50, 400))
 def test_what_never_holds_costs_next_to_nothing(seed: int, held: float, slope: float, tokens: int) -> None:
-    random, pace, balance, spent = Random(seed), Pace(), Balance(), 0.0
+    random, pace, balance, spent = Random(seed), CostModel(), Balance(), 0.0
     pace.costs.saw(1, 0.01)
     said = 0
     while said < tokens:
@@ -213,7 +213,7 @@ def test_what_never_holds_costs_next_to_nothing(seed: int, held: float, slope: f
 
 
 def test_costs_follow_what_steps_take() -> None:
-    costs = Costs()
+    costs = StepCosts()
     costs.saw(4, 1.0)
     assert costs.unit_s == 0.0
     for _ in range(60):
@@ -224,7 +224,7 @@ def test_costs_follow_what_steps_take() -> None:
 
 
 def test_a_few_steps_that_were_interrupted_say_nothing() -> None:
-    costs = Costs()
+    costs = StepCosts()
     for slow in (1, 1, 9, 1, 9, 1, 1):
         costs.saw(1, 0.02 * slow)
         costs.saw(4, 0.04 * slow)
@@ -233,7 +233,7 @@ def test_a_few_steps_that_were_interrupted_say_nothing() -> None:
 
 
 def test_what_was_dear_for_a_while_is_tried_again() -> None:
-    costs = Costs()
+    costs = StepCosts()
     for _ in range(ENOUGH):
         costs.saw(1, 0.01)
     before = costs.of(4)
@@ -249,7 +249,7 @@ def test_what_was_dear_for_a_while_is_tried_again() -> None:
 
 
 def test_now_and_then_a_step_has_one_row_for_others_to_be_compared_with() -> None:
-    pace, sure = Pace(), Guess(tuple(range(7)), 32)
+    pace, sure = CostModel(), Guess(tuple(range(7)), 32)
     pace.turn_to(100)
     counts = []
     for _ in range(100):
@@ -264,7 +264,7 @@ def test_now_and_then_a_step_has_one_row_for_others_to_be_compared_with() -> Non
 @pytest.mark.parametrize("alone", [0, 10])
 def test_several_answers_go_on_being_guessed(alone: int) -> None:
     """No step has one row as long as they are answered."""
-    pace, sure = Pace(), Guess(tuple(range(7)), 32)
+    pace, sure = CostModel(), Guess(tuple(range(7)), 32)
     pace.turn_to(100)
     for _ in range(alone):
         pace.costs.saw(1, 0.01)
@@ -280,7 +280,7 @@ def test_several_answers_go_on_being_guessed(alone: int) -> None:
 
 
 def test_what_was_dear_for_several_answers_is_tried_again() -> None:
-    costs = Costs()
+    costs = StepCosts()
     for _ in range(10):
         costs.saw(2, 0.01, 2)
     for _ in range(LATEST):
@@ -292,7 +292,7 @@ def test_what_was_dear_for_several_answers_is_tried_again() -> None:
 
 
 def test_guesses_that_failed_in_one_text_are_tried_again_in_another() -> None:
-    pace, guess = Pace(), Guess(tuple(range(7)), 5)
+    pace, guess = CostModel(), Guess(tuple(range(7)), 5)
     for rows in range(1, MOST_ROWS + 1):
         for _ in range(40):
             pace.costs.saw(rows, 0.01 + 0.001 * (rows - 1))
@@ -305,7 +305,7 @@ def test_guesses_that_failed_in_one_text_are_tried_again_in_another() -> None:
 
 
 def test_another_context_is_believed_to_cost_what_the_nearest_one_does() -> None:
-    pace = Pace()
+    pace = CostModel()
     pace.turn_to(3000)
     for _ in range(9):
         pace.costs.saw(1, 0.01)
@@ -445,7 +445,7 @@ def test_what_is_computed_at_once_because_it_is_forced_is_no_step_of_one_row(
         return run(batch)
 
     monkeypatch.setattr(engine._runner, "run", watched)
-    monkeypatch.setattr(Costs, "saw", lambda self, rows, seconds, texts: told.append(rows))
+    monkeypatch.setattr(StepCosts, "saw", lambda self, rows, seconds, texts: told.append(rows))
     constraint, sober = Constraint("regex", "(yes|no), because [a-z]{9}[.]"), {259: -100.0}
     params = SamplingParams(temperature=0.0, max_tokens=20, constraint=constraint, logit_bias=sober)
     assert len(list(engine.stream([*b"xyz"], params))) == 20

@@ -30,7 +30,7 @@ from engine.engine import Engine
 from engine.errors import EngineError
 from engine.execute.group import Group
 from engine.machine import memory_check
-from engine.machine.memory_check import Need, fewest_ranks
+from engine.machine.memory_check import MemoryNeed, fewest_ranks
 from engine.parallel import ranks
 from engine.parallel.messages import follow, of_copy, of_host, of_step
 from engine.params import SamplingParams
@@ -257,7 +257,9 @@ def test_auto_takes_as_few_gpus_as_have_room(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     monkeypatch.setattr(memory_check, "available_memory", lambda device: int(needed * share))
     monkeypatch.setattr(
-        memory_check, "need_of", lambda *_, ranks, **__: Need(needed // ranks, needed // ranks, 0, 0)
+        memory_check,
+        "memory_need",
+        lambda *_, ranks, **__: MemoryNeed(needed // ranks, needed // ranks, 0, 0),
     )
     assert fewest_ranks(ModelFiles("any"), "auto", "auto", "auto", None, "auto") == found
 

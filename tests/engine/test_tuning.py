@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from engine.execute.tuning import store
 from engine.execute.tuning.search import MARGIN, WORTH, Choice, Measure, Numbers, search
-from engine.execute.tuning.store import Tuning, all_kept, keep, kept
+from engine.execute.tuning.store import Tuning, all_kept, keep, load_tuning
 from tests.fresh import examples
 
 IDENTITY = {"gpu": "NVIDIA H200", "driver": "580.65.06", "triton": "3.6.0", "kernels": "abc", "model": "def"}
@@ -116,11 +116,11 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_what_was_found_is_there_for_the_same_machine_and_model_and_for_no_other() -> None:
-    assert kept(IDENTITY) is None
+    assert load_tuning(IDENTITY) is None
     keep(IDENTITY, TUNING)
-    assert kept(IDENTITY) == TUNING
+    assert load_tuning(IDENTITY) == TUNING
     for name in IDENTITY:
-        assert kept({**IDENTITY, name: "another"}) is None
+        assert load_tuning({**IDENTITY, name: "another"}) is None
     machine = {name: value for name, value in IDENTITY.items() if name != "model"}
     keep({**IDENTITY, "model": "other"}, Tuning("other", {}, {}))
     keep({**IDENTITY, "triton": "3.7.0"}, TUNING)
@@ -145,7 +145,7 @@ def test_a_damaged_file_is_as_good_as_none_or_as_it_was(
         for _ in range(data.draw(st.integers(1, 3))):
             raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
         path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
-        found = kept(IDENTITY)
+        found = load_tuning(IDENTITY)
         if found is not None:  # another number is no damage that a file could know of: the candidates decide
             assert all(type(one) is int for cut in found.chosen.values() for one in cut)
             assert all(len(pair) == 2 and min(pair) > 0 for pair in found.seconds.values())
@@ -172,16 +172,16 @@ def test_a_damaged_file_is_as_good_as_none_or_as_it_was(
 def test_a_foreign_file_is_as_good_as_none(folder: Path, change: dict[str, Any]) -> None:
     path = written(folder)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    assert kept(IDENTITY) is None
+    assert load_tuning(IDENTITY) is None
 
 
 def test_nesting_without_end_and_a_folder_in_its_place_are_no_errors(folder: Path) -> None:
     path = written(folder)
     path.write_text("[" * 100_000)
-    assert kept(IDENTITY) is None
+    assert load_tuning(IDENTITY) is None
     path.unlink()
     path.mkdir()
-    assert kept(IDENTITY) is None
+    assert load_tuning(IDENTITY) is None
     assert list(all_kept({})) == []
 
 
@@ -191,7 +191,7 @@ def test_what_a_killed_process_left_is_not_read_and_swept_away_later(folder: Pat
     for half in (young, old):
         half.write_text(path.read_text()[:40])
     os.utime(old, (time.time() - 2 * store.OLD_S,) * 2)
-    assert kept(IDENTITY) == TUNING
+    assert load_tuning(IDENTITY) == TUNING
     keep(IDENTITY, TUNING)
     assert young.exists()
     assert not old.exists()
@@ -211,10 +211,10 @@ def test_two_processes_at_once_leave_what_one_of_them_wrote_and_nothing_between(
     writers = [subprocess.Popen([*command, name]) for name in "ab"]
     seen = []
     while any(writer.poll() is None for writer in writers):
-        seen.append(kept(IDENTITY))
+        seen.append(load_tuning(IDENTITY))
     assert [writer.returncode for writer in writers] == [0, 0]
     assert None not in seen
-    last = kept(IDENTITY)
+    last = load_tuning(IDENTITY)
     assert last is not None
     assert last.model in ("a" * 100, "b" * 100)
     assert last.chosen == {"x" * 50: (39,) * 8}
@@ -265,7 +265,7 @@ def test_tuning_keeps_what_it_found_and_says_so() -> None:
     found = fake.tuner.run()
     assert found.chosen == {"1 to 8 rows: a": (1,)}
     assert found.seconds == {"1": (2.0, 1.5)}
-    assert kept(IDENTITY) == found == fake.tuner.kept()
+    assert load_tuning(IDENTITY) == found == fake.tuner.kept()
     assert fake.benches[0].closed
     line = "Tuned for this GPU: 1 better choice for its kernels; a token takes 25.0% less time from the next start on."
     assert fake.module.result_line(found) == line
@@ -286,10 +286,10 @@ def test_tuning_waits_while_somebody_asks_for_something(monkeypatch: pytest.Monk
     fake.tuner._call = look
     fake.tuner.start()
     assert looked.wait(30)
-    assert kept(IDENTITY) is None
+    assert load_tuning(IDENTITY) is None
     fake.busy = False
     fake.tuner.join()
-    assert kept(IDENTITY) is not None
+    assert load_tuning(IDENTITY) is not None
     assert fake.tuner.notes[0].startswith("Tuned for this GPU")
 
 
@@ -321,7 +321,7 @@ def test_tuning_that_is_stopped_lets_go_of_everything_and_writes_nothing(
     fake.tuner.join()
     assert all(bench.closed for bench in fake.benches)
     assert fake.tuner.notes == ()
-    assert kept(IDENTITY) is None
+    assert load_tuning(IDENTITY) is None
 
 
 def test_stopping_does_not_wait_for_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_stopping_does_not_wait_for_what_is_compiled(monkeypatch: pytest.MonkeyP
     fake.tuner.stop()
     fake.tuner.join()
     assert fake.tuner.notes == ()
-    assert kept(IDENTITY) is None
+    assert load_tuning(IDENTITY) is None
 
 
 def test_what_goes_wrong_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.stepping import bare_seconds
 from engine import SamplingParams
-from engine.cache.host_memory import Costs
+from engine.cache.host_memory import PromptCosts
 from engine.engine import Engine
 from engine.errors import EngineError
 from tests.gpu.engines import CONFIGS as FUSED
@@ -46,7 +46,7 @@ def test_what_decoding_evicts_comes_back_from_host_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whether offloading pays is measured, so it depends on other users of the GPU and the bus.
-    monkeypatch.setattr(Costs, "worth_it", True)
+    monkeypatch.setattr(PromptCosts, "worth_it", True)
     other = [(7 * i) % 251 for i in range(1480)]
 
     # No more host memory than needed: the system may refuse to pin much, and takes long for it.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.params import Constraint, SamplingParams
 from engine.sampling.device_sampler import HISTORY, DeviceSampler
-from engine.sampling.sampler import Drawn, SamplerState, log_chances, sample
+from engine.sampling.sampler import SampledToken, SamplerState, log_chances, sample
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = torch.device("cuda")
@@ -208,7 +208,7 @@ def test_slots_of_every_kind_with_masks_biases_and_log_probabilities_in_one_grap
             assert drawn.token_id == wanted, (slot, params[slot])
             count = params[slot].logprobs
             if count is None:
-                assert drawn == Drawn(wanted)
+                assert drawn == SampledToken(wanted)
                 continue
             told = log_chances(row, wanted, count)
             assert drawn.logprob == pytest.approx(told.logprob, abs=1e-3)

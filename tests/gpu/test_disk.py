@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine import SamplingParams
-from engine.cache.host_memory import Costs
+from engine.cache.host_memory import PromptCosts
 from engine.store import buffers
 from tests.engine.keeping import answer, keep, saved
 from tests.gpu.engines import CONFIGS, an_engine, at_once
@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the tier although a GPU computes the rows of such a small model faster than a disk gives them."""
-    monkeypatch.setattr(Costs, "worth_it", True)
+    monkeypatch.setattr(PromptCosts, "worth_it", True)
 
 
 @pytest.fixture(params=list(WAYS))

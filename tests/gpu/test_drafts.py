@@ -14,7 +14,7 @@ from engine.cache.rows import Rows
 from engine.schedule.drafting_in_slots import SlotDrafting
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
-from engine.speculation.cost_model import Pace
+from engine.speculation.cost_model import CostModel
 from models.load import load_model
 from models.network import Network
 from tests.counting import until
@@ -64,7 +64,7 @@ def drafting(engine: Engine) -> SlotDrafting:
     return drafts
 
 
-def draft(engine: Engine, pace: Pace | None = None) -> Speculating:
+def draft(engine: Engine, pace: CostModel | None = None) -> Speculating:
     """Have all drafts checked from now on, or as `pace` says."""
     speculating = Speculating(engine._scheduler, pace or Eager(), drafts=drafting(engine))
     engine._engine_step.speculating = speculating
@@ -119,7 +119,7 @@ def test_with_the_engine_s_own_pace_an_answer_is_the_same_too(engine: Engine) ->
     engine._engine_step.speculating = None
     forget(engine)
     events = list(engine.events(asked(engine, 1, params)))
-    draft(engine, Pace(sizes=(1, 2, 4, 8), again=64))
+    draft(engine, CostModel(sizes=(1, 2, 4, 8), again=64))
     for _ in range(3):
         forget(engine)
         assert list(engine.events(asked(engine, 1, params))) == events

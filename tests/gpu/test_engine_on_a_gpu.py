@@ -8,7 +8,7 @@ import torch
 from transformers import MistralConfig
 
 from engine import EngineError, SamplingParams
-from engine.cache.host_memory import Costs
+from engine.cache.host_memory import PromptCosts
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine
 from tests.gpu.engines import an_engine
 from tests.models.checkpoints import random_model, run_reference, tiny_llama, tiny_qwen3, write_checkpoint
@@ -77,7 +77,7 @@ def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(
 ) -> None:
     """With a cache of 40 blocks and prompts of 37, each evicts the one before, whose rows come back unchanged."""
     # Whether offloading pays is measured, so it depends on other users of the GPU and the bus.
-    monkeypatch.setattr(Costs, "worth_it", True)
+    monkeypatch.setattr(PromptCosts, "worth_it", True)
     options = {"context": 150, "num_blocks": 40, "offload": 1 << 28}
     with tiny_engine(folder, CONFIG, device="cuda", dtype=torch.bfloat16, **options) as engine:
 

@@ -12,7 +12,7 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_fused
 from engine.execute.cuda.prefill import FusedPrefill
 from engine.params import SamplingParams
-from models.assemble import Store, assemble
+from models.assemble import TensorStore, assemble
 from models.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
@@ -78,7 +78,7 @@ def drawn(spec: ModelSpec, dtype: torch.dtype) -> Network:
             numbers *= 3
         kept = torch.float32 if group in exact else dtype
         plain[group] = numbers.to(BF16).to(kept)
-    return assemble(spec, Store(plain), spec.max_positions, dtype, GPU)
+    return assemble(spec, TensorStore(plain), spec.max_positions, dtype, GPU)
 
 
 @pytest.fixture(scope="module", params=list(SPECS))

@@ -15,7 +15,7 @@ from engine.batch import Span, StepBatch
 from engine.cache.blocks import BlockTable
 from engine.cache.rows import Rows
 from engine.engine import Engine
-from engine.schedule.scheduler import Chunk
+from engine.schedule.scheduler import PromptChunk
 from engine.schedule.sequence import Priority, Sequence
 from tests.gpu.engines import an_engine, random_tokens
 from tests.models.checkpoints import reference_model, tiny_llama, tiny_qwen3, write_checkpoint
@@ -134,7 +134,9 @@ def test_short_chunks_as_graphs_are_no_worse_either(
                 sequence = Sequence(Rows.of(TEXT[: start + count]), Priority.PERSON, SamplingParams())
                 sequence.table = BlockTable(blocks)
                 assert engine._runner._padded is not None
-                found.append(engine._runner.run(StepBatch((Chunk(sequence, start, count).span,)))[0].clone())
+                found.append(
+                    engine._runner.run(StepBatch((PromptChunk(sequence, start, count).span,)))[0].clone()
+                )
             return torch.stack(found)
 
         ours = errors(fresh_blocks(engine, len(TEXT), run), reference)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine import SamplingParams
 from engine.build import Options
-from engine.cache.host_memory import Costs
+from engine.cache.host_memory import PromptCosts
 from engine.engine import Engine
 from tests.gpu.engines import (
     CONFIGS,
@@ -108,7 +108,7 @@ def test_preempted_streams_go_on_as_if_nothing_had_been(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whether offloading pays is measured, so it depends on other users of the GPU and the bus.
-    monkeypatch.setattr(Costs, "worth_it", True)
+    monkeypatch.setattr(PromptCosts, "worth_it", True)
     jobs = [
         (random_tokens(100, n), SamplingParams(temperature=1.0, seed=n, max_tokens=220)) for n in range(6)
     ]

@@ -20,7 +20,7 @@ from engine.attention.sdpa import SdpaBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.weight_loading import read_model
-from engine.execute.cuda.packed import ordered_planes_of, packed_embedding, packed_product
+from engine.execute.cuda.packed import ordered_plane_arguments, packed_embedding, packed_product
 from engine.execute.cuda.tiles import LANES, PACKED_TILES, PackedTile, choose_packed_tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from engine.schedule.loop import Loop
@@ -65,7 +65,7 @@ def product(weight: Weight, x: Tensor, norm: Tensor, residual: Tensor, tile: Pac
         norm_weight=norm,
         residual=residual,
         out=out,
-        **ordered_planes_of(weight),
+        **ordered_plane_arguments(weight),
         COUNT=len(x),
         N=outputs,
         K=weight.columns,

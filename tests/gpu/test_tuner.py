@@ -13,7 +13,7 @@ from engine.build import Options, build
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner
 from engine.execute.cuda.fused_program import FusedDecoder
-from engine.execute.cuda.kernel_configs import Cuts, numbers, table_cuts
+from engine.execute.cuda.kernel_configs import KernelConfigs, numbers, table_cuts
 from engine.execute.cuda.tuner import Tuner, every, machine_identity, model_identity
 from engine.execute.tuning import store
 from engine.execute.tuning.store import Tuning
@@ -95,7 +95,7 @@ def test_the_next_start_uses_what_was_found(
     monkeypatch.setenv("CHATTERM_CACHE", str(tmp_path))
     name = "1 to 8 rows: 4096 x 1024"
 
-    def cuts(**options: Any) -> Cuts:
+    def cuts(**options: Any) -> KernelConfigs:
         pieces = build(network, GPU, torch.bfloat16, Options(context=1024, **options), ())
         assert pieces.decode_runner is not None
         assert isinstance(pieces.decode_runner.program, FusedDecoder)

@@ -32,8 +32,8 @@ from tests.models.families import tiny_qwen3_moe
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 if torch.cuda.is_available():
     pytest.importorskip("triton")
-    from engine.execute.cuda.all_reduce import Exchange
-    from engine.execute.cuda.all_reduce_layout import Plan
+    from engine.execute.cuda.all_reduce import AllReduce
+    from engine.execute.cuda.all_reduce_layout import AllReduceLayout
     from engine.execute.cuda.peer_memory import share_memory
     from tests.engine.kernels.two_ranks import run_ranks
 
@@ -59,8 +59,8 @@ def exchanged(rank: int, ranks: int, meeting: str) -> tuple[list[list[torch.Tens
         store.set(f"memory/{rank}", data)
         return [bytes(store.get(f"memory/{other}")) for other in range(ranks)]
 
-    plan = Plan(ranks, ROWS, SIZE, COLUMNS, ranks * COLUMNS - 2, LAYERS)
-    peers = Exchange(share_memory(plan.nbytes, rank, device, swap), plan, rank, device, torch.bfloat16, True)
+    plan = AllReduceLayout(ranks, ROWS, SIZE, COLUMNS, ranks * COLUMNS - 2, LAYERS)
+    peers = AllReduce(share_memory(plan.nbytes, rank, device, swap), plan, rank, device, torch.bfloat16, True)
     from engine.execute.cuda.slots import StepInput
 
     nothing = torch.zeros(1, dtype=torch.int32, device=device)

@@ -167,7 +167,7 @@ class CancelledError(Exception):
 
 def test_a_cancelled_load_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffers: list[Any] = []
-    slots = models.weights.staging.Slot
+    slots = models.weights.staging.StagingBuffer
     monkeypatch.setattr(
         models.weights.staging,
         "Slot",

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 
 from models.text.folder_tokenizer import parts_from_folder
 from models.text.gguf_tokenizer import parts_from_gguf
-from models.text.pieces import Piece
+from models.text.pieces import PromptPiece
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_parts import TokenizerParts
 from tests.models.tokenizer_data import qwen3_folder, qwen3_metadata, tiny_tokenizer
@@ -40,7 +40,9 @@ def test_markers_are_text_when_typed_and_words_are_tokens() -> None:
     for text in ADDED:
         token_id = tokenizer.token_id(text)
         assert token_id is not None
-        assert tokenizer.encode(text) == [token_id] == tokenizer.encode_pieces([Piece(text, typed=False)])
+        assert (
+            tokenizer.encode(text) == [token_id] == tokenizer.encode_pieces([PromptPiece(text, typed=False)])
+        )
         assert (tokenizer.encode_plain(text) == [token_id]) == (text not in CONTROL), text
         assert tokenizer.is_text(token_id) == (text not in CONTROL)
         assert tokenizer.decode(tokenizer.encode_plain(text), skip_special=False) == text
@@ -51,7 +53,7 @@ def test_markers_are_text_when_typed_and_words_are_tokens() -> None:
 )
 def test_control_tokens_are_exactly_those_that_the_template_wrote(parts: list[tuple[str, bool]]) -> None:
     tokenizer = TOKENIZER
-    pieces = [Piece(text, typed) for text, typed in parts]
+    pieces = [PromptPiece(text, typed) for text, typed in parts]
     ids = tokenizer.encode_pieces(pieces)
     written = [tokenizer.token_id(text) for text, typed in parts if text in CONTROL and not typed]
     assert [id for id in ids if not tokenizer.is_text(id)] == written
@@ -64,7 +66,7 @@ TOKENIZER = made(ADDED)
 def test_a_merge_makes_no_control_token_of_typed_text() -> None:
     tokenizer = made({"<s": True}, {"<s": 256})
     assert tokenizer._backend.model.tokenize("<s")[0].id == 256
-    assert tokenizer.encode("<s") == tokenizer.encode_pieces([Piece("<s", typed=False)]) == [256]
+    assert tokenizer.encode("<s") == tokenizer.encode_pieces([PromptPiece("<s", typed=False)]) == [256]
     typed = tokenizer.encode_plain("a<s>")
     assert 256 not in typed
     assert tokenizer.decode(typed) == "a<s>"
@@ -72,7 +74,7 @@ def test_a_merge_makes_no_control_token_of_typed_text() -> None:
 
 def test_holes_in_a_vocabulary_are_no_trap() -> None:
     tokenizer = made({"<s": True, "<x>": False}, {"ab": 256, "<s": 257, "cd": 260})
-    written = tokenizer.encode_pieces([Piece("ab<scd<x>", typed=False)])
+    written = tokenizer.encode_pieces([PromptPiece("ab<scd<x>", typed=False)])
     assert written == [256, 257, 260, 259]
     assert tokenizer.encode_plain("abcd") == [256, 260]
 
@@ -96,4 +98,6 @@ def test_no_token_of_qwen3_can_be_typed(way: str) -> None:
         typed = tokenizer.encode_plain(text)
         assert all(map(tokenizer.is_text, typed))
         assert tokenizer.decode(typed) == text
-    assert tokenizer.encode_pieces([Piece("".join(names), typed=False)]) == tokenizer.encode("".join(names))
+    assert tokenizer.encode_pieces([PromptPiece("".join(names), typed=False)]) == tokenizer.encode(
+        "".join(names)
+    )

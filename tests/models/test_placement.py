@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from models.spec import Experts, FeedForward
 from models.weights.block_formats import Kind
-from models.weights.placement import LayerExperts, experts_of, fetch_bytes, place_experts
+from models.weights.placement import LayerExperts, expert_layers, fetch_bytes, place_experts
 from models.weights.slots import slots
 from tests.engine.native.test_native_experts import a_spec
 
@@ -52,7 +52,7 @@ def test_bytes_of_experts_are_those_of_their_blocks(kind: Kind | None) -> None:
     )
     found = list(slots(spec))
     of_host = {} if kind is None else {slot: kind for slot in found if slot.expert is not None}
-    layers = experts_of(found, torch.bfloat16, {}, of_host)
+    layers = expert_layers(found, torch.bfloat16, {}, of_host)
     assert [layer.layer for layer in layers] == [1, 2]
     numbers = [4 * 3 * 96 * 64, 2 * 3 * 32 * 64]
     assert [layer.on_device for layer in layers] == [2 * count for count in numbers]

@@ -17,7 +17,7 @@ from models.load import load_model
 from models.network import Network, Weight
 from models.weights.block_formats import Kind
 from models.weights.dequantize import dequantize
-from models.weights.quant_config import scheme_of
+from models.weights.quant_config import read_scheme
 from tests.models.checkpoints import files_of, run, run_reference, tiny_qwen3
 from tests.models.families import tiny_qwen3_moe
 from tests.models.quantised import CASES, Case, write
@@ -187,7 +187,7 @@ def test_what_is_missing_or_does_not_fit_is_named_in_one_line(
 )
 def test_what_is_not_read_is_refused_by_name(config: Any, said: str) -> None:
     with pytest.raises(ModelError, match=said) as caught:
-        scheme_of({"quantization_config": config})
+        read_scheme({"quantization_config": config})
     assert "\n" not in str(caught.value)
     raw = tiny_qwen3().to_dict() | {"architectures": ["Qwen3ForCausalLM"], "quantization_config": config}
     with pytest.raises(ModelError, match=said):
@@ -200,7 +200,7 @@ def test_a_folder_of_mlx_is_called_so() -> None:
         raw = tiny_qwen3().to_dict() | {"architectures": ["Qwen3ForCausalLM"], "quantization": said} | more
         with pytest.raises(ModelError, match=r"quantised by MLX .* use the original checkpoint, a GGUF file"):
             spec_of_hf(raw)
-    assert scheme_of({"quantization": None}) is None
+    assert read_scheme({"quantization": None}) is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from models.files import ModelFiles
 from models.text.folder_tokenizer import parts_from_folder
 from models.text.generation_config import generation_defaults
 from models.text.gguf_tokenizer import parts_from_gguf
-from models.text.pieces import Piece
+from models.text.pieces import PromptPiece
 from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.text.tokenizer_parts import END_OF_TURN, TO_THE_ANSWER, TokenizerParts
 from tests.counting import calls_in, until
@@ -174,8 +174,8 @@ def test_a_bos_is_what_the_template_writes(tmp_path: Path, add: bool | None, wri
         tokenizer = Tokenizer(parts)
         text = tokenizer.render([{"role": "user", "content": "<s>Hi</s>"}], add_generation_prompt=False)
         typed = [
-            Piece(written.replace("{{ bos_token }}", "<s>"), typed=False),
-            Piece("<s>Hi</s>", typed=True),
+            PromptPiece(written.replace("{{ bos_token }}", "<s>"), typed=False),
+            PromptPiece("<s>Hi</s>", typed=True),
         ]
         assert tokenizer.encode_pieces(typed).count(1) == bool(written)
         assert tokenizer.encode_pieces(typed).count(2) == 0

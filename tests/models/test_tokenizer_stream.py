@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-from models.text.text_stream import TextStream, TokenBytes, byte_alphabet, decode, token_bytes_of
+from models.text.text_stream import TextStream, TokenBytes, byte_alphabet, decode, find_token_bytes
 from models.text.tokenizer import Tokenizer
 from tests.counting import calls_in
 from tests.models.tokenizer_data import tiny_tokenizer
@@ -172,7 +172,7 @@ def test_several_spaces_may_be_stripped() -> None:
 def test_spelling_by_decoder(decoder: decoders.Decoder, token: str, text: bytes) -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.decoder = decoder
-    assert token_bytes_of(backend).spell(token) == text
+    assert find_token_bytes(backend).spell(token) == text
 
 
 def test_work_per_token_does_not_grow() -> None:

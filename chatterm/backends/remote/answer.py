@@ -9,7 +9,7 @@ from chatterm.backends.exchange import NO_TOKEN
 from chatterm.backends.remote.client import Began
 from chatterm.backends.remote.dialects.base import Dialect
 from chatterm.backends.remote.stream_parser import AnswerReader
-from chatterm.backends.remote.thinking import Piece
+from chatterm.backends.remote.thinking import AnswerPiece
 
 
 class RunningAnswer:
@@ -70,7 +70,7 @@ class RunningAnswer:
         """Return the events held back, as no more bytes follow."""
         return self._events(self._reader.end())
 
-    def _events(self, pieces: Iterable[Piece]) -> list[TokenEvent]:
+    def _events(self, pieces: Iterable[AnswerPiece]) -> list[TokenEvent]:
         events = [TokenEvent(piece.text, NO_TOKEN, piece.kind) for piece in pieces if piece.text]
         if events:
             self._arrivals.add(time.monotonic(), len(events))

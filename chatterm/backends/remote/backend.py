@@ -30,16 +30,23 @@ from chatterm.backends.backend import (
     ToolResult,
     TurnStats,
 )
-from chatterm.backends.base import Chosen, checked, no_model
-from chatterm.backends.pictures import pictures_of
+from chatterm.backends.base import BackendBase, checked, no_model
+from chatterm.backends.pictures import collect_pictures
 from chatterm.backends.remote.address import Address, Remote, found
 from chatterm.backends.remote.answer import RunningAnswer
 from chatterm.backends.remote.client import Began, Client, Inbox, Lost, Over, Waits
-from chatterm.backends.remote.dialects.base import Asked, Entry
-from chatterm.backends.remote.errors import Refused, refusal, without_tools
+from chatterm.backends.remote.dialects.base import AnswerRequest, Entry
+from chatterm.backends.remote.errors import Refused, explain_refusal, without_tools
 from chatterm.backends.remote.history import cache_key, history, with_user
-from chatterm.backends.remote.keys import key_of, redacted
-from chatterm.backends.remote.model_lookup import dialect_of, entry_of, kind_of, listed, meant, not_found
+from chatterm.backends.remote.keys import find_key, redact
+from chatterm.backends.remote.model_lookup import (
+    choose_dialect,
+    find_entry,
+    list_models,
+    not_found,
+    resolve_model,
+    server_kind,
+)
 from chatterm.backends.remote.title import Title
 from chatterm.backends.title import TITLE_TOKENS, title_question
 from chatterm.terminal.sanitize import one_line
@@ -55,14 +62,14 @@ _AT_ONCE = 8
 """Default number of simultaneous requests."""
 
 
-class RemoteBackend(Chosen):
+class RemoteBackend(BackendBase):
     """Implements Backend."""
 
     def __init__(self, address: Address, options: ChatOptions, remotes: Mapping[str, Remote]) -> None:
         super().__init__(address.name, options)
         self._address = address
         self._remotes = remotes
-        self._dialect = dialect_of(address.api)
+        self._dialect = choose_dialect(address.api)
         self._client: Client | None = None
         self._key: str | None = None
         self._server = ""
@@ -125,20 +132,20 @@ class RemoteBackend(Chosen):
     # --- the worker ---
 
     def open(self, on_progress: OnProgress | None = None) -> None:
-        self._key = key_of(self._address)
+        self._key = find_key(self._address)
         client = Client(self._address, self._key)
         try:
-            models = listed(client, self._dialect, bool(self._key), on_progress)
-            self._address = client.address = meant(self._address, models)
+            models = list_models(client, self._dialect, bool(self._key), on_progress)
+            self._address = client.address = resolve_model(self._address, models)
         except EngineError as error:
             client.close()
             raise self._error(str(error)) from None
         except BaseException:
             client.close()
             raise
-        here = entry_of(self._address, models)
+        here = find_entry(self._address, models)
         self._client, self._model = client, self._address.name
-        self._server = kind_of(self._address, models)
+        self._server = server_kind(self._address, models)
         context = (here.context_length if here is not None else 0) or self._options.context or 0
         self._info = ModelInfo(
             self._model,
@@ -211,7 +218,7 @@ class RemoteBackend(Chosen):
         at_once = self._options.streams if self._options.streams > 1 else _AT_ONCE
         return self._several((self._requested(request) for request in requests), min(at_once, 32))
 
-    def _requested(self, request: Request) -> Asked:
+    def _requested(self, request: Request) -> AnswerRequest:
         messages = list(request.messages)
         if (system := self._begins) and (not messages or messages[0].role != "system"):
             messages.insert(0, Message("system", system))
@@ -281,7 +288,7 @@ class RemoteBackend(Chosen):
             return True
         asks = [Message("user", title_question(question, answer))]
         if self._title is None or self._title.question != asks:
-            asked = Asked(self._address.model, asks, {"max_tokens": TITLE_TOKENS}, think="off")
+            asked = AnswerRequest(self._address.model, asks, {"max_tokens": TITLE_TOKENS}, think="off")
             self._title = Title(client, self._dialect, asked, self._server)
         return True
 
@@ -298,11 +305,11 @@ class RemoteBackend(Chosen):
 
     # --- internals ---
 
-    def _asked(self, messages: Sequence[Entry]) -> Asked:
+    def _asked(self, messages: Sequence[Entry]) -> AnswerRequest:
         said = [
             message.content for message in messages if isinstance(message, Message) and message.role == "user"
         ]
-        return Asked(
+        return AnswerRequest(
             self._address.model,
             messages,
             self._sampling,
@@ -311,7 +318,7 @@ class RemoteBackend(Chosen):
             cache_key(messages),
             self._options.context,
             tools=self._tools,
-            pictures=pictures_of(said),
+            pictures=collect_pictures(said),
         )
 
     def _answer(
@@ -355,7 +362,7 @@ class RemoteBackend(Chosen):
             if is_over or running.is_stopped:
                 return
 
-    def _several(self, asked: Iterator[Asked], at_once: int) -> Iterator[tuple[int, Part]]:
+    def _several(self, asked: Iterator[AnswerRequest], at_once: int) -> Iterator[tuple[int, Part]]:
         """Answer requests as they are needed, `at_once` at a time."""
         inbox: Inbox = SimpleQueue()
         numbered = enumerate(asked)
@@ -394,7 +401,7 @@ class RemoteBackend(Chosen):
             is_failed = bool(running.problem) and not running.is_stopped
             yield self._error(running.problem) if is_failed else running.ended()
 
-    def _begin(self, index: int, running: RunningAnswer, asked: Asked, inbox: Inbox) -> None:
+    def _begin(self, index: int, running: RunningAnswer, asked: AnswerRequest, inbox: Inbox) -> None:
         client = self._client
         if client is None:
             raise no_model()
@@ -458,10 +465,10 @@ class RemoteBackend(Chosen):
         models = None
         if refused.status == 404 and self._client is not None:
             with suppress(EngineError):
-                models = listed(self._client, self._dialect, bool(self._key), seconds=_SOON)
+                models = list_models(self._client, self._dialect, bool(self._key), seconds=_SOON)
         if models:
             return not_found(refused, self._address, models)
-        return refusal(refused, self._address, bool(self._key))
+        return explain_refusal(refused, self._address, bool(self._key))
 
     def _count(self) -> None:
         """Count the context: the server's latest count, plus what followed it."""
@@ -473,4 +480,4 @@ class RemoteBackend(Chosen):
                 return
 
     def _error(self, line: str) -> EngineError:
-        return EngineError(redacted(one_line(line, 900), self._key))
+        return EngineError(redact(one_line(line, 900), self._key))

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from chatterm.backends.remote.address import Address
-from chatterm.backends.remote.errors import Refused, lost, refused_field, wait_of
+from chatterm.backends.remote.errors import Refused, explain_lost, refused_field, retry_delay
 from engine.errors import EngineError
 from models.hub.response_head import limit_head_async
 
@@ -202,7 +202,7 @@ class Client:
             if (name := refused_field(refused, body)) is not None:
                 self._without.add(name)
                 continue
-            seconds = wait_of(refused, tries)
+            seconds = retry_delay(refused, tries)
             if seconds is None:
                 inbox.put((index, refused))
                 return
@@ -210,7 +210,9 @@ class Client:
             await asyncio.sleep(seconds)
 
     def _lost(self, error: Exception, stage: Stage) -> Lost:
-        return Lost(lost(error, self.address, proxy_for(self.address), in_handshake=stage.in_handshake))
+        return Lost(
+            explain_lost(error, self.address, proxy_for(self.address), in_handshake=stage.in_handshake)
+        )
 
 
 def made(address: Address, key: str | None) -> "httpx.AsyncClient":

@@ -33,7 +33,7 @@ class Refused:
     location: str | None = None
 
 
-def wait_of(refused: Refused, tries: int, now: datetime | None = None) -> float | None:
+def retry_delay(refused: Refused, tries: int, now: datetime | None = None) -> float | None:
     """Return the seconds to wait before the next try, after `tries` tries; None: do not retry."""
     if refused.status not in _BUSY or tries >= _TRIES:
         return None
@@ -56,7 +56,7 @@ def _seconds(value: str | None, now: datetime) -> float | None:
         return None
 
 
-def refusal(refused: Refused, address: Address, has_key: bool) -> str:
+def explain_refusal(refused: Refused, address: Address, has_key: bool) -> str:
     """Explain a refusal in one line."""
     host, said = one_line(address.host, 80), said_by(refused.body)
     status = refused.status
@@ -118,7 +118,7 @@ def refused_field(refused: Refused, body: Mapping[str, Any]) -> str | None:
     return next((name for name in OPTIONAL if name in body and name in said), None)
 
 
-def lost(
+def explain_lost(
     error: BaseException, address: Address, proxy: str | None = None, *, in_handshake: bool = False
 ) -> str:
     """Explain in one line why there is no connection; `proxy` is the proxy in between, if any.

@@ -8,7 +8,7 @@ from typing import Any
 
 from chatterm.backends.backend import Exchange, Message
 from chatterm.backends.remote.dialects.base import Entry
-from chatterm.backends.remote.dialects.calls import Asking, Called, Told
+from chatterm.backends.remote.dialects.calls import CallingMessage, CallResult, HistoryCall
 
 _UNANSWERED = "This was not run."
 """The result given for a call that has none: APIs require a result for each call."""
@@ -23,12 +23,12 @@ def history(system: str | None, path: Iterable[Exchange]) -> list[Entry]:
     request and match their results, whatever ids the server gave them.
     """
     messages: list[Entry] = [Message("system", system)] if system else []
-    open_calls: list[Asking] = []
+    open_calls: list[HistoryCall] = []
     count = 0
     for exchange in path:
         told = [result.text for result in exchange.results]
         messages += [
-            Told(call.id, call.name, told[number] if number < len(told) else _UNANSWERED)
+            CallResult(call.id, call.name, told[number] if number < len(told) else _UNANSWERED)
             for number, call in enumerate(open_calls)
         ]
         if not (exchange.results and open_calls):
@@ -36,7 +36,7 @@ def history(system: str | None, path: Iterable[Exchange]) -> list[Entry]:
         open_calls = [_asking(count + n, call.name, call.arguments) for n, call in enumerate(exchange.calls)]
         count += len(open_calls)
         if open_calls:
-            messages.append(Called(exchange.text, exchange.reasoning, open_calls))
+            messages.append(CallingMessage(exchange.text, exchange.reasoning, open_calls))
         elif exchange.text:
             messages.append(Message("assistant", exchange.text))
     return messages
@@ -60,10 +60,10 @@ def cache_key(messages: Sequence[Entry]) -> str:
     return "chatterm-" + sha256(begins.encode("utf-8", "replace")).hexdigest()[:32]
 
 
-def _asking(number: int, name: str, arguments: str) -> Asking:
+def _asking(number: int, name: str, arguments: str) -> HistoryCall:
     """Return a call in a form that every API accepts: an id of nine letters and digits (some templates insist), and {}
     in place of arguments that are not an object, as the call's result says."""
-    return Asking(
+    return HistoryCall(
         f"call{number:05}",
         _OTHER.sub("_", name)[:64] or "unknown",
         arguments if _is_object(arguments) else "{}",

@@ -12,7 +12,7 @@ _PATIENCE = 60.0
 """Time limit of a command in seconds: the user may have to unlock something."""
 
 
-def key_of(address: Address) -> str | None:
+def find_key(address: Address) -> str | None:
     """Return the key for this server; None if none is configured. May wait for a command. Raises EngineError."""
     remote = address.remote
     if remote.key_command is not None:
@@ -29,7 +29,7 @@ def key_of(address: Address) -> str | None:
     return _checked(key, f"The value of {one_line(remote.key_env, 60)}") if key else None
 
 
-def redacted(text: str, key: str | None) -> str:
+def redact(text: str, key: str | None) -> str:
     """Remove the key from a server's message: some servers repeat what they were given."""
     return text.replace(key, "…") if key else text
 

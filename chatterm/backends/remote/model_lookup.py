@@ -9,11 +9,11 @@ from dataclasses import replace
 from chatterm.backends.backend import EngineError, OnProgress, Progress
 from chatterm.backends.remote.address import Address, Api
 from chatterm.backends.remote.client import Client, Lost
-from chatterm.backends.remote.dialects.base import Dialect, Listed
+from chatterm.backends.remote.dialects.base import Dialect, ListedModel
 from chatterm.backends.remote.dialects.chat import ChatCompletions
 from chatterm.backends.remote.dialects.ollama import Ollama
 from chatterm.backends.remote.dialects.responses import Responses
-from chatterm.backends.remote.errors import Refused, refusal, said_by
+from chatterm.backends.remote.errors import Refused, explain_refusal, said_by
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.wording import sentences
 
@@ -32,7 +32,7 @@ _HOSTS: Mapping[str, str] = {
 }
 
 
-def dialect_of(api: Api) -> Dialect:
+def choose_dialect(api: Api) -> Dialect:
     dialects: Mapping[Api, Dialect] = {
         "chat": ChatCompletions(),
         "responses": Responses(),
@@ -41,13 +41,13 @@ def dialect_of(api: Api) -> Dialect:
     return dialects[api]
 
 
-def listed(
+def list_models(
     client: Client,
     dialect: Dialect,
     has_key: bool,
     on_progress: OnProgress | None = None,
     seconds: float = PATIENCE,
-) -> list[Listed] | None:
+) -> list[ListedModel] | None:
     """Return the models of the server; None if it does not list them. Raises EngineError."""
     address = client.address
     future = client.get(dialect.models_path, seconds)
@@ -65,7 +65,7 @@ def listed(
         raise EngineError(got.line)
     if isinstance(got, Refused):
         if got.status in (401, 403, 407) or 300 <= got.status < 400 or got.status >= 500:
-            raise EngineError(refusal(got, address, has_key))
+            raise EngineError(explain_refusal(got, address, has_key))
         return None  # not every server has such a list
     try:
         return dialect.listed(json.loads(got))
@@ -73,35 +73,35 @@ def listed(
         return None
 
 
-def meant(address: Address, models: Sequence[Listed] | None) -> Address:
+def resolve_model(address: Address, models: Sequence[ListedModel] | None) -> Address:
     """Return `address` with a model. Raises EngineError if no model is named or the server does not have it."""
     host = one_line(address.host, 80)
     if not address.model:
         if models is not None and len(models) == 1:
             return replace(address, model=models[0].name)
-        which = names_of(models) if models else "see its documentation"
+        which = quote_names(models) if models else "see its documentation"
         raise EngineError(f"{host} needs the name of a model: {address.prefix}/MODEL. Its models: {which}.")
     kinds = {model.server for model in models or ()}
     is_complete = kinds <= _LISTS_ALL if kinds else address.api == "ollama"
-    if models is not None and entry_of(address, models) is None and is_complete:
-        where = f"; it has: {names_of(models)}" if models else "; it has none yet"
+    if models is not None and find_entry(address, models) is None and is_complete:
+        where = f"; it has: {quote_names(models)}" if models else "; it has none yet"
         raise EngineError(f"{host} has no model {one_line(address.model, 80)}{where}.")
     return address
 
 
-def entry_of(address: Address, models: Sequence[Listed] | None) -> Listed | None:
+def find_entry(address: Address, models: Sequence[ListedModel] | None) -> ListedModel | None:
     """Return the list entry of the model in `address`; Ollama leaves `:latest` out."""
     names = (address.model, f"{address.model}:latest")
     return next((model for model in models or () if model.name in names), None)
 
 
-def not_found(refused: Refused, address: Address, models: Sequence[Listed]) -> str:
+def not_found(refused: Refused, address: Address, models: Sequence[ListedModel]) -> str:
     """Explain a 404 in one line, of a server that lists these models."""
-    here = entry_of(address, models)
+    here = find_entry(address, models)
     if here is None:
-        return f"{refusal(refused, address, False)} It has: {names_of(models)}."
+        return f"{explain_refusal(refused, address, False)} It has: {quote_names(models)}."
     others = [model for model in models if model is not here]
-    also = f"; it also has: {names_of(others)}" if others else ""
+    also = f"; it also has: {quote_names(others)}" if others else ""
     return sentences(
         f"{one_line(address.host, 80)} lists {one_line(here.name, 80)}, but does not answer with it (404)",
         said_by(refused.body),
@@ -109,13 +109,13 @@ def not_found(refused: Refused, address: Address, models: Sequence[Listed]) -> s
     )
 
 
-def kind_of(address: Address, models: Sequence[Listed] | None) -> str:
+def server_kind(address: Address, models: Sequence[ListedModel] | None) -> str:
     """Return the kind of server, as in Listed; "" if unknown."""
     kinds = {model.server for model in models or ()}
     return _HOSTS.get(address.host) or (kinds.pop() if len(kinds) == 1 else "")
 
 
-def names_of(models: Sequence[Listed]) -> str:
+def quote_names(models: Sequence[ListedModel]) -> str:
     names = [one_line(model.name, 60) for model in models]
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

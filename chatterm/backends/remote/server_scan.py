@@ -8,8 +8,8 @@ from functools import partial
 from chatterm.backends.backend import EngineError, ModelChoice
 from chatterm.backends.remote.address import Address, Remote, found
 from chatterm.backends.remote.client import Client
-from chatterm.backends.remote.keys import key_of
-from chatterm.backends.remote.model_lookup import dialect_of, listed
+from chatterm.backends.remote.keys import find_key
+from chatterm.backends.remote.model_lookup import choose_dialect, list_models
 from chatterm.terminal.sanitize import one_line
 
 USUAL: Mapping[int, tuple[str, str]] = {
@@ -57,7 +57,7 @@ def choices_beside(model: str) -> list[ModelChoice]:
     name = one_line(address.host, 100)
     alone = [ModelChoice(model, None, False, None, server=name, label=address.model)]
     try:
-        there = _asked(address, key_of(address), _NEAR if address.is_local else _FAR, name)
+        there = _asked(address, find_key(address), _NEAR if address.is_local else _FAR, name)
     except EngineError:
         return alone
     return there if any(choice.name == model for choice in there) else [*alone, *there]
@@ -84,7 +84,7 @@ def _named(name: str, remotes: Mapping[str, Remote]) -> list[ModelChoice]:
         address = found(name, remotes)
         if address is None or remote.key_command is not None:
             return alone
-        there = _asked(address, key_of(address), _FAR, name)
+        there = _asked(address, find_key(address), _FAR, name)
     except EngineError:
         return alone
     return there or alone
@@ -93,7 +93,7 @@ def _named(name: str, remotes: Mapping[str, Remote]) -> list[ModelChoice]:
 def _asked(address: Address, key: str | None, seconds: float, name: str) -> list[ModelChoice]:
     client = Client(address, key)
     try:
-        models = listed(client, dialect_of(address.api), key is not None, seconds=seconds) or []
+        models = list_models(client, choose_dialect(address.api), key is not None, seconds=seconds) or []
     finally:
         client.close()
     choices = []

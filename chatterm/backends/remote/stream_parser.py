@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chatterm.backends.backend import FinishReason
-from chatterm.backends.remote.dialects.base import Dialect, Usage
-from chatterm.backends.remote.dialects.calls import Calls
+from chatterm.backends.remote.dialects.base import Dialect, ReportedUsage
+from chatterm.backends.remote.dialects.calls import CallAssembler
 from chatterm.backends.remote.sse import LONGEST, DocumentReader, EventReader, TooLongError
-from chatterm.backends.remote.thinking import Piece, Splitter
+from chatterm.backends.remote.thinking import AnswerPiece, Splitter
 from chatterm.terminal.sanitize import one_line
 
 MOST_TEXT = 32 * 1024 * 1024
@@ -36,12 +36,12 @@ class AnswerReader:
         self.is_over = False
         """Whether further bytes are ignored."""
         self.finish: FinishReason | None = None
-        self.usage: Usage | None = None
+        self.usage: ReportedUsage | None = None
         self.problem = ""
         """What went wrong, to follow the name of the server; "" if nothing has."""
-        self.calls = Calls()
+        self.calls = CallAssembler()
 
-    def feed(self, data: bytes) -> list[Piece]:
+    def feed(self, data: bytes) -> list[AnswerPiece]:
         """Return the pieces that `data` completes."""
         if self.is_over:
             return []
@@ -55,9 +55,9 @@ class AnswerReader:
         except TooLongError:
             return self._fail(f"sent a line of more than {LONGEST // 2**20} MiB")
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[AnswerPiece]:
         """Return the pieces held back, as no more bytes follow. Set `problem` if the answer did not end normally."""
-        pieces: list[Piece] = []
+        pieces: list[AnswerPiece] = []
         if not self.is_over:
             try:
                 rest = self._reader.end()
@@ -74,8 +74,8 @@ class AnswerReader:
         self.is_over = True
         return pieces
 
-    def _take(self, texts: Sequence[str]) -> list[Piece]:
-        pieces: list[Piece] = []
+    def _take(self, texts: Sequence[str]) -> list[AnswerPiece]:
+        pieces: list[AnswerPiece] = []
         for text in texts:
             if self.is_over:
                 break
@@ -96,14 +96,14 @@ class AnswerReader:
             return f"sent {one_line(self.kind, _SHOWN)} instead of an answer; check its address"
         return "ended the connection in the middle of the answer"
 
-    def _said(self, message: Mapping[str, Any]) -> list[Piece]:
+    def _said(self, message: Mapping[str, Any]) -> list[AnswerPiece]:
         self._has_begun = True
         heard = self._dialect.heard(message)
         pieces = [shown for piece in heard.pieces for shown in self._splitter.feed(piece)]
         self._size += sum(len(piece.text) for piece in heard.pieces)  # also what is not shown
         self.finish = heard.finish or self.finish
         self.usage = heard.usage or self.usage
-        pieces += [Piece(part, "call") for part in self.calls.take(heard.calls)]
+        pieces += [AnswerPiece(part, "call") for part in self.calls.take(heard.calls)]
         if heard.problem:
             return [*pieces, *self._fail(f"reports: {one_line(heard.problem, 300)}")]
         if self.calls.problem:
@@ -116,7 +116,7 @@ class AnswerReader:
         self.is_over |= heard.is_last
         return pieces
 
-    def _fail(self, problem: str) -> list[Piece]:
+    def _fail(self, problem: str) -> list[AnswerPiece]:
         self.problem, self.is_over = problem, True
         return self._splitter.end()
 

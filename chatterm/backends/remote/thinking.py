@@ -10,7 +10,7 @@ _MOST_BEFORE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """A piece of an answer."""
 
     text: str
@@ -26,7 +26,7 @@ class Splitter:
         """One of start, opening (after the tag), thinking, gap (after the thinking), answer."""
         self._held = {"answer": "", "reasoning": ""}
 
-    def feed(self, piece: Piece) -> list[Piece]:
+    def feed(self, piece: AnswerPiece) -> list[AnswerPiece]:
         """Return the pieces that can be shown so far."""
         text = whole(self._held[piece.kind] + piece.text)
         if piece.kind == "reasoning":  # the server has separated them
@@ -41,16 +41,16 @@ class Splitter:
         self._held["answer"] = rest + half
         return found
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[AnswerPiece]:
         """Return the text that was held back."""
         kind: Kind = "reasoning" if self._place == "thinking" else "answer"
         held = {name: whole(text, is_end=True) for name, text in self._held.items()}
         self._held = {"answer": "", "reasoning": ""}
         return [*_pieces(held["reasoning"], "reasoning"), *_pieces(held["answer"], kind)]
 
-    def _answer(self, text: str) -> tuple[list[Piece], str]:
+    def _answer(self, text: str) -> tuple[list[AnswerPiece], str]:
         """Return the pieces of the text, and the rest to be read again with the next text."""
-        found: list[Piece] = []
+        found: list[AnswerPiece] = []
         if self._place == "start":
             begun = text.lstrip()
             may_think = len(text) - len(begun) <= _MOST_BEFORE
@@ -76,8 +76,8 @@ class Splitter:
         return [*found, *_pieces(text, "answer")], ""
 
 
-def _pieces(text: str, kind: Kind) -> list[Piece]:
-    return [Piece(text, kind)] if text else []
+def _pieces(text: str, kind: Kind) -> list[AnswerPiece]:
+    return [AnswerPiece(text, kind)] if text else []
 
 
 def _split_half(text: str) -> tuple[str, str]:

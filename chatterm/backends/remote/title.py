@@ -4,13 +4,13 @@ from queue import Empty, SimpleQueue
 
 from chatterm.backends.remote.answer import RunningAnswer
 from chatterm.backends.remote.client import Began, Client, Inbox, Over
-from chatterm.backends.remote.dialects.base import Asked, Dialect
+from chatterm.backends.remote.dialects.base import AnswerRequest, Dialect
 
 
 class Title:
     """A request for a title. `said` may be read from any thread, one at a time."""
 
-    def __init__(self, client: Client, dialect: Dialect, asked: Asked, server: str) -> None:
+    def __init__(self, client: Client, dialect: Dialect, asked: AnswerRequest, server: str) -> None:
         self.question = asked.messages
         self._inbox: Inbox = SimpleQueue()
         self._running = RunningAnswer(dialect, asked.model)

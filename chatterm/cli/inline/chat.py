@@ -22,7 +22,7 @@ from chatterm.backends.backend import (
     ToolCall,
 )
 from chatterm.cli.inline.library import library_command
-from chatterm.cli.inline.page import Lines, Page
+from chatterm.cli.inline.page import InlinePage, LineInput
 from chatterm.cli.inline.tools import InlineTools
 from chatterm.cli.oneshot import MOST_ROUNDS, close_store, start_line, stats_line
 from chatterm.cli.progress import PlainLines
@@ -30,7 +30,7 @@ from chatterm.cli.wait_notices import waits_told
 from chatterm.commands.registry import COMMANDS, is_command, parse
 from chatterm.commands.reports import no_thinking, thinking_text
 from chatterm.conversation.compaction import COMPACTED
-from chatterm.conversation.ending import ending_of
+from chatterm.conversation.ending import describe_ending
 from chatterm.conversation.figures import new_notes
 from chatterm.conversation.headless import Talk
 from chatterm.conversation.preset import Preset
@@ -40,7 +40,7 @@ from chatterm.terminal.wording import in_chat
 from models.units import counted
 
 if TYPE_CHECKING:
-    from chatterm.sessions.store import Store
+    from chatterm.sessions.store import SessionStore
 
 HERE = (
     *("help", "continue", "retry", "undo", "redo", "reset", "think", "model", "system", "set", "stats"),
@@ -71,7 +71,7 @@ class Inline:
         backend: Backend,
         talk: Talk,
         *,
-        lines: Lines,
+        lines: LineInput,
         out: TextIO,
         err: TextIO,
         stats: bool = False,
@@ -84,7 +84,7 @@ class Inline:
         self._out = out
         self._err = err
         self._stats = stats
-        self._page = Page(out)
+        self._page = InlinePage(out)
         self._tools = InlineTools(lines, self._note)
         self._said: set[str] = set()
         self._failed = False
@@ -225,7 +225,7 @@ class Inline:
         latest = self._backend.last
         if latest is not None:
             info = self._backend.info
-            ending = ending_of(latest.finish_reason or FinishReason.CANCELLED).said(
+            ending = describe_ending(latest.finish_reason or FinishReason.CANCELLED).said(
                 has_text=bool(latest.text),
                 has_thought=bool(latest.reasoning),
                 resumes=info.resumes if info is not None else (),
@@ -333,14 +333,14 @@ class Inline:
 
     def _explain_cache(self) -> None:
         from chatterm.conversation.cache_why import TITLE, explained, why_lines
-        from chatterm.markdown.lines import text_of
+        from chatterm.markdown.lines import line_text
 
         backend = self._backend
         models = (backend.info.name, backend.model) if backend.info is not None else ()
         turns = explained(self._talk.path, models, backend.token_text)
         self._page.line(TITLE)
         for line in why_lines(turns, get_terminal_size((_WIDTH, 0)).columns):
-            self._page.line(text_of(line).rstrip())
+            self._page.line(line_text(line).rstrip())
 
     def _figures(self) -> None:
         figures, latest = self._backend.figures(), self._backend.last
@@ -406,8 +406,8 @@ def run_inline(
     sampling: dict[str, object] | None = None,
     stats: bool = False,
     settings: Settings | None = None,
-    store: "Store | None" = None,
-    lines: Lines | None = None,
+    store: "SessionStore | None" = None,
+    lines: LineInput | None = None,
     out: TextIO | None = None,
     err: TextIO | None = None,
 ) -> int:
@@ -415,10 +415,10 @@ def run_inline(
 
     The backend and the store are closed in the end. Raises ModelError and EngineError for what keeps it from beginning.
     """
-    from chatterm.sessions.store import Store
+    from chatterm.sessions.store import SessionStore
 
     out, err = out or sys.stdout, err or sys.stderr
-    store = store or Store.open()
+    store = store or SessionStore.open()
     lines = lines or _standard_lines(store)
     try:
         talk = Talk(backend, store, session, sampling)
@@ -432,17 +432,17 @@ def run_inline(
         close_store(store, err)
 
 
-def _standard_lines(store: "Store") -> Lines:
+def _standard_lines(store: "SessionStore") -> LineInput:
     if sys.stdin is None:  # as under some schedulers
-        return Lines(io.BytesIO(), by_hand=False)
+        return LineInput(io.BytesIO(), by_hand=False)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return Lines(sys.stdin.buffer, by_hand=sys.stdin.isatty())
+        return LineInput(sys.stdin.buffer, by_hand=sys.stdin.isatty())
     with suppress(ImportError):
         _use_readline(store)
-    return Lines(None, by_hand=True)
+    return LineInput(None, by_hand=True)
 
 
-def _use_readline(store: "Store") -> None:
+def _use_readline(store: "SessionStore") -> None:
     """Line editing for input(): earlier messages with Up and Down, commands with Tab. Raises ImportError."""
     import readline
 

@@ -1,19 +1,19 @@
 """`/library` in a chat without a screen."""
 
 from chatterm.backends.backend import Backend
-from chatterm.backends.documents import names_of
+from chatterm.backends.documents import list_names
 from chatterm.commands.library import Add, Open, Remove, library_lines, told
 from chatterm.conversation.attachments import working_folder
 from chatterm.conversation.document_source import keep_document
 from chatterm.conversation.headless import Talk
-from chatterm.markdown.lines import text_of
-from chatterm.sessions.library import Library, size_text
+from chatterm.markdown.lines import line_text
+from chatterm.sessions.library import DocumentLibrary, size_text
 from models.units import counted
 
 
 def library_command(argument: str, backend: Backend, talk: Talk, width: int) -> list[str]:
     """Do it; what to say then. Raises EngineError (one line), and has changed nothing then."""
-    library = Library(talk.database)
+    library = DocumentLibrary(talk.database)
     match told(argument):
         case Add(source, name):
             entry, document, remark = keep_document(library, source, name, working_folder())
@@ -22,9 +22,9 @@ def library_command(argument: str, backend: Backend, talk: Talk, width: int) -> 
             return list(filter(None, [f"{entry.name} is in the library: {size}.", remark]))
         case Open(names):
             talk.begin_on(library.find(names))
-            return [f"A new conversation with {names_of(backend.documents)} begins."]
+            return [f"A new conversation with {list_names(backend.documents)} begins."]
         case Remove(name):
             return [f"{library.remove(name).name} is removed; conversations that began with it keep it."]
     names_now = [document.name for document in backend.documents]
     model = backend.info.name if backend.info is not None else ""
-    return [text_of(line).rstrip() for line in library_lines(library.entries(), names_now, model, width)]
+    return [line_text(line).rstrip() for line in library_lines(library.entries(), names_now, model, width)]

@@ -11,7 +11,7 @@ LINE_LIMIT = 16 * 1024 * 1024
 """Bytes of one line that are read at most."""
 
 
-class Page:
+class InlinePage:
     """Where answers are written; thinking is dim where there is colour, and marked by words everywhere."""
 
     def __init__(self, out: TextIO) -> None:
@@ -64,7 +64,7 @@ class Page:
         self._out.flush()
 
 
-class Lines:
+class LineInput:
     """Where messages come from: a person at a terminal, or a pipe."""
 
     def __init__(self, stream: BinaryIO | None, by_hand: bool) -> None:

@@ -16,13 +16,13 @@ from chatterm.tools.danger import revealed
 from chatterm.tools.policy import Answer, Policy, choice_text, choices
 from chatterm.tools.rules import rules_path
 from chatterm.tools.session import ToolSession, failed, performed, refused, stopped
-from chatterm.tools.tool import Plan, Running, ToolError
+from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
 
 _LOOK = 0.1
 _NOBODY = "there is nobody to ask"
 
 
-class Asks(Protocol):
+class Questioner(Protocol):
     """Where a person answers."""
 
     @property
@@ -34,7 +34,7 @@ class Asks(Protocol):
 class InlineTools:
     """The tools of one chat; all are off in the beginning."""
 
-    def __init__(self, lines: Asks, say: Callable[[str], None]) -> None:
+    def __init__(self, lines: Questioner, say: Callable[[str], None]) -> None:
         """`say` writes a line for the person, beside the answers."""
         self._lines = lines
         self._say = say
@@ -144,7 +144,7 @@ class InlineTools:
             self._say(f"The rule holds for this session only: {error}")
         return refused(call) if answer == "no" else self._done(call, plan)
 
-    def _asked(self, plan: Plan, why: str) -> Answer:
+    def _asked(self, plan: ToolPlan, why: str) -> Answer:
         """The person's answer. It takes a number that nobody knew before: what was typed ahead, what is pasted and
         what a model or a tool writes cannot be one."""
         self._say(f"The model asks to use {plan.tool}:")
@@ -164,9 +164,9 @@ class InlineTools:
             said = (self._lines.next("? ") or "").split()
         return next((answer for answer in offered if said == [answer, number]), "no")
 
-    def _done(self, call: ToolCall, plan: Plan) -> ToolResult:
+    def _done(self, call: ToolCall, plan: ToolPlan) -> ToolResult:
         """Do it in a thread, so that Ctrl+C ends it with what came of it."""
-        running, found = Running(), list[ToolResult]()
+        running, found = ToolRun(), list[ToolResult]()
         thread = Thread(target=lambda: found.append(performed(call, plan, running)), daemon=True)
         thread.start()
         while thread.is_alive():

@@ -27,10 +27,10 @@ class ChatActions(CodeActions, SessionActions, Preferences, ToolActions, Compact
 
     def show_stats(self) -> None:
         from chatterm.conversation.stats import process_figures, stats_lines
-        from chatterm.conversation.turn import stats_of
+        from chatterm.conversation.turn import exchange_stats
 
         talk, screen = self.conversation, self.screen
-        turn = stats_of(talk.path[-1]) if talk.path else None
+        turn = exchange_stats(talk.path[-1]) if talk.path else None
         figures = screen.backend.figures()
         lines = partial(
             stats_lines,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from chatterm.backends import worker
 from chatterm.screens.chat.parts import ScreenPart
-from chatterm.sessions.titles import made_title, title_of
+from chatterm.sessions.titles import made_title, make_title
 
 _PAUSE = 2.0
 """Seconds between two attempts: whoever reads or thinks should find the machine quiet most of the time."""
@@ -32,7 +32,7 @@ class Titling(ScreenPart):
             return
         if not path or not path[0].text.strip():  # it may have been undone while it ran
             return
-        words = title_of(path[0].user)
+        words = make_title(path[0].user)
         if self.conversation.title == words:
             self._wanted = _Wanted(session, words, path[0].user, path[0].text, next_at=now + _PAUSE)
 

@@ -25,7 +25,7 @@ from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.slices import in_slices
 from chatterm.widgets.status_line import StatusLine
 from chatterm.widgets.transcript import Transcript
-from chatterm.widgets.welcome import Welcome
+from chatterm.widgets.welcome import WelcomeView
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class ChatBase(Screen[None]):
     panel: SidePanel
     remarks: Remarks
     status: StatusLine
-    welcome: Welcome
+    welcome: WelcomeView
 
     def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, settings: Settings) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from chatterm.screens.chat.message_actions import MessageActions
 from chatterm.screens.chat.tool_runner import Tooling
 from chatterm.settings.settings import SettingsError
 from chatterm.tools.session import performed
-from chatterm.tools.tool import Plan, Running, ToolError
+from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
 
 _LOOK = 0.1
 """Seconds between two looks at what a block has printed."""
@@ -24,7 +24,7 @@ _SHELLS = frozenset(["", "sh", "shell", "console", "terminal", "zsh"])
 _PROGRAMS = {"bash": "bash", "python": "python3", "py": "python3", "python3": "python3"}
 
 
-def command_of(block: CodeBlock) -> str:
+def shell_command(block: CodeBlock) -> str:
     """The command line that runs a block. Raises EngineError for a language that nothing here runs."""
     if block.language in _SHELLS:
         return block.text
@@ -45,7 +45,7 @@ def command_of(block: CodeBlock) -> str:
 
 class CodeActions(MessageActions):
     tooling: Tooling
-    _code_running: Running | None = None
+    _code_running: ToolRun | None = None
 
     def save_code(self) -> None:
         """Ask for a name, and save a block of the selected answer."""
@@ -88,12 +88,12 @@ class CodeActions(MessageActions):
             self.screen.app.push_screen(ChooseCodeScreen(title, blocks), chosen)
 
     def _run_block(self, block: CodeBlock) -> None:
-        call = ToolCall("run_command", json.dumps({"command": command_of(block)}))
+        call = ToolCall("run_command", json.dumps({"command": shell_command(block)}))
         try:
             plan = self.tooling.session.box.planner("run_command").plan(json.loads(call.arguments))
         except ToolError as error:
             raise EngineError(str(error)) from None
-        self._code_running = Running()
+        self._code_running = ToolRun()
         self.screen.run_worker(self._ask_and_run(call, plan, self._code_running))
 
     def stop_code(self) -> bool:
@@ -103,7 +103,7 @@ class CodeActions(MessageActions):
         self._code_running.stopped.set()
         return True
 
-    async def _ask_and_run(self, call: ToolCall, plan: Plan, running: Running) -> None:
+    async def _ask_and_run(self, call: ToolCall, plan: ToolPlan, running: ToolRun) -> None:
         from chatterm.screens.approval import ApprovalScreen
 
         try:
@@ -119,7 +119,7 @@ class CodeActions(MessageActions):
         finally:
             self._code_running = None
 
-    async def _run_shown(self, call: ToolCall, plan: Plan, running: Running) -> None:
+    async def _run_shown(self, call: ToolCall, plan: ToolPlan, running: ToolRun) -> None:
         entry, pieces = RunEntry(call), [""]
         self.screen.back_to_composer()
         self.screen.add(entry)

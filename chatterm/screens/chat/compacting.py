@@ -63,7 +63,7 @@ class Compacting(CommandPart):
         """Have the model sum up the first `count` exchanges."""
         room = self._room()
         self._draft = Draft(room.path[count - 1].id, count)
-        self.screen.submit(worker.Aside(summary_request(room, count)))
+        self.screen.submit(worker.AsideJob(summary_request(room, count)))
         return self._draft
 
     def stop_summary(self) -> None:

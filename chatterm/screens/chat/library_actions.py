@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from chatterm.backends import worker
-from chatterm.backends.backend import Chunk, Document, EngineError, Figures
-from chatterm.backends.documents import names_of
+from chatterm.backends.backend import CachedChunk, Document, EngineError, Figures
+from chatterm.backends.documents import list_names
 from chatterm.commands.library import Add, Open, Remove, told
 from chatterm.conversation.attachments import working_folder
 from chatterm.conversation.document_source import keep_document
 from chatterm.screens.chat.command_part import CommandPart
-from chatterm.sessions.library import Entry, Library, size_text
+from chatterm.sessions.library import DocumentLibrary, LibraryEntry, size_text
 from chatterm.sessions.records import SessionError, SessionInfo
 from models.units import counted
 
@@ -26,9 +26,9 @@ class LibraryActions(CommandPart):
     """The document that is read, and how many tokens it has."""
 
     @cached_property
-    def _library(self) -> Library:
+    def _library(self) -> DocumentLibrary:
         store = self.screen.keeper.store
-        return Library(store.path if store is not None else None)
+        return DocumentLibrary(store.path if store is not None else None)
 
     def library(self, text: str) -> None:
         library = self._library
@@ -68,12 +68,12 @@ class LibraryActions(CommandPart):
             picked,
         )
 
-    def chunks(self) -> Sequence[Chunk]:
+    def chunks(self) -> Sequence[CachedChunk]:
         """What the engine has of documents."""
         figures = self.screen.backend.figures()
         return figures.chunks if figures is not None else ()
 
-    def _document_added(self, found: tuple[Entry, Document, str]) -> None:
+    def _document_added(self, found: tuple[LibraryEntry, Document, str]) -> None:
         entry, document, remark = found
         left = f" {remark}" if remark else ""
         self.screen.say(
@@ -83,7 +83,7 @@ class LibraryActions(CommandPart):
         self._asked = entry.name
         self.read_ahead((document,))
 
-    def _document_removed(self, entry: Entry) -> None:
+    def _document_removed(self, entry: LibraryEntry) -> None:
         self._wanted = tuple(document for document in self._wanted if document.name != entry.name)
         self.screen.say(f"{entry.name} is removed; conversations that began with it keep it.")
 
@@ -163,7 +163,7 @@ class LibraryActions(CommandPart):
             self.begin_anew()
             kept = self.kept()
         talk.documents = documents
-        self.screen.tell(f"A new conversation with {names_of(documents)} begins.{kept}")
+        self.screen.tell(f"A new conversation with {list_names(documents)} begins.{kept}")
 
     def take_documents(self, info: SessionInfo) -> None:
         """A session goes on with those that it was begun on."""
@@ -184,7 +184,7 @@ class LibraryActions(CommandPart):
         raise NotImplementedError
 
 
-def _unread(library: Library) -> tuple[Document, ...]:
+def _unread(library: DocumentLibrary) -> tuple[Document, ...]:
     """Nobody asked for it: what is wrong with the disk is said elsewhere."""
     try:
         return library.unread()

@@ -18,7 +18,7 @@ _MOST = 8
 """Candidates at once: as many as one can compare."""
 
 
-def candidates_of(text: str) -> int:
+def parse_candidate_count(text: str) -> int:
     """How many answers are wanted. Raises EngineError for what is no number of them."""
     if not text:
         return 1
@@ -32,7 +32,7 @@ class MessageActions(CommandPart):
     """Set by the screen, before any command."""
 
     def retry(self, count: str) -> None:
-        number = candidates_of(count)
+        number = parse_candidate_count(count)
         self._refuse_without_model()
         exchange = self.chosen_exchange()
         if exchange is None:

@@ -11,7 +11,7 @@ from chatterm.conversation.entries import AnswerEntry
 from chatterm.markdown.lines import Line, wrap
 from chatterm.screens.chat.command_part import LOADING, CommandPart
 from chatterm.screens.chat.tool_runner import Tooling
-from chatterm.screens.themed_app import LookApp
+from chatterm.screens.themed_app import ThemedApp
 from chatterm.settings.reading import load_settings
 from chatterm.settings.settings import Settings
 from chatterm.terminal.sanitize import cleaned, one_line
@@ -129,7 +129,7 @@ class Preferences(CommandPart):
 
     def theme(self, name: str) -> None:
         app = self.screen.app
-        assert isinstance(app, LookApp)
+        assert isinstance(app, ThemedApp)
         if name:
             self._keep_theme(name, app.use_theme(name))
             return
@@ -167,7 +167,7 @@ class Preferences(CommandPart):
         screen.settings = settings
         match table, name:
             case "screen", "theme":
-                assert isinstance(screen.app, LookApp)
+                assert isinstance(screen.app, ThemedApp)
                 screen.app.use_theme(settings.screen.theme)
             case "screen", "panel":
                 screen.show_panel(settings.screen.panel_wanted)

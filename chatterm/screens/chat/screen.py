@@ -16,7 +16,7 @@ from chatterm.commands.registry import COMMANDS, LEADER, Command, is_command
 from chatterm.conversation.figures import Live, Watch, new_notes
 from chatterm.conversation.preset import NOTHING, Preset, PresetEntry
 from chatterm.conversation.session_writer import Keeper
-from chatterm.conversation.turn import Turn, live_figures
+from chatterm.conversation.turn import RunningTurn, live_figures
 from chatterm.screens.chat.actions import ChatActions
 from chatterm.screens.chat.auto_title import Titling
 from chatterm.screens.chat.drafts import Writing
@@ -29,7 +29,7 @@ from chatterm.screens.chat.selection import MessageSelection
 from chatterm.screens.chat.tool_runner import Tooling
 from chatterm.screens.chat.window_title import Presence
 from chatterm.screens.paste import PasteScreen
-from chatterm.screens.themed_app import LookApp
+from chatterm.screens.themed_app import ThemedApp
 from chatterm.settings.prompts import clashes
 from chatterm.settings.settings import Settings
 from chatterm.terminal.sanitize import one_line
@@ -44,7 +44,7 @@ from chatterm.widgets.remarks import Remarks
 from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
 from chatterm.widgets.transcript import Transcript
-from chatterm.widgets.welcome import Welcome
+from chatterm.widgets.welcome import WelcomeView
 
 _FRAME = 1 / 30
 """Seconds between two looks into the mailbox, whatever the token rate."""
@@ -102,14 +102,14 @@ class ChatScreen(MessageSelection):
         self._problem = ""
         self._preset = NOTHING
         self._noted: set[str] = set()
-        self._latest: Turn | None = None
+        self._latest: RunningTurn | None = None
         """The turn that began last."""
 
     def compose(self) -> ComposeResult:
         completion = Completion(tools=self.tooling.from_any_thread, id="completion")
         with Horizontal(id="columns"):
             with Vertical(id="conversation"):
-                yield Welcome(id="welcome")
+                yield WelcomeView(id="welcome")
                 transcript = Transcript(id="transcript")
                 yield transcript
                 yield NewBelow(transcript)
@@ -137,12 +137,12 @@ class ChatScreen(MessageSelection):
         self._note = self.query_one(ContextNote)
         self.remarks = self.query_one(Remarks)
         self.status = self.query_one(StatusLine)
-        self.welcome = self.query_one(Welcome)
+        self.welcome = self.query_one(WelcomeView)
         self.transcript.display = False
         self.set_focus(self.composer)  # at once: the first keys may have come already
         self._vim_mode()
         self._show_live(monotonic())
-        self.submit(worker.Open())
+        self.submit(worker.OpenJob())
         self.set_interval(_FRAME, self._frame)
         # The worker begins once the first frame is out: importing the engine would hold it up.
         self.call_after_refresh(self.set_timer, 0.05, self._begin_work)
@@ -203,7 +203,7 @@ class ChatScreen(MessageSelection):
         tokens = [report for report in reports if isinstance(report, worker.Token)]
         told = len(reports) > len(tokens) or (turn is not None and not turn.has_begun and bool(tokens))
         for report in reports:
-            if isinstance(report, worker.Begun):
+            if isinstance(report, worker.AnswerBegan):
                 self.conversation.begun(report.before, report.index)
         self.conversation.take(tokens)
         moved = self.conversation.tick(now)
@@ -227,7 +227,7 @@ class ChatScreen(MessageSelection):
 
     def _report(self, report: worker.Report, now: float) -> None:
         match report:
-            case worker.Loading(progress):
+            case worker.LoadProgress(progress):
                 self._progress = progress
             case worker.Loaded(info):
                 self.info = replace(info, name=one_line(info.name, limit=200))
@@ -249,14 +249,14 @@ class ChatScreen(MessageSelection):
                 if turn is not None and not turn.is_stopping and not turn.is_undone:
                     self.tooling.begin()
                 self.set_timer(_REST, self._tidy)
-            case worker.Said(text):
+            case worker.AsideText(text):
                 self.actions.summary_grows(text)
-            case worker.Failed(job, message, too_many):
+            case worker.JobFailed(job, message, too_many):
                 self.has_failed |= not too_many and not isinstance(job, worker.Switch)
                 self._failed(job, message, now)
-                if too_many and isinstance(job, worker.Send | worker.Draw):
+                if too_many and isinstance(job, worker.Send | worker.DrawCandidates):
                     self.attempt(partial(self.actions.context_is_full, too_many))
-            case worker.Done(job, value):
+            case worker.JobDone(job, value):
                 self._done(job, value)
         for note in new_notes(self.backend.notes(), self._noted):
             self.say(note)
@@ -274,7 +274,7 @@ class ChatScreen(MessageSelection):
 
     def _failed(self, job: object, message: str, now: float) -> None:
         match job:
-            case worker.Open() | worker.Switch():
+            case worker.OpenJob() | worker.Switch():
                 self.is_loading, self._progress = False, None
                 if self.backend.info is None:
                     self.info = None
@@ -282,7 +282,7 @@ class ChatScreen(MessageSelection):
                 if self.info is None:
                     self.conversation.take_all_back()
                     message = sentences(message, "/model loads another model, /quit exits")
-            case worker.Send() | worker.Tell() | worker.Resume() | worker.Draw() | worker.Compare():
+            case worker.Send() | worker.Tell() | worker.Resume() | worker.DrawCandidates() | worker.Compare():
                 self.conversation.failed(now, message)
             case worker.LoadPath():
                 self.conversation.forget()
@@ -294,7 +294,7 @@ class ChatScreen(MessageSelection):
             case worker.Read(document):
                 self.actions.reads(document, None, message)
                 return
-            case worker.Aside():
+            case worker.AsideJob():
                 self.actions.summary_is_over(is_whole=False, problem=message)
                 return
             case worker.Catalogue():
@@ -313,7 +313,7 @@ class ChatScreen(MessageSelection):
                 self.tell(f"Now chatting with {self.model_name}.{history}")
             case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
                 self._cost = value
-            case worker.Aside():
+            case worker.AsideJob():
                 self.actions.summary_is_over(is_whole=bool(value))
             case worker.SetDocuments(documents):
                 self.actions.opened(documents)
@@ -451,7 +451,7 @@ class ChatScreen(MessageSelection):
         self.transcript.page(step)
 
     def on_transcript_pictured(self, message: Transcript.Pictured) -> None:
-        if isinstance(self.app, LookApp) and self.app.shows_pictures:
+        if isinstance(self.app, ThemedApp) and self.app.shows_pictures:
             self.picturing.want(message.entry)
 
     def on_find_bar_typed(self, message: FindBar.Typed) -> None:

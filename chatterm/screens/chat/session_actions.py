@@ -181,7 +181,7 @@ class SessionActions(LibraryActions):
         self.screen.say(f"This conversation is now called “{title}”.")
 
     def export(self, text: str) -> None:
-        from chatterm.sessions.export import FORMATS, exported, file_name, format_of, write_export
+        from chatterm.sessions.export import FORMATS, choose_format, exported, file_name, write_export
 
         name, _, rest = text.partition(" ")
         chosen = next((form for form in FORMATS if form == name), None)
@@ -190,7 +190,7 @@ class SessionActions(LibraryActions):
             raise EngineError("There is nothing to export yet.")
         info, tree = self.conversation.info(), self.conversation.tree
         place = file_path(target) if target else None
-        form = chosen or (format_of(place) if place else "md")
+        form = chosen or (choose_format(place) if place else "md")
         path = place or Path(file_name(info, form))
 
         def write() -> Path:

@@ -15,7 +15,7 @@ from chatterm.settings.settings import SettingsError
 from chatterm.tools.policy import Answer, Policy
 from chatterm.tools.rules import rules_path
 from chatterm.tools.session import ToolSession, failed, performed, refused, stopped
-from chatterm.tools.tool import Plan, Running, ToolError
+from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
 
 _SWITCH = 0.0005
 """Seconds after which a thread that takes in output lets the screen go on; Python's own are ten times as many."""
@@ -29,7 +29,7 @@ class Tooling(ScreenPart):
     def __init__(self, screen: ChatBase) -> None:
         super().__init__(screen)
         self._session: ToolSession | None = None
-        self._running: Running | None = None
+        self._running: ToolRun | None = None
         self._is_stopped = False
         self.wanted = ""
         """What is to be switched on once there is a model."""
@@ -135,14 +135,14 @@ class Tooling(ScreenPart):
             policy.ran()
         return await self._done(entry, number, call, plan)
 
-    async def _asked(self, plan: Plan, why: str, place: str) -> Answer | None:
+    async def _asked(self, plan: ToolPlan, why: str, place: str) -> Answer | None:
         from chatterm.screens.approval import ApprovalScreen
 
         info = self.screen.info
         asked = ApprovalScreen(plan, why, place, model=info.label if info is not None else "The model")
         return await self.screen.app.push_screen_wait(asked)
 
-    async def _done(self, entry: ToolsEntry, number: int, call: ToolCall, plan: Plan) -> ToolResult:
+    async def _done(self, entry: ToolsEntry, number: int, call: ToolCall, plan: ToolPlan) -> ToolResult:
         lock, pieces = threading.Lock(), list[str]()
 
         def say(text: str) -> None:
@@ -151,7 +151,7 @@ class Tooling(ScreenPart):
                 if sum(map(len, pieces[-50:])) > 20_000 or len(pieces) > 50:
                     pieces[:] = ["".join(pieces)[-8_000:]]
 
-        running = self._running = Running(say=say)
+        running = self._running = ToolRun(say=say)
         began = monotonic()
         work = asyncio.create_task(asyncio.to_thread(performed, call, plan, running))
         before = sys.getswitchinterval()

@@ -6,7 +6,7 @@ from typing import Any
 from textual.app import App
 
 from chatterm.conversation.figures import Live
-from chatterm.conversation.turn import Turn
+from chatterm.conversation.turn import RunningTurn
 from chatterm.screens.chat.parts import ScreenPart
 from chatterm.terminal.driver import TitledDriver
 from chatterm.terminal.title import Notify, attention
@@ -22,20 +22,20 @@ class Presence(ScreenPart):
     def show(self, live: Live) -> None:
         """The window's title says the model and the state."""
         name = live.info.name if live.info is not None else live.model
-        if (driver := driver_of(self.screen.app)) is not None:
+        if (driver := titled_driver(self.screen.app)) is not None:
             driver.show_title(f"{_STATES.get(live.phase, live.phase)} - {name} - chatterm")
 
-    def answered(self, turn: Turn | None, now: float) -> None:
+    def answered(self, turn: RunningTurn | None, now: float) -> None:
         """An answer has ended by itself at `now`, by `time.monotonic()`."""
         if turn is None or turn.is_stopping or now - turn.started < LONG or self.screen.app.app_focus:
             return
-        driver = driver_of(self.screen.app)
+        driver = titled_driver(self.screen.app)
         if driver is not None:
             said = f"Answer finished: {self.conversation.title}"
             driver.write(attention(self.notify, said, os.environ))
 
 
-def driver_of(app: App[Any]) -> TitledDriver | None:
+def titled_driver(app: App[Any]) -> TitledDriver | None:
     """The driver of a terminal that stands in a window; None without one."""
     driver = app._driver
     return driver if isinstance(driver, TitledDriver) else None

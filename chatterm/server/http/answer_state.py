@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from chatterm.server.service import Delta, Logprob, Piece, Reason, Started, ToolFormat, Usage
-from chatterm.tool_calls.parser import CallArguments, CallBegan, CallEnded, Event, Parser, Text
+from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, CallEnded, Event, Parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class Finished:
     """The answer is complete; its state says why."""
 
 
-Part = Text | Thought | CallBegan | CallArguments | CallEnded | Likelihoods | Finished
+Part = AnswerText | Thought | CallBegan | CallArguments | CallEnded | Likelihoods | Finished
 
 
 @dataclass(slots=True)
-class Item:
+class AnswerItem:
     """Thinking, text or a call, as far as it has come."""
 
     kind: Literal["reasoning", "message", "function_call"]
@@ -74,7 +74,7 @@ class AnswerState:
     """One answer as far as it has come."""
 
     index: int
-    items: list[Item] = field(default_factory=list)
+    items: list[AnswerItem] = field(default_factory=list)
     """In the order in which they came."""
     logprobs: list[Logprob] = field(default_factory=list)
     tokens: int = 0
@@ -94,7 +94,7 @@ class AnswerState:
         return "".join(item.text for item in self.items if item.kind == "reasoning")
 
     @property
-    def calls(self) -> list[Item]:
+    def calls(self) -> list[AnswerItem]:
         """Its calls."""
         return [item for item in self.items if item.kind == "function_call"]
 
@@ -104,11 +104,11 @@ class AnswerState:
         return self.reason in ("length", "context_full", "repetition")
 
     @property
-    def open(self) -> Item | None:
+    def open(self) -> AnswerItem | None:
         """The item that may go on."""
         return self.items[-1] if self.items and not self.items[-1].is_over else None
 
-    def begin(self, item: Item) -> None:
+    def begin(self, item: AnswerItem) -> None:
         """This comes next."""
         if self.items:
             self.items[-1].is_over = True
@@ -121,12 +121,12 @@ class AnswerState:
     def keep(self, event: Event) -> None:
         """More of the answer."""
         match event:
-            case Text(text):
+            case AnswerText(text):
                 self._more("message", text)
                 self.items[-1].logprobs += self.logprobs[self._given :]
                 self._given = len(self.logprobs)
             case CallBegan(_, name):
-                self.begin(Item("function_call", name=name))
+                self.begin(AnswerItem("function_call", name=name))
             case CallArguments(number, text):
                 self.calls[number].text += text
             case CallEnded(number):
@@ -136,7 +136,7 @@ class AnswerState:
 
     def _more(self, kind: Literal["reasoning", "message"], text: str) -> None:
         if self.open is None or self.open.kind != kind:
-            self.begin(Item(kind))
+            self.begin(AnswerItem(kind))
         self.items[-1].text += text
 
 
@@ -178,7 +178,7 @@ class Collector:
         for event in events:
             state.keep(event)
         if not state.items:
-            state.begin(Item("message"))
+            state.begin(AnswerItem("message"))
         if state.open is not None:
             state.open.is_cut = state.is_incomplete
         return state, [*events, Finished()]

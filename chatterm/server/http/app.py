@@ -13,13 +13,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from chatterm.server.http.body import read_body
-from chatterm.server.http.endpoint import Endpoint, Site
-from chatterm.server.http.errors import broken, error_for, headers_of
+from chatterm.server.http.endpoint import Endpoint, ServerState
+from chatterm.server.http.errors import broken, error_for, error_headers
 from chatterm.server.http.fields import json_object
 from chatterm.server.http.guard import Guard
-from chatterm.server.http.limits import Gate, Limits
+from chatterm.server.http.limits import AdmissionQueue, Limits
 from chatterm.server.http.metrics import CONTENT_TYPE, exposition
-from chatterm.server.http.ollama.models import SHOW, VERSION, running, shown, tag
+from chatterm.server.http.ollama.models import SHOW, VERSION, running, show_response, tag
 from chatterm.server.http.ollama.requests import load_chat, load_generate, parse_chat, parse_generate
 from chatterm.server.http.openai import chat, completions, responses
 from chatterm.server.http.openai.models import TOKENIZE, model_object, tokenized
@@ -33,7 +33,7 @@ _NDJSON = b"application/x-ndjson"
 def make_app(service: Service, limits: Limits | None = None, key: str | None = None) -> Starlette:
     """The API of `service`. With a `key`, every path but /health needs it."""
     limits = limits or Limits()
-    site = Site(service, limits, Gate(limits))
+    site = ServerState(service, limits, AdmissionQueue(limits))
     service.watch(site.gate.queued)
     generating = {
         "/v1/chat/completions": Endpoint(site, chat.parse),
@@ -75,7 +75,7 @@ class _Api(Starlette):
         await (endpoint or super().__call__)(scope, receive, send)
 
 
-def _others(site: Site) -> list[Route]:
+def _others(site: ServerState) -> list[Route]:
     """The paths that generate nothing."""
     service = site.service
 
@@ -114,7 +114,7 @@ def _others(site: Site) -> list[Route]:
     async def show(request: Request) -> Response:
         body = await _body(request, site)
         given = SHOW.of({"model": body.get("name"), **body})
-        return _json(shown(await site.model(given.model)))
+        return _json(show_response(await site.model(given.model)))
 
     async def openapi(request: Request) -> Response:
         return Response(document(), media_type="application/json")
@@ -143,7 +143,7 @@ def _others(site: Site) -> list[Route]:
     ]
 
 
-async def _body(request: Request, site: Site) -> dict[str, Any]:
+async def _body(request: Request, site: ServerState) -> dict[str, Any]:
     return json_object(await read_body(request.scope, request.receive, site.limits))
 
 
@@ -152,7 +152,7 @@ def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -
 
 
 def _error(request: Request, error: RequestError) -> Response:
-    headers = {name.decode(): value.decode() for name, value in headers_of(error)}
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
     return _json(error_for(request.url.path, error), error.status, {**headers, "connection": "close"})
 
 

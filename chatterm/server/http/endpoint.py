@@ -10,15 +10,15 @@ from typing import Any
 
 from chatterm.server.http.answer_state import AnswerState, Collector, Totals
 from chatterm.server.http.body import read_body
-from chatterm.server.http.errors import broken, error_for, headers_of, stopping
+from chatterm.server.http.errors import broken, error_for, error_headers, stopping
 from chatterm.server.http.fields import json_object, wrong
 from chatterm.server.http.guard import send_json
-from chatterm.server.http.limits import Gate, Limits
+from chatterm.server.http.limits import AdmissionQueue, Limits
 from chatterm.server.http.metrics import ModelFigures, Recorder
-from chatterm.server.http.renderer import Asked
-from chatterm.server.http.sse import ALIVE, ClientGone, Stream, unless_gone
+from chatterm.server.http.renderer import ParsedRequest
+from chatterm.server.http.sse import ALIVE, ClientGone, StreamedResponse, unless_gone
 from chatterm.server.service import (
-    Constraint,
+    AnswerConstraint,
     Delta,
     Generation,
     Piece,
@@ -37,12 +37,12 @@ LATE_S = 10.0
 
 
 @dataclass(slots=True)
-class Site:
+class ServerState:
     """What the endpoints share."""
 
     service: Service
     limits: Limits
-    gate: Gate
+    gate: AdmissionQueue
     recorder: Recorder = field(default_factory=Recorder)
     working: set[asyncio.Task[Any]] = field(default_factory=set)
     stopped: bool = False
@@ -92,7 +92,7 @@ class Site:
 
 Instead = Callable[[dict[str, Any], ServedModel, Service], Awaitable[bytes | None]]
 """The response to a request that generates nothing; None for all others."""
-Parse = Callable[[dict[str, Any], ServedModel, Limits, str], Asked]
+Parse = Callable[[dict[str, Any], ServedModel, Limits, str], ParsedRequest]
 
 
 class Endpoint:
@@ -100,7 +100,7 @@ class Endpoint:
 
     def __init__(
         self,
-        site: Site,
+        site: ServerState,
         parse: Parse,
         content_type: bytes = b"text/event-stream; charset=utf-8",
         instead: Instead | None = None,
@@ -113,7 +113,7 @@ class Endpoint:
         self._alive = ALIVE if content_type.startswith(b"text/event-stream") else None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        stream = Stream(send, self._type, self._alive)
+        stream = StreamedResponse(send, self._type, self._alive)
         site, path, status = self._site, scope["path"], 200
         renderer = None
         try:
@@ -142,7 +142,7 @@ class Endpoint:
         except RequestError as error:
             status = error.status
             if not stream.has_begun:
-                await send_json(send, status, error_for(path, error), headers_of(error))
+                await send_json(send, status, error_for(path, error), error_headers(error))
             elif renderer is not None:
                 await stream.end(renderer.failed(error))
         finally:
@@ -156,7 +156,7 @@ class Endpoint:
         # What a model's calls look like is known only once it is loaded.
         return await self._site.model(name, loaded=bool(body.get("tools")))
 
-    async def _answer(self, asked: Asked, stream: Stream, send: Any) -> None:
+    async def _answer(self, asked: ParsedRequest, stream: StreamedResponse, send: Any) -> None:
         site, generations = self._site, asked.generations
         size = sum(generation.count for generation in generations)
         client, model = generations[0].client, generations[0].model
@@ -183,7 +183,9 @@ class Endpoint:
 class _Work:
     """One request while it is answered."""
 
-    def __init__(self, asked: Asked, stream: Stream, figures: ModelFigures, waited: float) -> None:
+    def __init__(
+        self, asked: ParsedRequest, stream: StreamedResponse, figures: ModelFigures, waited: float
+    ) -> None:
         self._asked = asked
         self._stream = stream
         self._figures = figures
@@ -248,7 +250,7 @@ class _Work:
             figures.whole.add(now - self._asked_at)
 
 
-def check_constraint(constraint: Constraint | None) -> None:
+def check_constraint(constraint: AnswerConstraint | None) -> None:
     """Raises RequestError 400 for one that would take too long to prepare."""
     if constraint is not None and len(constraint.text) > LARGEST_CONSTRAINT:
         raise wrong(None, f"Schemas and grammars can have {LARGEST_CONSTRAINT:,} characters at most.")

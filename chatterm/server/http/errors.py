@@ -22,7 +22,7 @@ def error_for(path: str, error: RequestError) -> dict[str, Any]:
     return {"error": error.message} if path.startswith("/api/") else error_object(error)
 
 
-def headers_of(error: RequestError) -> list[tuple[bytes, bytes]]:
+def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
     """What a response with this error needs besides."""
     found = []
     if error.retry_after_s is not None:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from chatterm.server.http.errors import error_for, headers_of
+from chatterm.server.http.errors import error_for, error_headers
 from chatterm.server.service import RequestError
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -44,7 +44,7 @@ class Guard:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and (error := self._refusal(scope)) is not None:
-            await send_json(send, error.status, error_for(scope["path"], error), headers_of(error))
+            await send_json(send, error.status, error_for(scope["path"], error), error_headers(error))
             return
         await self._app(scope, receive, send)
 

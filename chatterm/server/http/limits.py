@@ -51,7 +51,7 @@ class _Waiting:
     turn: asyncio.Future[None]
 
 
-class Gate:
+class AdmissionQueue:
     """Lets requests to the engine, `running` answers at once. Each client has a line to wait in; lines take turns."""
 
     def __init__(self, limits: Limits) -> None:
@@ -83,9 +83,9 @@ class Gate:
                 found[waiting.model] += waiting.size
         return dict(found)
 
-    def turn(self, client: str, size: int, model: str = "") -> "Turn":
+    def turn(self, client: str, size: int, model: str = "") -> "Ticket":
         """A turn of `size` answers of `model`."""
-        return Turn(self, client, min(size, self._limits.running), model)
+        return Ticket(self, client, min(size, self._limits.running), model)
 
     def leave_unread(self, size: int) -> bool:
         """Have so many answers more without a turn that are yet to be read; False: that would take too much memory."""
@@ -175,10 +175,10 @@ class Gate:
         )
 
 
-class Turn:
+class Ticket:
     """Waited for where its block begins, which gets the seconds waited; over at its end, or earlier."""
 
-    def __init__(self, gate: Gate, client: str, size: int, model: str) -> None:
+    def __init__(self, gate: AdmissionQueue, client: str, size: int, model: str) -> None:
         self._gate = gate
         self._asked = (client, size, model)
         self._size = size

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chatterm.server.http.limits import Gate
+from chatterm.server.http.limits import AdmissionQueue
 from chatterm.server.service import Metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -117,7 +117,7 @@ class Recorder:
         return self.models.setdefault(model, ModelFigures())
 
 
-def exposition(recorder: Recorder, gate: Gate, engine: Metrics) -> str:
+def exposition(recorder: Recorder, gate: AdmissionQueue, engine: Metrics) -> str:
     """The whole page."""
     lines: list[str] = []
     by_name = {found.model: found for found in engine.models}

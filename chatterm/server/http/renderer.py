@@ -9,7 +9,7 @@ from chatterm.server.service import Generation, RequestError
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """What a client wants to know."""
 
     generations: tuple[Generation, ...]

@@ -75,7 +75,7 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class Stream:
+class StreamedResponse:
     """A response that is sent in pieces; `alive` is sent where there is nothing to say for long."""
 
     def __init__(self, send: Send, content_type: bytes, alive: bytes | None) -> None:

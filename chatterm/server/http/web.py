@@ -9,7 +9,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from chatterm.server.http.endpoint import Site
+from chatterm.server.http.endpoint import ServerState
 from chatterm.server.http.guard import is_loopback
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.write_coalescing import GatheringTransport
@@ -63,7 +63,7 @@ def listen(app: Starlette, host: str, port: int) -> socket.socket:
 
 def make_server(app: Starlette) -> uvicorn.Server:
     """A server of `app`, not yet running; `serve(sockets=[...])` runs it within an event loop."""
-    site: Site = app.state.site
+    site: ServerState = app.state.site
     limits = site.limits
 
     class Protocol(BoundedProtocol):
@@ -88,7 +88,7 @@ def make_server(app: Starlette) -> uvicorn.Server:
 class _Server(uvicorn.Server):
     """Ends streams with an error that the clients understand before the connections are closed."""
 
-    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+    def __init__(self, config: uvicorn.Config, site: ServerState) -> None:
         super().__init__(config)
         self._site = site
 

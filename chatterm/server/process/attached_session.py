@@ -31,9 +31,9 @@ from chatterm.backends.backend import (
 )
 from chatterm.backends.local import LocalBackend
 from chatterm.backends.protocol import (
-    Begun,
+    BegunAnswer,
+    LiveState,
     Loading,
-    Look,
     OnePart,
     Open,
     Said,
@@ -42,10 +42,10 @@ from chatterm.backends.protocol import (
     Wanted,
 )
 from chatterm.ipc.frames import FrameError
-from chatterm.ipc.messages import Call, packed, unpacked
-from chatterm.server.process.connection import Stream, failure
+from chatterm.ipc.messages import Call, pack, unpack
+from chatterm.server.process.connection import CallStream, failure
 from chatterm.server.process.frame_batcher import Pump
-from chatterm.server.process.model_pool import Held, Host
+from chatterm.server.process.model_pool import ModelPool, PooledModel
 from engine.params import Constraint
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class _Cancelled(Exception):
 class SharedEngines:
     """The engines of the host, for one conversation."""
 
-    def __init__(self, host: Host, keep_alive_s: float | None = None) -> None:
+    def __init__(self, host: ModelPool, keep_alive_s: float | None = None) -> None:
         """`keep_alive_s` is as in `Host.keep`."""
         self._host = host
         self._keep_alive_s = keep_alive_s
-        self._taken: dict[int, Held] = {}
+        self._taken: dict[int, PooledModel] = {}
 
     def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
         from models.files import ModelFiles
@@ -85,10 +85,10 @@ class SharedEngines:
             self._host.give_back(held)
 
 
-class Terminal:
+class AttachedSession:
     """The calls of one terminal, one after the other in a thread of its own; what returns at once goes before them."""
 
-    def __init__(self, host: Host, pump: Pump) -> None:
+    def __init__(self, host: ModelPool, pump: Pump) -> None:
         self._host = host
         self._pump = pump
         self._backend: LocalBackend | None = None
@@ -98,7 +98,7 @@ class Terminal:
         self._thread = threading.Thread(target=self._serve, name="terminal", daemon=True)
         self._thread.start()
 
-    def begin(self, call: Call, stream: Stream) -> "_Job | None":
+    def begin(self, call: Call, stream: CallStream) -> "_Job | None":
         """On the event loop's thread. Raises FrameError for a call that is none."""
         if call.method in _AT_ONCE:
             stream.done(self._at_once(call))
@@ -125,7 +125,7 @@ class Terminal:
         backend = self._backend
         match call.method:
             case "stop":
-                but = unpacked(call.body, int | None)  # type: ignore[arg-type]
+                but = unpack(call.body, int | None)  # type: ignore[arg-type]
                 if (job := self._latest) is not None:
                     job.stopped = True
                     job.but = but
@@ -138,7 +138,7 @@ class Terminal:
             case "blocks" if backend is not None:
                 return backend.blocks()
             case "token_text" if backend is not None:
-                return backend.token_text(unpacked(call.body, int))
+                return backend.token_text(unpack(call.body, int))
         return None
 
     # -- in the thread
@@ -159,9 +159,9 @@ class Terminal:
     def _state(self, job: "_Job", value: Any) -> State:
         backend = self._backend
         if backend is None:
-            return State(None, 0, (None,), Look(None, None), packed(value))
+            return State(None, 0, (None,), LiveState(None, None), pack(value))
         last = (backend.last,) if job.method in _CHANGE else ()
-        return State(backend.info, backend.used_tokens, last, look(backend), packed(value))
+        return State(backend.info, backend.used_tokens, last, look(backend), pack(value))
 
     def _run(self, job: "_Job") -> Any:
         if job.cancelled:
@@ -174,52 +174,52 @@ class Terminal:
         backend, body = self._backend, job.body
         match job.method:
             case "switch":
-                backend.switch(named(*unpacked(body, tuple[str, str])), job.tell)
+                backend.switch(named(*unpack(body, tuple[str, str])), job.tell)
             case "send":
-                self._answer(job, backend.send(unpacked(body, str)))
+                self._answer(job, backend.send(unpack(body, str)))
             case "tell":
-                self._answer(job, backend.tell(unpacked(body, list[ToolResult])))
+                self._answer(job, backend.tell(unpack(body, list[ToolResult])))
             case "retry":
                 self._answer(job, backend.retry())
             case "resume":
                 self._answer(job, backend.resume())
             case "candidates":
-                text, count = unpacked(body, tuple[str, int])
+                text, count = unpack(body, tuple[str, int])
                 self._several(job, backend.candidates(text, count))
             case "answers":
                 self._several(job, backend.answers(job.requests()))
             case "load_path":
-                backend.load_path(unpacked(body, list[Exchange]))
+                backend.load_path(unpack(body, list[Exchange]))
             case "count":
-                return backend.count(unpacked(body, str))
+                return backend.count(unpack(body, str))
             case "undo":
                 return backend.undo()
             case "reset":
                 backend.reset()
             case "set_system":
-                backend.set_system(unpacked(body, str | None))  # type: ignore[arg-type]
+                backend.set_system(unpack(body, str | None))  # type: ignore[arg-type]
             case "set_documents":
-                backend.set_documents(unpacked(body, list[Document]))
+                backend.set_documents(unpack(body, list[Document]))
             case "read":
-                return backend.read(unpacked(body, Document))
+                return backend.read(unpack(body, Document))
             case "know":
-                backend.know(unpacked(body, list[Exchange]))
+                backend.know(unpack(body, list[Exchange]))
             case "keep_as":
-                backend.keep_as(unpacked(body, str | None))  # type: ignore[arg-type]
+                backend.keep_as(unpack(body, str | None))  # type: ignore[arg-type]
             case "set_think":
-                backend.set_think(unpacked(body, ThinkMode))  # type: ignore[arg-type]
+                backend.set_think(unpack(body, ThinkMode))  # type: ignore[arg-type]
             case "set_think_cache":
-                backend.set_think_cache(unpacked(body, ThinkCache))  # type: ignore[arg-type]
+                backend.set_think_cache(unpack(body, ThinkCache))  # type: ignore[arg-type]
             case "set_sampling":
-                backend.set_sampling(sampling_of(unpacked(body, dict[str, Any])))
+                backend.set_sampling(unpack_sampling(unpack(body, dict[str, Any])))
             case "set_tools":
-                backend.set_tools(unpacked(body, list[Tool]))
+                backend.set_tools(unpack(body, list[Tool]))
             case "settle":
                 backend.settle()
             case "prepare":
-                backend.prepare(unpacked(body, str))
+                backend.prepare(unpack(body, str))
             case "begin_title":
-                return backend.begin_title(*unpacked(body, tuple[str, str]))
+                return backend.begin_title(*unpack(body, tuple[str, str]))
             case "models":
                 return backend.models()
             case "catalogue":
@@ -227,11 +227,11 @@ class Terminal:
         return None
 
     def _open(self, job: "_Job") -> None:
-        wanted = unpacked(job.body, Open)
+        wanted = unpack(job.body, Open)
         if self._backend is not None:
             self._backend.close()
         shared = {name: getattr(self._host.options, name) for name in (*ENGINE_OPTIONS, "streams")}
-        options = replace(wanted.options, **shared, sampling=sampling_of(wanted.options.sampling))
+        options = replace(wanted.options, **shared, sampling=unpack_sampling(wanted.options.sampling))
         engines = SharedEngines(self._host, wanted.keep_alive_s)
         self._backend = LocalBackend(named(wanted.model, wanted.folder), options, engines)
         self._backend.open(job.tell)
@@ -246,7 +246,7 @@ class Terminal:
             for event in events:
                 last = backend.last
                 if not begun and last is not None:
-                    job.note(Begun(last.before(event)))
+                    job.note(BegunAnswer(last.before(event)))
                 begun = True
                 job.say(Tokens([event], last.stats if last is not None else TurnStats()))
                 if job.cancelled:
@@ -266,7 +266,7 @@ class Terminal:
 class _Job:
     """One call, and what it has to say. The terminal's thread calls `note`, `say` and `tell`, the loop's all else."""
 
-    def __init__(self, terminal: Terminal, call: Call, stream: Stream, pump: Pump) -> None:
+    def __init__(self, terminal: AttachedSession, call: Call, stream: CallStream, pump: Pump) -> None:
         self.waits, self.due = False, 0.0
         self.method, self.body = call.method, call.body
         self.cancelled = self.stopped = False
@@ -309,10 +309,10 @@ class _Job:
         while not self.cancelled:
             self.say(Wanted())
             body = self._fed.get()
-            request = None if body is None else unpacked(body, Request | None)  # type: ignore[arg-type]
+            request = None if body is None else unpack(body, Request | None)  # type: ignore[arg-type]
             if request is None:
                 return
-            yield replace(request, sampling=sampling_of(request.sampling))
+            yield replace(request, sampling=unpack_sampling(request.sampling))
 
     def fail(self, error: Exception) -> None:
         self._stream.failed(error)
@@ -352,16 +352,16 @@ def named(model: str, folder: str) -> str:
     return str(path.resolve()) if model.strip() and path.exists() else model
 
 
-def look(backend: LocalBackend | None) -> Look:
+def look(backend: LocalBackend | None) -> LiveState:
     """What can be looked at at any time."""
-    return Look(None, None) if backend is None else Look(backend.figures(), backend.made_title())
+    return LiveState(None, None) if backend is None else LiveState(backend.figures(), backend.made_title())
 
 
-def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+def unpack_sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling settings as they were before they were sent."""
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     if found.get("constraint") is not None:
-        found["constraint"] = unpacked(packed(found["constraint"]), Constraint)
+        found["constraint"] = unpack(pack(found["constraint"]), Constraint)
     return found
 
 

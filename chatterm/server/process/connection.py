@@ -18,12 +18,12 @@ from chatterm.ipc.messages import (
     Item,
     ToClient,
     from_client,
-    packed,
+    pack,
     to_frame,
-    unpacked,
+    unpack,
 )
 from chatterm.ipc.runtime import is_own
-from chatterm.server.process.frame_batcher import Pump, Source
+from chatterm.server.process.frame_batcher import FrameSource, Pump
 from chatterm.server.service import RequestError
 from chatterm.terminal.error_log import error_line, write_down
 from engine.errors import GpuLostError
@@ -35,7 +35,7 @@ _UNREAD = 256 * 1024
 """Bytes that a client may leave unread before its streams wait for it."""
 
 
-class Running(Protocol):
+class RunningCall(Protocol):
     """A call that takes a while."""
 
     def cancel(self) -> None:
@@ -45,30 +45,30 @@ class Running(Protocol):
         """What it has asked the client for. Raises FrameError."""
 
 
-class Stream:
+class CallStream:
     """What one call says to its client. On the event loop's thread."""
 
-    def __init__(self, connection: "Connection", id: int) -> None:
+    def __init__(self, connection: "ClientConnection", id: int) -> None:
         self._connection = connection
         self._id = id
         self.is_over = False
 
     @property
-    def client(self) -> "Connection":
+    def client(self) -> "ClientConnection":
         return self._connection
 
-    def blocked(self, source: Source) -> bool:
+    def blocked(self, source: FrameSource) -> bool:
         """Whether the client does not read; `source` is woken when it does again."""
         return not self.is_over and self._connection.blocked(source)
 
     def item(self, value: Any) -> None:
         """More of it."""
         if not self.is_over:
-            self._connection.send(Item(self._id, packed(value)))
+            self._connection.send(Item(self._id, pack(value)))
 
     def done(self, value: Any = None) -> None:
         """It is over."""
-        self._end(Done(self._id, NOTHING if value is None else packed(value)))
+        self._end(Done(self._id, NOTHING if value is None else pack(value)))
 
     def failed(self, error: Exception) -> None:
         """It is over: this went wrong."""
@@ -97,35 +97,35 @@ def failure(id: int, error: Exception) -> Failed:
     return Failed(id, "engine", f"{error_line(error)} {write_down(error)}", {})
 
 
-class Calls(Protocol):
+class EngineCalls(Protocol):
     """What the engine process does for its clients."""
 
     agreed: str
     pump: Pump
 
-    def joined(self, connection: "Connection") -> bool:
+    def joined(self, connection: "ClientConnection") -> bool:
         """A client is there; False where there are too many."""
 
-    def greeted(self, connection: "Connection") -> Any:
+    def greeted(self, connection: "ClientConnection") -> Any:
         """It has said who it is; returns what it is told."""
 
-    def begin(self, connection: "Connection", call: Call, stream: Stream) -> Running | None:
+    def begin(self, connection: "ClientConnection", call: Call, stream: CallStream) -> RunningCall | None:
         """Do what a call asks for. Returns at once, with what takes a while. Raises what is wrong with the call."""
 
-    def left(self, connection: "Connection") -> None:
+    def left(self, connection: "ClientConnection") -> None:
         """The client is gone. Its calls have been cancelled."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """Reads calls and writes what comes of them. A client that breaks the rules is sent away; nobody else notices."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: EngineCalls) -> None:
         self._calls = calls
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._running: dict[int, Running | None] = {}
+        self._running: dict[int, RunningCall | None] = {}
         self._paused = False
-        self._blocked: list[Source] = []
+        self._blocked: list[FrameSource] = []
         self._outgoing: list[bytes] = []
         """Frames of this turn of the event loop: they are written at once."""
         self.hello: Hello | None = None
@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol):
 
     # -- what streams use
 
-    def blocked(self, source: Source) -> bool:
+    def blocked(self, source: FrameSource) -> bool:
         if self._paused and self._transport is not None and source not in self._blocked:
             self._blocked.append(source)
         return self._paused and self._transport is not None
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
     def _call(self, call: Call) -> None:
         if call.id in self._running:
             raise FrameError(f"There are two calls with the number {call.id}.")
-        stream = Stream(self, call.id)
+        stream = CallStream(self, call.id)
         if self.hello is None:
             self._greet(call, stream)
             return
@@ -248,10 +248,10 @@ class Connection(asyncio.Protocol):
         if running is not None and not stream.is_over:
             self._running[call.id] = running
 
-    def _greet(self, call: Call, stream: Stream) -> None:
+    def _greet(self, call: Call, stream: CallStream) -> None:
         if call.method != "hello" or not call.body:
             raise FrameError("A client must first introduce itself.")
-        hello = unpacked(call.body, Hello)
+        hello = unpack(call.body, Hello)
         # A command may end a server of another version.
         if hello.agreed != self._calls.agreed and hello.kind != "command":
             stream.failed(

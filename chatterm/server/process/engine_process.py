@@ -20,18 +20,18 @@ from typing import Any
 import msgspec
 
 from chatterm.backends.backend import EngineError, Progress
-from chatterm.backends.protocol import Hold, LoadedModel, Loading, Status, Welcome, agreed
+from chatterm.backends.protocol import HelloReply, Hold, LoadedModel, Loading, ServerStatus, agreed
 from chatterm.ipc.frames import FrameError
-from chatterm.ipc.messages import Call, unpacked
-from chatterm.ipc.runtime import ServerRunsError, listening
+from chatterm.ipc.messages import Call, unpack
+from chatterm.ipc.runtime import ServerRunsError, listen
 from chatterm.server.gc_tuning import leave_out, search_all
-from chatterm.server.process.attached_session import Terminal, named
-from chatterm.server.process.connection import ENDING, Connection, Stream
+from chatterm.server.process.attached_session import AttachedSession, named
+from chatterm.server.process.connection import ENDING, CallStream, ClientConnection
 from chatterm.server.process.frame_batcher import Pump
-from chatterm.server.process.generation_task import Answering
+from chatterm.server.process.generation_task import GenerationTask
 from chatterm.server.process.memory import give_back
-from chatterm.server.process.model_pool import Held, Host, MeasuredEngines
-from chatterm.server.process.queries import Looking, Tokenize, TokenTexts
+from chatterm.server.process.model_pool import MeasuredEngines, ModelPool, PooledModel
+from chatterm.server.process.queries import Queries, Tokenize, TokenTexts
 from chatterm.server.service import Generation
 from chatterm.server.spawn import ProcessOptions
 from engine.errors import GpuLostError
@@ -50,7 +50,7 @@ _LEAVE = 5.0
 class EngineProcess:
     """The calls of all clients. Everything here belongs to the event loop's thread."""
 
-    def __init__(self, host: Host, ends_unused: bool = False, freezes: bool = False) -> None:
+    def __init__(self, host: ModelPool, ends_unused: bool = False, freezes: bool = False) -> None:
         """`ends_unused` is as in ProcessOptions; `freezes`: garbage is not looked for in what models consist of."""
         self.host = host
         self.agreed = agreed()
@@ -62,18 +62,18 @@ class EngineProcess:
         self._freezes = freezes
         self.let_go = asyncio.Event()
         """Whoever started it has what they wanted, or is gone."""
-        self._clients: set[Connection] = set()
+        self._clients: set[ClientConnection] = set()
         self._began = time.time()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._looking = Looking(host)
-        self._methods: dict[str, Callable[[Call, Stream], Any]] = {
+        self._looking = Queries(host)
+        self._methods: dict[str, Callable[[Call, CallStream], Any]] = {
             "generate": self._generate,
             "models": lambda call, stream: self._off(stream, self._looking.models),
             "tokenize": lambda call, stream: self._off(
-                stream, self._looking.tokenize, unpacked(call.body, Tokenize)
+                stream, self._looking.tokenize, unpack(call.body, Tokenize)
             ),
             "token_texts": lambda call, stream: self._off(
-                stream, self._looking.token_texts, unpacked(call.body, TokenTexts)
+                stream, self._looking.token_texts, unpack(call.body, TokenTexts)
             ),
             "hold": self._hold,
             "metrics": self._metrics,
@@ -83,40 +83,40 @@ class EngineProcess:
 
     # -- what connections ask
 
-    def joined(self, connection: Connection) -> bool:
+    def joined(self, connection: ClientConnection) -> bool:
         self._clients.add(connection)
         return len(self._clients) <= MOST_CLIENTS and not self.ended.is_set()
 
-    def greeted(self, connection: Connection) -> Welcome:
+    def greeted(self, connection: ClientConnection) -> HelloReply:
         stays = self.host.keep_alive_s
-        return Welcome(os.getpid(), self.host.options, -1.0 if stays is None else stays, self.ends_unused)
+        return HelloReply(os.getpid(), self.host.options, -1.0 if stays is None else stays, self.ends_unused)
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: ClientConnection) -> None:
         self._clients.discard(connection)
-        if isinstance(connection.session, Terminal):
+        if isinstance(connection.session, AttachedSession):
             connection.session.close()
             connection.session = None  # its streams refer to the connection
 
-    def begin(self, connection: Connection, call: Call, stream: Stream) -> Any:
+    def begin(self, connection: ClientConnection, call: Call, stream: CallStream) -> Any:
         if self.ended.is_set():
             raise ENDING
         if (method := self._methods.get(call.method)) is not None:
             return method(call, stream)
         if connection.session is None:
-            connection.session = Terminal(self.host, self.pump)
+            connection.session = AttachedSession(self.host, self.pump)
         return connection.session.begin(call, stream)
 
     # -- calls
 
-    def _generate(self, call: Call, stream: Stream) -> Answering:
-        request = unpacked(call.body, Generation)
+    def _generate(self, call: Call, stream: CallStream) -> GenerationTask:
+        request = unpack(call.body, Generation)
         if not 1 <= request.count <= 1024:
             raise EngineError(f"count is {request.count}; it must be from 1 to 1024.")
-        return Answering(request, self.host, self.pump, self.workers, stream)
+        return GenerationTask(request, self.host, self.pump, self.workers, stream)
 
-    def _hold(self, call: Call, stream: Stream) -> None:
+    def _hold(self, call: Call, stream: CallStream) -> None:
         """Load or unload a model; tells of the progress."""
-        wanted = unpacked(call.body, Hold)
+        wanted = unpack(call.body, Hold)
         loop = asyncio.get_running_loop()
 
         def tell(progress: Progress) -> None:
@@ -137,17 +137,19 @@ class EngineProcess:
 
         self._off(stream, work, thread=True)
 
-    def _metrics(self, call: Call, stream: Stream) -> None:
+    def _metrics(self, call: Call, stream: CallStream) -> None:
         """The web process says with it what waits there."""
-        stream.client.queued = unpacked(call.body, dict[str, int] | None) or {}  # type: ignore[arg-type]
+        stream.client.queued = unpack(call.body, dict[str, int] | None) or {}  # type: ignore[arg-type]
         queued = sum((Counter(client.queued) for client in self._clients), Counter[str]())
         stream.done(self._looking.metrics(self._terminals, queued))
 
-    def _end(self, call: Call, stream: Stream) -> None:
+    def _end(self, call: Call, stream: CallStream) -> None:
         stream.done()
         self.ended.set()
 
-    def _off(self, stream: Stream, work: Callable[..., Any], *arguments: Any, thread: bool = False) -> None:
+    def _off(
+        self, stream: CallStream, work: Callable[..., Any], *arguments: Any, thread: bool = False
+    ) -> None:
         """Have `work` done elsewhere; what it returns is the result."""
 
         async def run() -> None:
@@ -166,13 +168,13 @@ class EngineProcess:
 
     @property
     def _terminals(self) -> int:
-        return sum(isinstance(client.session, Terminal) for client in self._clients)
+        return sum(isinstance(client.session, AttachedSession) for client in self._clients)
 
-    def status(self) -> Status:
+    def status(self) -> ServerStatus:
         """What `chatterm ps` shows."""
         now = time.monotonic()
         addresses = [client.hello.address for client in self._clients if client.hello is not None]
-        return Status(
+        return ServerStatus(
             pid=os.getpid(),
             uptime_s=time.time() - self._began,
             address=next(filter(None, addresses), ""),
@@ -188,7 +190,7 @@ class EngineProcess:
 
         Raises GpuLostError once only another process can use the GPU; whoever started this one then starts another.
         """
-        tidied, models = time.monotonic(), list[Held]()
+        tidied, models = time.monotonic(), list[PooledModel]()
         while not self.ended.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), _LOOK)
@@ -222,7 +224,7 @@ class EngineProcess:
                     await asyncio.sleep(0.02)
 
 
-def _loaded(held: Held, now: float) -> LoadedModel:
+def _loaded(held: PooledModel, now: float) -> LoadedModel:
     figures = held.engine.figures()
     return LoadedModel(
         name=held.name,
@@ -250,16 +252,16 @@ async def serve(
     Raises ServerRunsError where there is a server already, and EngineError.
     """
     loop = asyncio.get_running_loop()
-    host = Host(process.options, process.keep_alive_s, engines)
-    with listening() as listener:
+    host = ModelPool(process.options, process.keep_alive_s, engines)
+    with listen() as listener:
         listener.setblocking(False)
         calls = EngineProcess(host, process.ends_unused, freezes)
         for name in ("SIGTERM", "SIGINT"):
             with suppress(ValueError, RuntimeError, NotImplementedError):  # not in a thread of a test
                 loop.add_signal_handler(getattr(signal, name), calls.ended.set)
-        server = await loop.create_unix_server(lambda: Connection(calls), sock=listener)
+        server = await loop.create_unix_server(lambda: ClientConnection(calls), sock=listener)
         if parent is not None:
-            _at_end_of(parent, loop, calls.let_go if process.ends_unused else calls.ended)
+            _wait_for_parent(parent, loop, calls.let_go if process.ends_unused else calls.ended)
         ready(calls)
         try:
             await calls.run()
@@ -268,7 +270,7 @@ async def serve(
             await calls.leave()
 
 
-def _at_end_of(parent: int, loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
+def _wait_for_parent(parent: int, loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
     """Whoever started this process holds the file open."""
 
     def wait() -> None:

@@ -23,7 +23,7 @@ TICK = 0.005
 """Streams may send again at multiples of so many seconds, so that many do at once."""
 
 
-class Source(Protocol):
+class FrameSource(Protocol):
     """A stream that has something to say now and then. `waits` and `due` belong to the pump."""
 
     waits: bool
@@ -41,20 +41,20 @@ class Pump:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._fresh: deque[Source] = deque()
+        self._fresh: deque[FrameSource] = deque()
         """They have something to say. From any thread."""
-        self._early: set[Source] = set()
+        self._early: set[FrameSource] = set()
         """Of those that have been looked at the ones that have sent something just now."""
         self._called = False
         self._timer: asyncio.TimerHandle | None = None
-        self._live: set[Source] = set()
+        self._live: set[FrameSource] = set()
         """They have sent something, and their end is yet to come."""
 
-    def left(self, source: Source) -> None:
+    def left(self, source: FrameSource) -> None:
         """`source` has come to its end. On the event loop's thread."""
         self._live.discard(source)
 
-    def wake(self, source: Source, at_once: bool = False) -> None:
+    def wake(self, source: FrameSource, at_once: bool = False) -> None:
         """`source` has something to say; `at_once`: it waits for no more, for that is its end. From any thread."""
         if at_once:
             source.due = 0.0
@@ -100,7 +100,7 @@ class Pump:
             self._timer.cancel()
         self._timer = self._loop.call_at(due, self._tick)
 
-    def _send(self, source: Source, now: float) -> None:
+    def _send(self, source: FrameSource, now: float) -> None:
         source.waits = False  # before it looks: what comes from now on wakes it again
         self._early.discard(source)
         self._live.add(source)

@@ -14,11 +14,11 @@ from msgspec import Raw
 from chatterm.backends.backend import ContextFullError, EngineError, FinishReason, ModelError, TokenEvent
 from chatterm.ipc.frames import FrameError
 from chatterm.server.process.frame_batcher import Pump
-from chatterm.server.process.model_pool import Held, Host
-from chatterm.server.process.request_parsing import about, asked_of, bounded, params_of
+from chatterm.server.process.model_pool import ModelPool, PooledModel
+from chatterm.server.process.request_parsing import about, bounded, parse_sampling, prepare_prompt
 from chatterm.server.service import (
+    AnswerEnded,
     Delta,
-    Ended,
     Generation,
     Kind,
     Logprob,
@@ -34,7 +34,7 @@ from engine.events import Kind as EventKind
 from models.errors import NoRoomError
 
 if TYPE_CHECKING:
-    from engine.conversation.requests import Asked
+    from engine.conversation.requests import PreparedPrompt
     from engine.params import SamplingParams
     from engine.schedule.sequence import Sequence
     from models.text.tokenizer import Tokenizer
@@ -73,10 +73,10 @@ def _kind(kind: EventKind) -> Kind:
     return "reasoning" if kind == "reasoning" else "answer"
 
 
-class Answering:
+class GenerationTask:
     """Answers one Generation. On the event loop's thread, but for what says otherwise."""
 
-    def __init__(self, request: Generation, host: Host, pump: Pump, workers: Executor, out: Any) -> None:
+    def __init__(self, request: Generation, host: ModelPool, pump: Pump, workers: Executor, out: Any) -> None:
         """`workers` prepare prompts; `out` is an Out or a Stream."""
         self.waits, self.due = False, 0.0
         self._request = request
@@ -88,8 +88,8 @@ class Answering:
         self._loop = asyncio.get_running_loop()
         self._events: deque[tuple[int, TokenEvent | None]] = deque()
         self._answers = [_Answer() for _ in range(request.count)]
-        self._held: Held | None = None
-        self._asked: Asked | None = None
+        self._held: PooledModel | None = None
+        self._asked: PreparedPrompt | None = None
         self._params: SamplingParams | None = None
         self._cancelled = self._expired = self._has_begun = self._is_over = False
         self._load_s = 0.0
@@ -138,13 +138,13 @@ class Answering:
         self._load_s = monotonic() - began
         self._use(held)
 
-    def _use(self, held: Held) -> None:
+    def _use(self, held: PooledModel) -> None:
         self._held = held
         self._host.keep(held, self._request.keep_alive_s)
         # This may be the next message to one of those; they are ahead of it in the line for a thread.
         self._later(self._prepare_now, list(held.leaving))
 
-    async def _loaded(self) -> Held:
+    async def _loaded(self) -> PooledModel:
         name = self._request.model
         if not await self._loop.run_in_executor(self._workers, self._host.is_here, name):
             raise no_model(name)
@@ -162,8 +162,8 @@ class Answering:
         """Make the prompt and begin with the first answer. In a thread of its own."""
         assert self._held is not None
         wait(leaving, _LEAVING_S)
-        self._params = params_of(self._held.engine, self._request)
-        self._asked = asked_of(self._held, self._request, self._params)
+        self._params = parse_sampling(self._held.engine, self._request)
+        self._asked = prepare_prompt(self._held, self._request, self._params)
         self._params = bounded(self._request, len(self._asked.rows), self._params)
         leader = self._held.requests.leader(self._asked, list(self._held.sequences), self._client)
         if leader is None or not self._held.follow(leader, self._begin_now):
@@ -300,7 +300,7 @@ class Answering:
             prefill_s=stats.prefill_s,
             decode_s=stats.decode_s,
         )
-        self._out.item(Ended(number, reason.value, usage))
+        self._out.item(AnswerEnded(number, reason.value, usage))
 
     def _tries_again(self, number: int, sequence: "Sequence") -> bool:
         """Whether it begins anew, without masked rows: those were evicted before its first token."""
@@ -358,7 +358,7 @@ class Answering:
         with suppress(RuntimeError):  # the process ends
             self._workers.submit(work, *arguments)
 
-    def _leave(self, held: Held) -> None:
+    def _leave(self, held: PooledModel) -> None:
         """Have the next turn prewarmed. In a thread of its own."""
         from engine.conversation.turns import Answer  # with torch, which the model has loaded
 

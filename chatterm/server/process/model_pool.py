@@ -21,19 +21,19 @@ from models.units import bytes_text
 if TYPE_CHECKING:
     from engine.conversation.requests import Requests
     from engine.engine import Engine
-    from engine.machine.memory_check import Need
+    from engine.machine.memory_check import MemoryNeed
     from models.files import ModelFiles
 
 
 class MeasuredEngines(Engines, Protocol):
     """Engines side by side in one memory."""
 
-    def need(self, files: "ModelFiles", options: ChatOptions) -> "Need":
+    def need(self, files: "ModelFiles", options: ChatOptions) -> "MemoryNeed":
         """What a model takes beside those that are loaded, and what memory is free. Raises as `load` does."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownModel:
     """A model that has been loaded, and is loaded again when it is asked for."""
 
     name: str
@@ -52,7 +52,7 @@ class Known:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class PooledModel:
     """A loaded model."""
 
     name: str
@@ -114,7 +114,7 @@ class Held:
         return max(self.unused_since + self.keep_alive_s - now, 0.0)
 
 
-class Host:
+class ModelPool:
     """Owns the engines. From any thread; taking a model that is not loaded takes long."""
 
     def __init__(
@@ -126,8 +126,8 @@ class Host:
         """How many models have been loaded so far."""
         self.engines: MeasuredEngines = engines or OwnEngines()
         """What makes them."""
-        self._held: list[Held] = []
-        self._known: dict[str, Known] = {}
+        self._held: list[PooledModel] = []
+        self._known: dict[str, KnownModel] = {}
         """By the canonical name."""
         self._state = threading.RLock()
         self._parted = threading.Condition(self._state)
@@ -143,18 +143,18 @@ class Host:
             return self._lost_gpu or any(held.engine.lost_gpu for held in self._held)
 
     @property
-    def held(self) -> list[Held]:
+    def held(self) -> list[PooledModel]:
         """The loaded models, in the order in which they were loaded, without those that an error has ended."""
         with self._state:
             return [held for held in self._held if not held.engine.is_closed]
 
     @property
-    def known(self) -> list[Known]:
+    def known(self) -> list[KnownModel]:
         """The models that have been loaded so far, whether they still are or not, the latest first."""
         with self._state:
             return list(self._known.values())[::-1]
 
-    def known_as(self, name: str) -> Known | None:
+    def known_as(self, name: str) -> KnownModel | None:
         """The model that was last loaded by this name."""
         return next((one for one in self.known if name in one.aliases), None)
 
@@ -166,13 +166,13 @@ class Host:
         known, names = self.known_as(name), local_names()
         return name in names or (known is not None and (known.source in names or known.is_there))
 
-    def find(self, name: str) -> Held | None:
+    def find(self, name: str) -> PooledModel | None:
         """The loaded model of this name, without using it."""
         return next((held for held in self.held if name in held.aliases), None)
 
     def take(
         self, name: str, on_progress: OnProgress | None = None, keep_alive_s: float | None = None
-    ) -> Held:
+    ) -> PooledModel:
         """Use a model until `give_back`; it is loaded if it is not. `keep_alive_s` is as in `keep`.
 
         Raises ModelError and EngineError.
@@ -185,12 +185,12 @@ class Host:
         self.keep(held, keep_alive_s)
         return held
 
-    def keep(self, held: Held, keep_alive_s: float | None) -> None:
+    def keep(self, held: PooledModel, keep_alive_s: float | None) -> None:
         """Let a model stay so long once nobody uses it; below 0: for ever, None: as the server was started."""
         usual = self.keep_alive_s if keep_alive_s is None else keep_alive_s
         held.keep_alive_s = usual if usual is None or usual >= 0 else None
 
-    def take_loaded(self, name: str) -> Held | None:
+    def take_loaded(self, name: str) -> PooledModel | None:
         """The same of a model that is loaded; None where it is not. Returns at once."""
         with self._state:
             if self._closed:
@@ -199,26 +199,26 @@ class Host:
                 held.users += 1
             return held
 
-    def give_back(self, held: Held) -> None:
+    def give_back(self, held: PooledModel) -> None:
         """It is not used any more by one who took it."""
         with self._state:
             held.users -= 1
             held.unused_since = time.monotonic()
 
-    def part(self, held: Held) -> None:
+    def part(self, held: PooledModel) -> None:
         """The same, but for what comes after an answer, which `parted` ends: then it may already be unloaded."""
         with self._state:
             held.parting += 1
             self.give_back(held)
 
-    def parted(self, held: Held) -> None:
+    def parted(self, held: PooledModel) -> None:
         """What came after an answer is done."""
         with self._parted:
             held.parting -= 1
             self._parted.notify_all()
 
     @contextmanager
-    def using(self, name: str) -> Iterator[Held]:
+    def using(self, name: str) -> Iterator[PooledModel]:
         """A model while it is used for something short. Raises as `take` does."""
         held = self.take(name)
         try:
@@ -226,7 +226,7 @@ class Host:
         finally:
             self.give_back(held)
 
-    def unload(self, held: Held) -> bool:
+    def unload(self, held: PooledModel) -> bool:
         """Free a model, unless somebody uses it."""
         with self._state:
             if held.users or held not in self._held:
@@ -252,7 +252,7 @@ class Host:
         for one in held:
             self.engines.close(one.engine)
 
-    def _add(self, name: str, on_progress: OnProgress | None) -> Held:
+    def _add(self, name: str, on_progress: OnProgress | None) -> PooledModel:
         from engine.conversation.requests import Requests
 
         key = canonical(name)
@@ -275,7 +275,7 @@ class Host:
                 raise EngineError("The server is shutting down; start it again with chatterm serve.")
             full = engine.model_name
             aliases = {name, key} if self.find(full) is not None else {name, key, full}
-            held = Held(
+            held = PooledModel(
                 full,
                 engine,
                 requests,
@@ -287,7 +287,7 @@ class Host:
             )
             self._held.append(held)
             self._known.pop(key, None)
-            self._known[key] = Known(full, name, frozenset(aliases), held.loaded_at, key)
+            self._known[key] = KnownModel(full, name, frozenset(aliases), held.loaded_at, key)
             self.loads += 1
         return held
 
@@ -308,7 +308,7 @@ class Host:
                 self._lost_gpu = True
                 raise
 
-    def _idle(self) -> list[Held]:
+    def _idle(self) -> list[PooledModel]:
         """The models that nobody uses, the one that was used longest ago first."""
         with self._state:
             idle = [held for held in self._held if not held.users]

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from chatterm.backends.backend import ModelError
 from chatterm.server.process.generation_task import no_model, request_error
-from chatterm.server.process.model_pool import Held, Host, Known
-from chatterm.server.process.request_parsing import THINK, message_of
+from chatterm.server.process.model_pool import KnownModel, ModelPool, PooledModel
+from chatterm.server.process.request_parsing import THINK, template_message
 from chatterm.server.service import ChatMessage, Latency, Metrics, ModelMetrics, RequestError, ServedModel
 from engine.errors import EngineError
 
@@ -38,10 +38,10 @@ class TokenTexts(Struct, frozen=True):
     ids: list[int]
 
 
-class Looking:
+class Queries:
     """Answers questions; they may read files, and belong into a thread of their own."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ModelPool) -> None:
         self._host = host
         self._local: list[ServedModel] = []
         self._looked_at = -_FRESH
@@ -75,7 +75,7 @@ class Looking:
             try:
                 if isinstance(wanted.text, str):
                     return held.requests.completes(wanted.text).rows.token_ids
-                messages = [message_of(message) for message in wanted.text]
+                messages = [template_message(message) for message in wanted.text]
                 params = held.engine.default_params()
                 return held.requests.asked(messages, params, think=THINK["auto"]).rows.token_ids
             except (EngineError, ModelError) as error:
@@ -105,12 +105,12 @@ class Looking:
         if self._host.find(name) is None and not self._host.is_here(name):
             raise no_model(name)
 
-    def _using(self, name: str) -> AbstractContextManager[Held]:
+    def _using(self, name: str) -> AbstractContextManager[PooledModel]:
         self.check(name)
         return self._host.using(name)
 
 
-def _served(held: Held, now: float, files: ServedModel | None) -> ServedModel:
+def _served(held: PooledModel, now: float, files: ServedModel | None) -> ServedModel:
     """A loaded model; `files` is the same as it lies on the disk."""
     from models.weights.slots import parameters
 
@@ -135,13 +135,13 @@ def _served(held: Held, now: float, files: ServedModel | None) -> ServedModel:
     )
 
 
-def _unloaded(model: Known) -> ServedModel:
+def _unloaded(model: KnownModel) -> ServedModel:
     """A model that was loaded from a file that chatterm does not keep, say."""
     aliases = tuple(sorted(model.aliases - {model.name}))
     return ServedModel(name=model.name, aliases=aliases, created=int(model.loaded_at), context_length=None)
 
 
-def _named(model: ServedModel, known: Known | None) -> ServedModel:
+def _named(model: ServedModel, known: KnownModel | None) -> ServedModel:
     """The model with the names that it had while it was loaded."""
     if known is None:
         return model
@@ -159,7 +159,7 @@ def _on_disk(model: "LocalModel") -> ServedModel:
     return ServedModel(name=model.name, created=created, context_length=None, file_bytes=model.bytes)
 
 
-def _metrics(held: Held, queued: Mapping[str, int]) -> ModelMetrics:
+def _metrics(held: PooledModel, queued: Mapping[str, int]) -> ModelMetrics:
     figures = held.engine.figures()
     blocks = max(figures.blocks_held + figures.blocks_cached + figures.blocks_free, 1)
     traffic = held.engine.traffic()

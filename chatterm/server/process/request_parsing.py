@@ -5,16 +5,16 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import EngineError, ModelError
-from chatterm.server.process.model_pool import Held
-from chatterm.server.service import ChatMessage, Constraint, Generation, RequestError
-from chatterm.tool_calls.format import json_value, marks_of
-from chatterm.tool_calls.grammar import refusal, spelled
+from chatterm.server.process.model_pool import PooledModel
+from chatterm.server.service import AnswerConstraint, ChatMessage, Generation, RequestError
+from chatterm.tool_calls.format import call_marks, json_value
+from chatterm.tool_calls.grammar import explain_refusal, spell_marks
 from engine.errors import ContextFullError
 from engine.params import Constraint as EngineConstraint
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
-    from engine.conversation.requests import Asked
+    from engine.conversation.requests import PreparedPrompt
     from engine.engine import Engine
     from models.text.tokenizer import Tokenizer
 
@@ -23,7 +23,7 @@ _COMPLETION = 256
 """Tokens of a completion at most, where nobody says how many."""
 
 
-def params_of(engine: "Engine", request: Generation) -> SamplingParams:
+def parse_sampling(engine: "Engine", request: Generation) -> SamplingParams:
     """How to sample. Raises RequestError for a value out of range, and for what is not known here."""
     given = dict(request.sampling)
     for name in given:
@@ -50,7 +50,7 @@ def params_of(engine: "Engine", request: Generation) -> SamplingParams:
         ) from None
 
 
-def asked_of(held: Held, request: Generation, params: SamplingParams) -> "Asked":
+def prepare_prompt(held: PooledModel, request: Generation, params: SamplingParams) -> "PreparedPrompt":
     """The prompt. Raises RequestError, EngineError and ModelError."""
     if request.messages is None:
         return held.requests.completes(_checked(held, request.prompt or ""))
@@ -69,16 +69,16 @@ def asked_of(held: Held, request: Generation, params: SamplingParams) -> "Asked"
             available=engine.context_length,
         )
     return held.requests.asked(
-        [message_of(message) for message in request.messages],
+        [template_message(message) for message in request.messages],
         params,
         think=THINK[request.think],
         tools=request.tools,
         names=request.template,
-        shown=marks_of(engine.tokenizer) if request.tools else frozenset(),
+        shown=call_marks(engine.tokenizer) if request.tools else frozenset(),
     )
 
 
-def message_of(message: ChatMessage) -> dict[str, Any]:
+def template_message(message: ChatMessage) -> dict[str, Any]:
     """A message as chat templates know it."""
     role = "system" if message.role == "developer" else message.role
     made: dict[str, Any] = {"role": role, "content": message.content}
@@ -103,22 +103,22 @@ def message_of(message: ChatMessage) -> dict[str, Any]:
 def about(request: Generation, error: Exception) -> Exception:
     """An error in terms of what the client sent, which is not the grammar that was made of it."""
     asked = request.constraint
-    if asked is None or asked.kind != "calls" or (said := refusal(str(error), asked.text)) is None:
+    if asked is None or asked.kind != "calls" or (said := explain_refusal(str(error), asked.text)) is None:
         return error
     return _wrong("tools", said)
 
 
-def _constraint(tokenizer: "Tokenizer", asked: Constraint) -> EngineConstraint:
+def _constraint(tokenizer: "Tokenizer", asked: AnswerConstraint) -> EngineConstraint:
     """A constraint as the engine knows it. Raises RequestError."""
     try:
         if asked.kind == "calls":
-            return EngineConstraint("lark", spelled(asked.text, tokenizer.token_id))
+            return EngineConstraint("lark", spell_marks(asked.text, tokenizer.token_id))
         return EngineConstraint(asked.kind, asked.text)
     except EngineError as error:
         raise _wrong("response_format", str(error)) from None
 
 
-def _checked(held: Held, prompt: str | tuple[int, ...]) -> str | list[int]:
+def _checked(held: PooledModel, prompt: str | tuple[int, ...]) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
     size = held.engine.vocab_size

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from chatterm.backends.backend import Tool
-from chatterm.tools.arguments import checked
+from chatterm.tools.arguments import check_arguments
 from chatterm.tools.builtin import sandbox
 from chatterm.tools.danger import dangers
 from chatterm.tools.output import Tail, bounded
-from chatterm.tools.tool import Effect, Plan, Running, Tone, ToolError
+from chatterm.tools.tool import Effect, Tone, ToolError, ToolPlan, ToolRun
 
 _LIMIT, _LONGEST = 60, 600
 """Seconds that a command has, where it asks for no time, and at most."""
@@ -62,8 +62,8 @@ class RunCommand:
         self._folder = folder.resolve()
         self._bwrap = bwrap or sandbox.program
 
-    def plan(self, arguments: Mapping[str, Any]) -> Plan:
-        given = checked(self.tool, arguments)
+    def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
+        given = check_arguments(self.tool, arguments)
         command, writes = given["command"], given.get("writes", False)
         limit = given.get("seconds", _LIMIT)
         if not command.strip() or "\0" in command:
@@ -88,12 +88,12 @@ class RunCommand:
         lines.append((f"Time limit: {limit} s.", "muted"))
         subject = command + (" [writes]" if writes else "") + (" [no sandbox]" if bwrap is None else "")
 
-        def run(running: Running) -> str:
+        def run(running: ToolRun) -> str:
             return self._run(command, bwrap, writes, limit, running)
 
-        return Plan("run_command", "run", subject, tuple(lines), run, dangers(command))
+        return ToolPlan("run_command", "run", subject, tuple(lines), run, dangers(command))
 
-    def _run(self, command: str, bwrap: str | None, writes: bool, limit: int, running: Running) -> str:
+    def _run(self, command: str, bwrap: str | None, writes: bool, limit: int, running: ToolRun) -> str:
         line = ["/bin/sh", "-c", command]
         if bwrap is not None:
             line = sandbox.confined(bwrap, self._folder, line, Path.home(), writes)
@@ -121,7 +121,7 @@ class RunCommand:
         return bounded(f"{output.rstrip(chr(10))}\n[{ended}]".lstrip("\n"))
 
 
-def _followed(process: "subprocess.Popen[bytes]", limit: int, running: Running) -> tuple[str, str]:
+def _followed(process: "subprocess.Popen[bytes]", limit: int, running: ToolRun) -> tuple[str, str]:
     """What a process prints until it ends, and why it was ended before, "" if it was not."""
     assert process.stdout is not None
     handle = process.stdout.fileno()

@@ -23,7 +23,7 @@ _MOST_PARTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FolderEntry:
     """One name in a folder."""
 
     name: str
@@ -77,7 +77,7 @@ class Confined:
         except UnicodeDecodeError:
             raise ToolError(f"{self.name(path)} is not UTF-8 text.") from None
 
-    def list(self, path: str) -> list[Entry]:
+    def list(self, path: str) -> list[FolderEntry]:
         """What is in a folder, by name."""
         with self._folder(self.parts(path), path) as folder:
             try:
@@ -201,14 +201,14 @@ class Confined:
         return data
 
     @staticmethod
-    def _entries(folder: int) -> Iterator[Entry]:
+    def _entries(folder: int) -> Iterator[FolderEntry]:
         with os.scandir(folder) as found:
             for entry in found:
                 try:
                     info = entry.stat(follow_symlinks=False)
                 except OSError:
                     continue
-                yield Entry(entry.name, _kind(info.st_mode), info.st_size)
+                yield FolderEntry(entry.name, _kind(info.st_mode), info.st_size)
 
 
 def _kind(mode: int) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 from chatterm.backends.backend import Tool
 from chatterm.terminal.sanitize import cleaned
-from chatterm.tools.arguments import checked, shown
+from chatterm.tools.arguments import check_arguments, show_arguments
 from chatterm.tools.builtin.confined import Confined
 from chatterm.tools.output import bounded
-from chatterm.tools.tool import Effect, Plan, Running, ToolError
+from chatterm.tools.tool import Effect, ToolError, ToolPlan, ToolRun
 
 _LINES = 400
 """Lines of a file that one call reads, where it does not say how many."""
@@ -55,14 +55,14 @@ class ReadFile:
     def __init__(self, files: Confined) -> None:
         self._files = files
 
-    def plan(self, arguments: Mapping[str, Any]) -> Plan:
-        given = checked(self.tool, arguments)
+    def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
+        given = check_arguments(self.tool, arguments)
         first, count = given.get("first", 1), given.get("lines", _LINES)
         if first < 1 or count < 1:
             raise ToolError("first and lines must be 1 or more.")
         name = self._files.name(given["path"])
 
-        def run(_: Running) -> str:
+        def run(_: ToolRun) -> str:
             lines = self._files.read_text(name).splitlines()
             chosen = lines[first - 1 : first - 1 + count]
             if not chosen:
@@ -71,7 +71,7 @@ class ReadFile:
             more = f"\n[{rest:,} more lines]" if rest > 0 else ""
             return bounded("\n".join(chosen)) + more
 
-        return Plan("read_file", "read", name, shown(given), run, read_dangers(name))
+        return ToolPlan("read_file", "read", name, show_arguments(given), run, read_dangers(name))
 
 
 class ListFolder:
@@ -93,11 +93,11 @@ class ListFolder:
     def __init__(self, files: Confined) -> None:
         self._files = files
 
-    def plan(self, arguments: Mapping[str, Any]) -> Plan:
-        given = checked(self.tool, arguments)
+    def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
+        given = check_arguments(self.tool, arguments)
         name = self._files.name(given.get("path", ""))
 
-        def run(_: Running) -> str:
+        def run(_: ToolRun) -> str:
             entries = self._files.list(name)
             # A name is what somebody chose, and may be made to look like several.
             rows = [
@@ -106,7 +106,7 @@ class ListFolder:
             ]
             return bounded("\n".join(rows)) if rows else f"{name} is empty."
 
-        return Plan("list_folder", "read", name, shown({"path": name}), run)
+        return ToolPlan("list_folder", "read", name, show_arguments({"path": name}), run)
 
 
 class Search:
@@ -129,20 +129,20 @@ class Search:
     def __init__(self, files: Confined) -> None:
         self._files = files
 
-    def plan(self, arguments: Mapping[str, Any]) -> Plan:
-        given = checked(self.tool, arguments)
+    def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
+        given = check_arguments(self.tool, arguments)
         if not given["text"]:
             raise ToolError("text is empty; say what to look for.")
         name = self._files.name(given.get("path", ""))
 
-        def run(running: Running) -> str:
+        def run(running: ToolRun) -> str:
             return self._found(
                 name, given["text"], given.get("files", "*"), given.get("ignore_case", False), running
             )
 
-        return Plan("search", "read", name, shown(given), run, read_dangers(name))
+        return ToolPlan("search", "read", name, show_arguments(given), run, read_dangers(name))
 
-    def _found(self, start: str, text: str, files: str, ignore_case: bool, running: Running) -> str:
+    def _found(self, start: str, text: str, files: str, ignore_case: bool, running: ToolRun) -> str:
         wanted = text.casefold() if ignore_case else text
         found: list[str] = []
         for name in self._names(start):

@@ -12,11 +12,11 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from chatterm.backends.backend import Tool
 from chatterm.terminal.sanitize import is_safe, one_line
-from chatterm.tools.arguments import checked
+from chatterm.tools.arguments import check_arguments
 from chatterm.tools.deadline import ended_in_time
 from chatterm.tools.output import bounded
-from chatterm.tools.page import Page, decoded
-from chatterm.tools.tool import Effect, Plan, Running, Tone, ToolError
+from chatterm.tools.page import HtmlParser, decoded
+from chatterm.tools.tool import Effect, Tone, ToolError, ToolPlan, ToolRun
 
 MOST_BYTES = 2_000_000
 _LIMIT = 30.0
@@ -69,8 +69,8 @@ class FetchUrl:
         self._find = find or _addresses
         self._may_be_local = may_be_local
 
-    def plan(self, arguments: Mapping[str, Any]) -> Plan:
-        url = checked(self.tool, arguments)["url"]
+    def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
+        url = check_arguments(self.tool, arguments)["url"]
         parts = _parts(url)
         lines: list[tuple[str, Tone]] = [(f"url: {url}", "text")]
         found = [] if parts.scheme == "https" else ["not encrypted: others may read and change it"]
@@ -79,12 +79,12 @@ class FetchUrl:
         if not (parts.hostname or "").isascii() or "xn--" in (parts.hostname or ""):
             found.append("the host's name may look like another one")
 
-        def run(running: Running) -> str:
+        def run(running: ToolRun) -> str:
             return self._fetched(url, running)
 
-        return Plan("fetch_url", "fetch", url, tuple(lines), run, tuple(found))
+        return ToolPlan("fetch_url", "fetch", url, tuple(lines), run, tuple(found))
 
-    def _fetched(self, url: str, running: Running) -> str:
+    def _fetched(self, url: str, running: ToolRun) -> str:
         until = time.monotonic() + _LIMIT
         origin = _origin(_parts(url))
         for _ in range(_REDIRECTS):
@@ -102,7 +102,7 @@ class FetchUrl:
                 raise ToolError(f"It redirects to {one_line(url, 300)}; fetch that instead.")
         raise ToolError("It redirects too often.")
 
-    def _once(self, parts: SplitResult, until: float, running: Running) -> tuple[int, str | None, str, bytes]:
+    def _once(self, parts: SplitResult, until: float, running: ToolRun) -> tuple[int, str | None, str, bytes]:
         """Status, where it leads on to, the kind of the body, and the body."""
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         connection = http.client.HTTPConnection(host, port, timeout=_STEP)
@@ -214,7 +214,7 @@ def _text(kind: str, data: bytes) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(rows)).strip()
 
 
-class _Reader(Page):
+class _Reader(HtmlParser):
     """What a person would read of a page."""
 
     def __init__(self) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from chatterm.backends.backend import Tool
 from chatterm.terminal.sanitize import is_safe
-from chatterm.tools.arguments import checked
+from chatterm.tools.arguments import check_arguments
 from chatterm.tools.builtin.confined import MOST_BYTES, Confined
-from chatterm.tools.tool import Effect, Plan, Running, Tone, ToolError
+from chatterm.tools.tool import Effect, Tone, ToolError, ToolPlan, ToolRun
 from models.units import counted
 
 _RUNS_LATER = re.compile(
@@ -39,8 +39,8 @@ class WriteFile:
     def __init__(self, files: Confined) -> None:
         self._files = files
 
-    def plan(self, arguments: Mapping[str, Any]) -> Plan:
-        given = checked(self.tool, arguments)
+    def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
+        given = check_arguments(self.tool, arguments)
         return _plan(self._files, "write_file", given["path"], lambda _: given["text"], {})
 
 
@@ -66,8 +66,8 @@ class PatchFile:
     def __init__(self, files: Confined) -> None:
         self._files = files
 
-    def plan(self, arguments: Mapping[str, Any]) -> Plan:
-        given = checked(self.tool, arguments)
+    def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
+        given = check_arguments(self.tool, arguments)
         old, new = given["old"], given["new"]
         if not old:
             raise ToolError("old is empty; write_file creates a new file.")
@@ -92,7 +92,7 @@ def write_dangers(name: str, text: str) -> tuple[str, ...]:
 
 def _plan(
     files: Confined, tool: str, path: str, made: Callable[[str | None], str], given: Mapping[str, str]
-) -> Plan:
+) -> ToolPlan:
     """A call that makes the new text from the one that is there. What is wrong on the disk is told to the person now,
     and to the model only once the call was allowed: a refused call tells nothing of what is there."""
     name = files.name(path)
@@ -116,18 +116,18 @@ def _plan(
         lines += [(f"{key}: {value}", "muted") for key, value in given.items()]
         failed = problem
 
-        def fail(_: Running) -> str:
+        def fail(_: ToolRun) -> str:
             raise failed
 
-        return Plan(tool, "write", name, (*lines, (f"This will fail: {problem}", "warning")), fail)
+        return ToolPlan(tool, "write", name, (*lines, (f"This will fail: {problem}", "warning")), fail)
     old = "" if before is None else before.decode("utf-8")
 
-    def run(_: Running) -> str:
+    def run(_: ToolRun) -> str:
         files.write(name, data, before)
         return f"{name} is written: {counted(len(text.splitlines()), 'line')}."
 
     head: tuple[str, Tone] = (f"path: {name}" + (" (a new file)" if before is None else ""), "text")
-    return Plan(tool, "write", name, (head, *_diff(old, text)), run, write_dangers(name, text))
+    return ToolPlan(tool, "write", name, (head, *_diff(old, text)), run, write_dangers(name, text))
 
 
 def _before(files: Confined, name: str) -> bytes | None:

@@ -85,7 +85,7 @@ class Offers:
         return any(resource.uri == uri for resource in self.resources)
 
 
-def prompt_of(told: Any) -> ServerPrompt | None:
+def parse_prompt(told: Any) -> ServerPrompt | None:
     """What a server says of a prompt; None for one that nobody could write."""
     arguments = []
     for argument in list(told.arguments or ())[:_MOST_ARGUMENTS]:
@@ -98,7 +98,7 @@ def prompt_of(told: Any) -> ServerPrompt | None:
     return ServerPrompt(told.name, _about(told.description or told.title), tuple(arguments))
 
 
-def resource_of(told: Any) -> ServerResource | None:
+def parse_resource(told: Any) -> ServerResource | None:
     """The same of a resource or a template."""
     template = getattr(told, "uri_template", None)
     uri = str(template or told.uri)
@@ -138,7 +138,7 @@ def given(name: str, prompt: ServerPrompt, text: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class DraftArgument:
     """The argument of a prompt that is being written at the end of a text."""
 
     name: str
@@ -164,7 +164,7 @@ def left(prompt: ServerPrompt, text: str) -> list[str]:
     return [f"{text[:start]}{name}=" for name in names if name.startswith(word)]
 
 
-def writing(prompt: ServerPrompt, text: str) -> Writing | None:
+def writing(prompt: ServerPrompt, text: str) -> DraftArgument | None:
     """None where no argument is left to be written."""
     start = text.rfind(" ") + 1
     word, before = text[start:], text[:start]
@@ -175,9 +175,9 @@ def writing(prompt: ServerPrompt, text: str) -> Writing | None:
     free = [argument.name for argument in prompt.ordered if argument.name not in known]
     key, equals, value = word.partition("=")
     if equals:
-        return Writing(key, value.strip("'\""), start, known) if key in free else None
+        return DraftArgument(key, value.strip("'\""), start, known) if key in free else None
     name = next((name for name in free if name.startswith(word)), None)
-    return Writing(name, "", start, known) if name is not None else None
+    return DraftArgument(name, "", start, known) if name is not None else None
 
 
 # --- what is kept ---

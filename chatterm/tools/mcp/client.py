@@ -22,10 +22,10 @@ from chatterm.terminal.sanitize import cleaned, one_line
 from chatterm.tools.mcp import requests
 from chatterm.tools.mcp.catalog import Offers
 from chatterm.tools.mcp.config import Server
-from chatterm.tools.mcp.http_transport import web_of
-from chatterm.tools.mcp.stdio_transport import MOST_LOG, process_of
+from chatterm.tools.mcp.http_transport import open_http
+from chatterm.tools.mcp.stdio_transport import MOST_LOG, open_stdio
 from chatterm.tools.output import unhidden
-from chatterm.tools.tool import Running, ToolError
+from chatterm.tools.tool import ToolError, ToolRun
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -67,44 +67,48 @@ class Servers:
         self._links: dict[str, _Link] = {}
         self._lock = threading.Lock()
 
-    def tools(self, name: str, running: Running | None = None) -> list[ServerTool]:
+    def tools(self, name: str, running: ToolRun | None = None) -> list[ServerTool]:
         """The tools of a server, which is started for that."""
 
         async def told(client: "Client") -> list[ServerTool]:
-            return await requests.listed(lambda c: client.list_tools(cursor=c), "tools", _tool, _MOST_TOOLS)
+            return await requests.list_pages(
+                lambda c: client.list_tools(cursor=c), "tools", _tool, _MOST_TOOLS
+            )
 
-        return self._ask(name, told, START_S, running or Running())
+        return self._ask(name, told, START_S, running or ToolRun())
 
-    def call(self, name: str, tool: str, arguments: dict[str, Any], running: Running) -> str:
+    def call(self, name: str, tool: str, arguments: dict[str, Any], running: ToolRun) -> str:
         """What a call of a tool gives. Raises ToolError for what the server calls an error, too."""
 
         async def called(client: "Client") -> str:
             result = await client.call_tool(tool, arguments)
-            text = requests.text_of(result.content) or requests.structured_text(result.structured_content)
+            text = requests.content_text(result.content) or requests.structured_text(
+                result.structured_content
+            )
             if result.is_error:
                 raise ToolError(one_line(text, 1_000) or "The server reported a failure without a reason.")
             return text
 
         return self._ask(name, called, CALL_S, running)
 
-    def offers(self, name: str, running: Running | None = None) -> Offers:
+    def offers(self, name: str, running: ToolRun | None = None) -> Offers:
         """The prompts and resources of a server, which is started for that."""
-        return self._ask(name, requests.offers, START_S, running or Running())
+        return self._ask(name, requests.offers, START_S, running or ToolRun())
 
     def prompt(self, name: str, prompt: str, arguments: Mapping[str, str]) -> str:
         """What a prompt of a server says."""
-        return self._ask(name, lambda client: requests.prompt(client, prompt, arguments), START_S, Running())
+        return self._ask(name, lambda client: requests.prompt(client, prompt, arguments), START_S, ToolRun())
 
     def resource(self, name: str, uri: str) -> str:
         """The text of a resource of a server."""
-        return self._ask(name, lambda client: requests.resource(client, uri), START_S, Running())
+        return self._ask(name, lambda client: requests.resource(client, uri), START_S, ToolRun())
 
     def values(
         self, name: str, prompt: str, argument: str, begun: str, given: Mapping[str, str]
     ) -> list[str]:
         """What an argument of a prompt may become."""
         return self._ask(
-            name, lambda client: requests.values(client, prompt, argument, begun, given), VALUES_S, Running()
+            name, lambda client: requests.values(client, prompt, argument, begun, given), VALUES_S, ToolRun()
         )
 
     def close(self) -> None:
@@ -122,7 +126,7 @@ class Servers:
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join(5)
 
-    def _ask(self, name: str, work: Callable[["Client"], Awaitable[T]], limit: float, running: Running) -> T:
+    def _ask(self, name: str, work: Callable[["Client"], Awaitable[T]], limit: float, running: ToolRun) -> T:
         server = self.servers.get(name)
         if server is None:
             raise ToolError(f"There is no server {one_line(name, 40)!r}; chatterm mcp list shows all.")
@@ -276,7 +280,7 @@ class _Link:
         async with contextlib.AsyncExitStack() as stack:
             log = stack.enter_context(_log(server.name)) if server.command else None
             self._log_at = log.tell() if log is not None else 0
-            transport = process_of(server, log, self._note_death) if log is not None else web_of(server)
+            transport = open_stdio(server, log, self._note_death) if log is not None else open_http(server)
             # Our own limits come first: they also end a server that hangs.
             client = await stack.enter_async_context(Client(transport, read_timeout_seconds=CALL_S + 10))
             ready.set_result(client)

@@ -53,7 +53,7 @@ def checked_name(name: str) -> str:
     return name
 
 
-def server_of(name: str, data: Any, where: str) -> Server:
+def parse_server(name: str, data: Any, where: str) -> Server:
     """One entry of such a file. Raises EngineError."""
     checked_name(name)
     if not isinstance(data, dict):
@@ -110,7 +110,7 @@ def read_servers(path: Path) -> list[Server]:
         raise EngineError(f'{path} has no object "mcpServers"; fix it, or delete it.')
     if len(found) > _MOST:
         raise EngineError(f"{path} has {len(found)} MCP servers; leave at most {_MOST} in it.")
-    return [server_of(name, item, str(path)) for name, item in found.items()]
+    return [parse_server(name, item, str(path)) for name, item in found.items()]
 
 
 def write_servers(path: Path, servers: list[Server]) -> None:

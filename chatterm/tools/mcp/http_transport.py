@@ -26,7 +26,7 @@ PACE_S = 1.0
 
 
 @contextlib.asynccontextmanager
-async def web_of(server: Server) -> "AsyncIterator[TransportStreams]":
+async def open_http(server: Server) -> "AsyncIterator[TransportStreams]":
     """A transport for the SDK's client.
 
     Raises, in a group, ToolError where the server sends too much or what it was asked not to, or refuses the key.

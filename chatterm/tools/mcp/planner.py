@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from chatterm.backends.backend import Tool
-from chatterm.tools.arguments import shown
+from chatterm.tools.arguments import show_arguments
 from chatterm.tools.mcp.client import Servers, ServerTool
-from chatterm.tools.tool import Effect, Plan, Running, Tone
+from chatterm.tools.tool import Effect, Tone, ToolPlan, ToolRun
 
 _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -24,22 +24,22 @@ class McpTool:
         self._told = told
         self.tool = Tool(name, f"Of the server {server}: {told.description}", told.parameters)
 
-    def plan(self, arguments: Mapping[str, Any]) -> Plan:
+    def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
         given = dict(arguments)
         lines: list[tuple[str, Tone]] = [
             (f"server: {self._server}", "muted"),
             (f"tool: {self._told.name}", "muted"),
         ]
-        lines += shown(given) or [("no arguments", "muted")]
+        lines += show_arguments(given) or [("no arguments", "muted")]
 
-        def run(running: Running) -> str:
+        def run(running: ToolRun) -> str:
             return self._servers.call(self._server, self._told.name, given, running)
 
         subject = json.dumps(given, ensure_ascii=False, sort_keys=True)
-        return Plan(self.tool.name, "server", subject, tuple(lines), run)
+        return ToolPlan(self.tool.name, "server", subject, tuple(lines), run)
 
 
-def planners(servers: Servers, server: str, running: Running | None = None) -> list[McpTool]:
+def planners(servers: Servers, server: str, running: ToolRun | None = None) -> list[McpTool]:
     """The tools of a server, which is started for that. Raises ToolError."""
     found: dict[str, McpTool] = {}
     for told in servers.tools(server, running):

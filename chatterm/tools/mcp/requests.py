@@ -5,7 +5,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chatterm.terminal.sanitize import is_safe, one_line
-from chatterm.tools.mcp.catalog import MOST, Offers, ServerPrompt, ServerResource, prompt_of, resource_of
+from chatterm.tools.mcp.catalog import (
+    MOST,
+    Offers,
+    ServerPrompt,
+    ServerResource,
+    parse_prompt,
+    parse_resource,
+)
 from chatterm.tools.output import bounded
 from chatterm.tools.tool import ToolError
 
@@ -19,7 +26,7 @@ _MOST_PAGES = 10
 _MOST_VALUES = 50
 
 
-async def listed(
+async def list_pages(
     page_of: Callable[[str | None], Awaitable[Any]], items: str, made: Callable[[Any], T | None], most: int
 ) -> list[T]:
     """A list that comes in pages, as far as it is of use: its `items`, without those of which nothing can be made."""
@@ -40,11 +47,13 @@ async def offers(client: "Client") -> Offers:
     prompts: list[ServerPrompt] = []
     resources: list[ServerResource] = []
     if getattr(able, "prompts", None) is not None:
-        prompts = await listed(lambda c: client.list_prompts(cursor=c), "prompts", prompt_of, MOST)
+        prompts = await list_pages(lambda c: client.list_prompts(cursor=c), "prompts", parse_prompt, MOST)
     if getattr(able, "resources", None) is not None:
-        resources = await listed(lambda c: client.list_resources(cursor=c), "resources", resource_of, MOST)
-        resources += await listed(
-            lambda c: client.list_resource_templates(cursor=c), "resource_templates", resource_of, MOST
+        resources = await list_pages(
+            lambda c: client.list_resources(cursor=c), "resources", parse_resource, MOST
+        )
+        resources += await list_pages(
+            lambda c: client.list_resource_templates(cursor=c), "resource_templates", parse_resource, MOST
         )
     return Offers(tuple(prompts), tuple(resources[:MOST]))
 
@@ -56,7 +65,7 @@ async def prompt(client: "Client", name: str, arguments: Mapping[str, str]) -> s
     with_roles = any(message.role != "user" for message in messages)
     parts = []
     for message in messages:
-        said = text_of([message.content], MOST_TEXT)
+        said = content_text([message.content], MOST_TEXT)
         parts.append(f"{message.role.title()}: {said}" if with_roles else said)
     text = bounded("\n\n".join(parts), MOST_TEXT).strip()
     if not text:
@@ -91,7 +100,7 @@ async def values(
     ]
 
 
-def text_of(content: Sequence[Any], most: int | None = None) -> str:
+def content_text(content: Sequence[Any], most: int | None = None) -> str:
     """What content says; what is no text is only named."""
     parts: list[str] = []
     for block in list(content)[:1_000]:

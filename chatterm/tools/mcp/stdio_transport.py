@@ -28,7 +28,7 @@ _LAST_S = 1.0
 
 
 @contextlib.asynccontextmanager
-async def process_of(
+async def open_stdio(
     server: Server, log: BinaryIO, on_end: Callable[[], None]
 ) -> "AsyncIterator[TransportStreams]":
     """A transport for the SDK's client; what the server writes on standard error goes to `log`. `on_end` is called

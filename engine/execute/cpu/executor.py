@@ -16,9 +16,9 @@ from torch import Tensor
 from engine.batch import Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_native
-from engine.execute.cpu.native_structs import Telling
+from engine.execute.cpu.native_structs import NativeStructs
 from engine.kernels.native import library as native
-from engine.kernels.native.library import Library, NativeError, Pool
+from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.network import PLAIN, Network, Weight
 from models.spec import ModelSpec
 
@@ -35,7 +35,7 @@ def unsupported(spec: ModelSpec) -> str | None:
     return not_native(spec) or native.problem()
 
 
-def takes_prompts(network: Network, library: Library, variant: int) -> bool:
+def takes_prompts(network: Network, library: NativeLibrary, variant: int) -> bool:
     """Return whether kernels of `variant` also beat torch at prompts of this network.
 
     They do if its weights are quantised, unless the variant is the portable one. In bf16 they do with instructions for
@@ -55,7 +55,7 @@ class NativeDecoder:
         self.name = f"native kernels, {pool.library.best_name}"
         self._pool = pool
         self._functions = pool.library.functions
-        told = Telling()
+        told = NativeStructs()
         self._alive = (network, cache, told)
         spec, attention, learned = network.spec, network.spec.attention, network.position_embedding
         layers = [told.layer(*pair) for pair in zip(spec.layers, network.layers, strict=True)]

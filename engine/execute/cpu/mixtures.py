@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from engine.execute.cpu.native_structs import Telling
+from engine.execute.cpu.native_structs import NativeStructs
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
 from models.network import PLAIN, ExpertWeights
@@ -34,7 +34,7 @@ class NativeMixtures:
         self._pool = pool
         self._functions = pool.library.functions
         self._numbers = {layer: number for number, layer in enumerate(layers)}
-        self._told = Telling()
+        self._told = NativeStructs()
         told = [self._told.experts_alone(spec, weights) for spec, weights in layers.values()]
         reason = ctypes.c_char_p()
         with pool.held() as handle:

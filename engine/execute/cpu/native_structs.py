@@ -19,7 +19,7 @@ from models.network import (
 from models.spec import Attention, Experts, FeedForward, Layer, Norm
 
 
-class Telling:
+class NativeStructs:
     """Builds structs from weights, and owns the memory they point to; it must outlive the library's use of them."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Telling:
 
     def matrix(self, weight: Weight) -> native.Matrix:
         """Describe one weight and keep it alive."""
-        matrix = matrix_of(weight)
+        matrix = to_matrix(weight)
         self._alive.append(weight)
         return matrix
 
@@ -134,7 +134,7 @@ class Telling:
         return self._tables.get(id(numbers)) or self._tables.setdefault(id(numbers), self._numbers(numbers))
 
 
-def matrix_of(weight: Weight) -> native.Matrix:
+def to_matrix(weight: Weight) -> native.Matrix:
     """Describe a weight, which must outlive the struct. Raises NativeError if it is not contiguous in CPU memory."""
     data = weight.data
     if data.device.type != "cpu" or not data.is_contiguous():

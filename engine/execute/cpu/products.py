@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.execute.cpu.executor import PORTABLE
-from engine.execute.cpu.native_structs import matrix_of
+from engine.execute.cpu.native_structs import to_matrix
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
 from models.network import Linear, Network, Weight
@@ -61,4 +61,4 @@ class NativeProduct:
 
 
 def _layer(weights: Sequence[Weight]) -> native.Linear:
-    return native.Linear((native.Matrix * 3)(*map(matrix_of, weights)), None, len(weights))
+    return native.Linear((native.Matrix * 3)(*map(to_matrix, weights)), None, len(weights))

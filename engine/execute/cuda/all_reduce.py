@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from engine.execute.cuda.add_norm import AddNorm
-from engine.execute.cuda.all_reduce_layout import Plan
+from engine.execute.cuda.all_reduce_layout import AllReduceLayout
 from engine.execute.cuda.peer_memory import PeerMemory
 from engine.execute.cuda.slots import StepInput
 from engine.execute.group import PATIENCE
@@ -27,11 +27,17 @@ _THREAD_WORDS = 4
 """Pairs of numbers of a thread, where a program sums and norms a row."""
 
 
-class Exchange:
-    """The other ranks in a decode step: extends `models.reference.collective.Peers`. Only for the engine loop's thread."""
+class AllReduce:
+    """Sums over all ranks in a decode step; extends `models.reference.collective.Collective`. Loop thread only."""
 
     def __init__(
-        self, memory: PeerMemory, plan: Plan, rank: int, device: torch.device, dtype: torch.dtype, pdl: bool
+        self,
+        memory: PeerMemory,
+        plan: AllReduceLayout,
+        rank: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        pdl: bool,
     ) -> None:
         """`memory` holds the plan's bytes on each rank, zeros at first. `dtype` is the network's. `pdl` turns on
         programmatic dependent launch (sm_90 and later)."""

@@ -9,7 +9,7 @@ MOST_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AllReduceLayout:
     """The sizes of the exchanged data and its layout in the memory of each rank, in words of 4 bytes."""
 
     ranks: int
@@ -26,7 +26,7 @@ class Plan:
     itemsize: int = 2
 
     @classmethod
-    def of(cls, network: Network, rows: int, prompt: int) -> "Plan":
+    def of(cls, network: Network, rows: int, prompt: int) -> "AllReduceLayout":
         """Return the plan for a divided network and steps of up to `rows` rows, or up to `prompt` rows of prompts."""
         assert network.share is not None
         spec, ranks = network.spec, network.share.ranks

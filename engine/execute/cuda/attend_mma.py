@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, padded_parts, rotation
 from engine.execute.cuda.prefix_groups import Sharing
-from engine.execute.cuda.tiles import FEW, IN_ORDER, IN_ORDER_DIM, SMALLEST, Split, most_chunks
+from engine.execute.cuda.tiles import FEW, IN_ORDER, IN_ORDER_DIM, SMALLEST, AttentionSplit, most_chunks
 from engine.kernels.triton.attention_mma import parts_kernel
 from engine.kernels.triton.combine import combine_parts_kernel
 from engine.kernels.triton.launch import split_alike
@@ -112,7 +112,7 @@ def choose_shared_cut(
 
 
 def choose_own_cut(
-    shape: AttentionShape, rows: int, limit: int, itemsize: int = 2, split: Split | None = None
+    shape: AttentionShape, rows: int, limit: int, itemsize: int = 2, split: AttentionSplit | None = None
 ) -> PartsCut:
     """Return the cut for sequences of up to `limit` rows that share nothing. The cut of each of a few sequences depends
     on its own length, and on `split` if given."""

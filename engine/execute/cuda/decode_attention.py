@@ -46,7 +46,7 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class AttentionParts:
     """What the attention leaves if the product that reads it combines the parts."""
 
     partial: Tensor
@@ -106,12 +106,14 @@ class AttentionInput:
         )
 
 
-def parts_left(given: AttentionInput, spec: Attention, cut: Chunking) -> Parts | None:
+def parts_left(given: AttentionInput, spec: Attention, cut: Chunking) -> AttentionParts | None:
     """Return what the attention of one row leaves to the next product; None if it is too much to combine there."""
     plain = given.sinks is None and spec.window is None and spec.head_dim == IN_ORDER_DIM
     if not plain or cut.chunks > IN_ORDER:
         return None
-    return Parts(given.partial, given.lse, given.active, given.counters, spec.head_dim, cut.rows, cut.chunks)
+    return AttentionParts(
+        given.partial, given.lse, given.active, given.counters, spec.head_dim, cut.rows, cut.chunks
+    )
 
 
 def rotation(spec: Attention) -> dict[str, Any]:

@@ -21,17 +21,17 @@ from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.decode_protocols import Decoded, DecodeProgram, Event
-from engine.execute.cuda.following import Counting
+from engine.execute.cuda.following import NullSampler
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
-from engine.execute.cuda.kernel_configs import Cuts
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.prefix_groups import LEAST, choose_sharing, share
 from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep, Slots, StepInput
 from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
 from engine.execute.cuda.verify import Checking, GuessedRows, SeveralRows
 from engine.params import SamplingParams
-from engine.sampling.device_sampler import DeviceSampler, Draw
-from engine.sampling.sampler import Drawn
+from engine.sampling.device_sampler import DeviceSampler, DrawFeatures
+from engine.sampling.sampler import SampledToken
 from models.network import Network
 
 ROWS = (1, 2, 4, FEW, 16, 32, 64, 96, 128, 192, 256)
@@ -44,7 +44,7 @@ S = TypeVar("S", bound=Decoded)
 
 
 @dataclass(slots=True, eq=False)
-class Seat(Generic[S]):
+class SlotState(Generic[S]):
     """A sequence in a slot. A sequence that leaves and comes back gets a new seat."""
 
     sequence: S
@@ -62,10 +62,10 @@ class Seat(Generic[S]):
 
 
 @dataclass(slots=True)
-class Held(Generic[S]):
+class PendingStep(Generic[S]):
     """A step whose logits are computed, and whose tokens are drawn once their masks are ready."""
 
-    seats: list[Seat[S]]
+    seats: list[SlotState[S]]
     rows: int
     logits: Tensor
 
@@ -86,7 +86,7 @@ class DecodeRunner(Generic[S]):
     def __init__(
         self,
         program: DecodeProgram,
-        sampler: DeviceSampler | Counting,
+        sampler: DeviceSampler | NullSampler,
         slots: Slots,
         rows: int,
         graphs: Graphs | None,
@@ -108,18 +108,18 @@ class DecodeRunner(Generic[S]):
         self.watch: Callable[[], None] = lambda: None
         """Called when a step has ended. Raises EngineError if other ranks were lost and its tokens mean nothing."""
         self._sent = Changes({}, {})
-        self._ahead: list[tuple[int, int, Draw]] = []
+        self._ahead: list[tuple[int, int, DrawFeatures]] = []
         """Steps to compile and record in idle time, the next one last."""
         self._free = list(range(self.capacity))[::-1]
-        self._seats: dict[S, Seat[S]] = {}
+        self._seats: dict[S, SlotState[S]] = {}
         self._every = torch.arange(self.capacity, dtype=torch.int32, device=slots.given.active.device)
-        self._unread: deque[tuple[Event, list[tuple[Seat[S], int]]]] = deque()
+        self._unread: deque[tuple[Event, list[tuple[SlotState[S], int]]]] = deque()
         """One entry for each unread `join` and `launch`: the event at its end, and each sequence's token index."""
         self._events: list[Event] = []
-        self._held: Held[S] | None = None
+        self._held: PendingStep[S] | None = None
         self._logits: dict[tuple[int, int, int], Tensor] = {}
         """The logits of steps that only compute them, by step size: a graph always writes to the same memory."""
-        self._together: list[Seat[S]] = []
+        self._together: list[SlotState[S]] = []
         """The seats of the step that `_shared` was computed for."""
         self._shared: list[int] = []
         """The number of rows that each of those seats shares with others; empty if nobody shares."""
@@ -144,7 +144,7 @@ class DecodeRunner(Generic[S]):
         self._free.pop()
         known = int(logits is None)
         row, position = len(rows) - known, rows.positions[-1] if known else rows.next_position
-        seat = Seat(sequence, slot, row, len(drawn) - known, position - row, params.logprobs, guided)
+        seat = SlotState(sequence, slot, row, len(drawn) - known, position - row, params.logprobs, guided)
         self._seats[sequence] = seat
         prompt = rows.token_ids[: len(rows) - len(drawn)]
         self.sampler.load(slot, params, prompt, drawn, sequence.seed)
@@ -173,7 +173,7 @@ class DecodeRunner(Generic[S]):
         if guided:
             rows = self._activate(taken)
             logits = self._compute(rows, context_limit(furthest), 0 if own is None else context_limit(own))
-            self._held = Held(seats, rows, logits)
+            self._held = PendingStep(seats, rows, logits)
         else:
             self.step(taken, furthest, own)
         for seat in seats:
@@ -195,7 +195,7 @@ class DecodeRunner(Generic[S]):
 
     def check(
         self, spans: list[tuple[S, tuple[int, ...]]], failed: Callable[[S, Exception], None]
-    ) -> list[tuple[S, list[Drawn]]]:
+    ) -> list[tuple[S, list[SampledToken]]]:
         """Run a step of each sequence's newest token and the guesses after it, and wait for it.
 
         Return each sequence's new tokens: one, and one more for each guess that held together with all guesses before
@@ -229,7 +229,7 @@ class DecodeRunner(Generic[S]):
         return [(seat.sequence, self._checked(seat, guesses)) for seat, guesses in seats if not seat.left]
 
     def _guide_rows(
-        self, seats: list[tuple[Seat[S], tuple[int, ...]]], failed: Callable[[S, Exception], None]
+        self, seats: list[tuple[SlotState[S], tuple[int, ...]]], failed: Callable[[S, Exception], None]
     ) -> None:
         """Write the masks for the rows of a step that checks guesses."""
         row = 0
@@ -242,7 +242,7 @@ class DecodeRunner(Generic[S]):
                 except Exception as error:  # noqa: BLE001 - it is this sequence's alone
                     failed(seat.sequence, error)
 
-    def _checked(self, seat: Seat[S], guesses: Items[int]) -> list[Drawn]:
+    def _checked(self, seat: SlotState[S], guesses: Items[int]) -> list[SampledToken]:
         """Return the tokens drawn after the newest token of `seat` and its guesses, up to the first wrong guess."""
         places = [(seat.slot, seat.token + 1 + place, seat.logprobs) for place in range(1 + len(guesses))]
         drawn = self.sampler.drawn(places)
@@ -270,18 +270,18 @@ class DecodeRunner(Generic[S]):
         event.record()
         event.synchronize()
 
-    def _to_record(self) -> list[tuple[int, int, Draw]]:
+    def _to_record(self) -> list[tuple[int, int, DrawFeatures]]:
         """Return the likely steps of several rows. Each is listed twice: the second run records it."""
         if self._graphs is None or self._several is None:
             return []
         limits = [SMALLEST]
         while limits[-1] < min(self.rows, USUAL_CONTEXT):
             limits.append(2 * limits[-1])
-        draws = [Draw(race, False, self.tells) for race in (True, False)]
+        draws = [DrawFeatures(race, False, self.tells) for race in (True, False)]
         found = [(rows, limit, draw) for limit in limits for draw in draws for rows in self.counts]
         return [each for each in reversed(found) for _ in range(2)]
 
-    def _run_several(self, several: SeveralRows, rows: int, limit: int, draw: Draw) -> None:
+    def _run_several(self, several: SeveralRows, rows: int, limit: int, draw: DrawFeatures) -> None:
         self._enqueue(("several", rows, limit, draw), lambda: several.run(rows, limit, draw))
 
     def _enqueue(self, key: Hashable, step: Callable[[], None]) -> None:
@@ -309,7 +309,7 @@ class DecodeRunner(Generic[S]):
             )
         self._note(held.seats)
 
-    def read(self) -> list[tuple[S, Drawn]]:
+    def read(self) -> list[tuple[S, SampledToken]]:
         """Wait for the oldest unread `join` or `launch`; return its sequences and their tokens.
 
         Sequences that have left since are omitted.
@@ -390,7 +390,7 @@ class DecodeRunner(Generic[S]):
                 many = torch.zeros(rows, vocab, dtype=logits.dtype, device=logits.device)
                 self.slots.activate([], rows)
                 self.slots.send()
-                self.sampler.sample(many, given.active[:rows], given.counters, Draw(draw.race))
+                self.sampler.sample(many, given.active[:rows], given.counters, DrawFeatures(draw.race))
             for rows in (rows for rows in ROWS if rows <= largest):
                 self.slots.activate([], rows)
                 self.slots.send()
@@ -413,7 +413,7 @@ class DecodeRunner(Generic[S]):
                 self.slots.send()
                 self.program.run(rows, limit, SMALLEST)
 
-    def _own_rows(self, seats: list[Seat[S]]) -> int | None:
+    def _own_rows(self, seats: list[SlotState[S]]) -> int | None:
         """Decide who shares rows, if the sequences changed since the last step; return the most unshared rows.
 
         Return None if nobody shares.
@@ -432,7 +432,7 @@ class DecodeRunner(Generic[S]):
             return None
         return max(seat.row - common for seat, common in zip(seats, self._shared, strict=True))
 
-    def _step(self, rows: int, limit: int, draw: Draw, own: int = 0) -> None:
+    def _step(self, rows: int, limit: int, draw: DrawFeatures, own: int = 0) -> None:
         with self._with_others(DividedStep(self._sent, rows, limit, own)):
             self._enqueue((rows, limit, draw, own), lambda: self._run(rows, limit, draw, own))
 
@@ -449,12 +449,12 @@ class DecodeRunner(Generic[S]):
         return self._logits.pop(key) if self._graphs is None else self._logits[key]
 
     @torch.inference_mode()
-    def _run(self, rows: int, limit: int, draw: Draw, own: int) -> None:
+    def _run(self, rows: int, limit: int, draw: DrawFeatures, own: int) -> None:
         given = self.slots.given
         logits = self.program.run(rows, limit, own)
         self.sampler.sample(logits, given.active[:rows], given.counters, draw)
 
-    def _note(self, seats: list[Seat[S]]) -> None:
+    def _note(self, seats: list[SlotState[S]]) -> None:
         event = self._events.pop() if self._events else self._event()
         event.record()
         self._unread.append((event, [(seat, seat.token) for seat in seats]))
@@ -470,7 +470,7 @@ def make_decode_runner(
     fused: bool,
     deterministic: bool = False,
     on_host: HostExperts | None = None,
-    cuts: Cuts | None = None,
+    cuts: KernelConfigs | None = None,
 ) -> DecodeRunner[S]:
     """Make a runner on the GPU of `cache` for up to `slots` sequences (at most ROWS[-1]) of up to `rows` rows.
 

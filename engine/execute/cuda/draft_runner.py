@@ -18,16 +18,16 @@ from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, rows_for
 from engine.execute.cuda.graphs import Graphs
-from engine.execute.cuda.kernel_configs import Cuts
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import FEW, context_limit
-from engine.execute.cuda.verify import Chaining, Start
+from engine.execute.cuda.verify import Chaining, DraftStart
 from engine.params import SamplingParams
 from engine.sampling.device_sampler import DeviceSampler
-from engine.sampling.sampler import Drawn
+from engine.sampling.sampler import SampledToken
 from models.network import Network
 
-Chain = tuple[Start, BlockTable, int]
+Chain = tuple[DraftStart, BlockTable, int]
 """Where the chain begins, the block table of its text, and the number of tokens to draft."""
 
 
@@ -50,7 +50,7 @@ class DraftRunner(DecodeRunner[Any]):
         """Prepare `slot` for another text, or for another block table of the same one."""
         self.slots.put(slot, 0, 0)
 
-    def chain(self, chains: Items[Chain]) -> list[list[Drawn]]:
+    def chain(self, chains: Items[Chain]) -> list[list[SampledToken]]:
         """Draft all chains, wait for them, and return the tokens of each.
 
         A chain begins with at most FEW missing rows, and its table has room for the rows of all tokens except the last.
@@ -73,7 +73,7 @@ class DraftRunner(DecodeRunner[Any]):
             raise EngineError("its output is not a number")
         return found
 
-    def _begin(self, starts: list[Start]) -> None:
+    def _begin(self, starts: list[DraftStart]) -> None:
         """Enqueue the step that draws the first token of each chain."""
         chaining = self._several
         assert isinstance(chaining, Chaining)
@@ -83,14 +83,14 @@ class DraftRunner(DecodeRunner[Any]):
         self._run_several(chaining, rows, limit, self.sampler.draw([start.slot for start in starts]))
 
 
-def _newest(start: Start) -> int:
+def _newest(start: DraftStart) -> int:
     """Return the row of the text's newest token."""
     return start.row + len(start.tokens) - 1
 
 
-def _groups(starts: list[Start]) -> list[list[Start]]:
+def _groups(starts: list[DraftStart]) -> list[list[DraftStart]]:
     """Group the beginnings of chains into steps of at most FEW rows, in order."""
-    groups, rows = [list[Start]()], 0
+    groups, rows = [list[DraftStart]()], 0
     for start in starts:
         if rows + len(start.tokens) > FEW:
             groups.append([])
@@ -106,7 +106,7 @@ def make_draft_runner(
     rows: int,
     vocab_size: int,
     graphs: Graphs | None,
-    cuts: Cuts | None = None,
+    cuts: KernelConfigs | None = None,
 ) -> DraftRunner:
     """Return a runner on the GPU of `cache`, for texts of up to `rows` rows and the first `vocab_size` tokens.
 

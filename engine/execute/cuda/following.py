@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.params import SamplingParams
-from engine.sampling.device_sampler import ALL, Draw
-from engine.sampling.sampler import Drawn
+from engine.sampling.device_sampler import ALL, DrawFeatures
+from engine.sampling.sampler import SampledToken
 
 
-class Counting:
+class NullSampler:
     """Stands in for a `DeviceSampler` on a rank that draws no tokens."""
 
     def __init__(
@@ -42,11 +42,11 @@ class Counting:
         """Not available: rank 0 also holds the masks of guessed tokens."""
         raise NotImplementedError
 
-    def draw(self, slots: Iterable[int]) -> Draw:
-        """Return the same `Draw` for all slots."""
-        return Draw()
+    def draw(self, slots: Iterable[int]) -> DrawFeatures:
+        """Return the same `DrawFeatures` for all slots."""
+        return DrawFeatures()
 
-    def drawn(self, tokens: Sequence[tuple[int, int, int | None]]) -> list[Drawn]:
+    def drawn(self, tokens: Sequence[tuple[int, int, int | None]]) -> list[SampledToken]:
         """Not available: rank 0 holds the drawn tokens."""
         raise NotImplementedError
 
@@ -55,7 +55,7 @@ class Counting:
         logits: Tensor,
         active: Tensor,
         counters: Tensor | None = None,
-        draw: Draw = ALL,
+        draw: DrawFeatures = ALL,
         overlaps: bool = True,
     ) -> None:
         """Enqueue an increment of the counters of the slots `active`, if there are counters."""

@@ -21,7 +21,7 @@ With many query heads per KV head, and for many short sequences, tensor cores co
 has alone. From 17 rows on (nine with experts or large products) the layers run like those of a prompt, with its kernels
 between products; small products use `wide.py`.
 
-In a divided network, o and down compute partial sums. `Exchange` adds those of all ranks before the residual is added,
+In a divided network, o and down compute partial sums. `AllReduce` adds those of all ranks before the residual is added,
 in a launch of its own; the embedding and the logits are exchanged the same way.
 
 The plain twin is `engine/execute/cuda/plain_program.py`, which runs `models/reference/decoder.py`. It writes the same
@@ -37,7 +37,7 @@ from torch import Tensor
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_divided, not_fused
 from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed
-from engine.execute.cuda.all_reduce import Exchange
+from engine.execute.cuda.all_reduce import AllReduce
 from engine.execute.cuda.attend_mma import (
     attend_mma,
     by_tensor_cores,
@@ -45,12 +45,23 @@ from engine.execute.cuda.attend_mma import (
     choose_own_cut,
     choose_shared_cut,
 )
-from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, Parts, attend, parts_left
+from engine.execute.cuda.decode_attention import (
+    AttentionInput,
+    AttentionParts,
+    AttentionShape,
+    attend,
+    parts_left,
+)
 from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.host_experts import HostExperts
-from engine.execute.cuda.kernel_configs import Cuts, table_cuts
+from engine.execute.cuda.kernel_configs import KernelConfigs, table_cuts
 from engine.execute.cuda.many_row_linear import WideProducts
-from engine.execute.cuda.packed import ordered_planes_of, packed_embedding, packed_product, planes_of
+from engine.execute.cuda.packed import (
+    ordered_plane_arguments,
+    packed_embedding,
+    packed_product,
+    plane_arguments,
+)
 from engine.execute.cuda.prefill import OnHost, run_layers
 from engine.execute.cuda.prefix_groups import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
@@ -113,8 +124,8 @@ class FusedDecoder:
         pdl: bool,
         deterministic: bool = False,
         on_host: HostExperts | None = None,
-        cuts: Cuts | None = None,
-        exchange: Exchange | None = None,
+        cuts: KernelConfigs | None = None,
+        exchange: AllReduce | None = None,
     ) -> None:
         """`pdl` turns on programmatic dependent launch (sm_90 and later). With `deterministic`, many rows run as steps
         of FEW, so each row has the bits that it has alone. `on_host` computes the experts in host memory; `cuts` says
@@ -218,7 +229,7 @@ class FusedDecoder:
         kernel = launch(
             active,
             token,
-            **({"weight": embedding.data} if plain else planes_of(embedding)),
+            **({"weight": embedding.data} if plain else plane_arguments(embedding)),
             out=self._x,
             SIZE=size,
             BLOCK=1024,
@@ -318,7 +329,7 @@ class FusedDecoder:
         after: Normed | None,
         scale: float,
         following: Normed | None,
-        parts: Parts | None = None,
+        parts: AttentionParts | None = None,
     ) -> int:
         """Add `scale` times the product, normed if there is an `after`, to x. With `parts`, it combines its input.
 
@@ -359,7 +370,7 @@ class FusedDecoder:
         cap: float = 0.0,
         prepared: int = 0,
         following: Normed | None = None,
-        parts: Parts | None = None,
+        parts: AttentionParts | None = None,
     ) -> int:
         """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
 
@@ -377,7 +388,7 @@ class FusedDecoder:
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
             else:
                 launch = packed_linear_kernel
-                matrix = {**ordered_planes_of(weight), "STRIDE": stride, "LANES": tile.lanes}
+                matrix = {**ordered_plane_arguments(weight), "STRIDE": stride, "LANES": tile.lanes}
                 if rows > FEW // 2 and tile.lanes > 1 and tile.warps >= 8:  # so that two programs fit
                     limit = {"maxnreg": 128}
             programs = triton.cdiv(outputs, tile.outputs(gated))
@@ -428,7 +439,7 @@ class FusedDecoder:
         limit: int,
         own: int = 0,
         alone: StepInput | None = None,
-    ) -> Parts | None:
+    ) -> AttentionParts | None:
         """Attend: heads [rows, ...] -> `_mixed`. K and V of the new tokens go into the cache.
 
         With `alone`, which presents each row as the only one in its block, K and V are written first, because rows of

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 
-class Given:
+class StagedInputs:
     """Numbers on the device, sent together in one asynchronous copy.
 
     Two copies may be under way. `begin` of a third one waits for the first, so the host gets at most two steps ahead of

@@ -14,8 +14,8 @@ from engine.execute.cuda.tiles import (
     PACKED_TILES,
     SPLITS,
     TILES,
+    AttentionSplit,
     PackedTile,
-    Split,
     Tile,
     choose_packed_tile,
     choose_tile,
@@ -28,13 +28,13 @@ from models.weights.packing import PACKINGS
 if TYPE_CHECKING:
     from engine.kernels.triton.prompt_attention import Tile as PromptTile
 
-Cut: TypeAlias = "Tile | PackedTile | Split | PromptTile"
+Cut: TypeAlias = "Tile | PackedTile | AttentionSplit | PromptTile"
 Chosen = Mapping[str, tuple[int, ...]]
 """The numbers of a cut, by the name of the operation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class KernelDefaults:
     """The defaults for a kind of GPU, before anything has been measured on it."""
 
     room: int
@@ -42,24 +42,24 @@ class Start:
     why: str
 
 
-STARTS: Mapping[tuple[int, int], Start] = MappingProxyType(
+STARTS: Mapping[tuple[int, int], KernelDefaults] = MappingProxyType(
     {
-        (8, 0): Start(
+        (8, 0): KernelDefaults(
             80 << 10, "A100: 164 KB, 108 multiprocessors: two of 80 KB; 2 TB/s need 13 KB on the way"
         ),
-        (8, 6): Start(
+        (8, 6): KernelDefaults(
             48 << 10, "RTX 30: 100 KB, 82 multiprocessors: two of 48 KB; 0.9 TB/s need 8 KB on the way"
         ),
-        (8, 9): Start(
+        (8, 9): KernelDefaults(
             48 << 10, "RTX 40: 100 KB, 128 multiprocessors: two of 48 KB; 72 MB of L2 hold no step"
         ),
-        (9, 0): Start(
+        (9, 0): KernelDefaults(
             227 << 10, "H100, H200: 228 KB, 132 multiprocessors: measured there; two of the largest, 96 KB"
         ),
-        (10, 0): Start(
+        (10, 0): KernelDefaults(
             227 << 10, "B200: 228 KB, 148 multiprocessors: as an H100; 8 TB/s need 43 KB on the way"
         ),
-        (12, 0): Start(
+        (12, 0): KernelDefaults(
             48 << 10, "RTX 50: 100 KB, 170 multiprocessors: two of 48 KB, of which one may wait (PDL)"
         ),
     }
@@ -68,19 +68,19 @@ STARTS: Mapping[tuple[int, int], Start] = MappingProxyType(
 what was fastest there, within the shared memory that lets two programs run side by side."""
 
 
-def room_of(capability: tuple[int, int], shared_bytes: int) -> int:
+def weight_room(capability: tuple[int, int], shared_bytes: int) -> int:
     """Return the bytes in which a program may hold weights; for an unlisted GPU, derive them from its shared memory."""
     known = STARTS.get(capability)
     return known.room if known is not None else shared_bytes // 2 - 2048
 
 
-def table_cuts(device: torch.device) -> "Cuts":
+def table_cuts(device: torch.device) -> "KernelConfigs":
     """Return the cuts of the tables, for a GPU on which nothing was measured."""
     if device.type != "cuda":
-        return Cuts()
+        return KernelConfigs()
     found = torch.cuda.get_device_properties(device)
     shared = found.shared_memory_per_multiprocessor
-    return Cuts(room_of((found.major, found.minor), shared), most=shared - 1024)
+    return KernelConfigs(weight_room((found.major, found.minor), shared), most=shared - 1024)
 
 
 def fitted(tile: Tile, inputs: int, room: int) -> Tile:
@@ -111,7 +111,7 @@ def fitted_packed(tile: PackedTile, inputs: int, kind: Kind, room: int) -> Packe
     return tile
 
 
-class Cuts:
+class KernelConfigs:
     """How each kernel is cut. A chosen cut is used only if it is among the candidates."""
 
     __slots__ = ("_chosen", "_most", "_taken", "candidates", "room")
@@ -119,7 +119,7 @@ class Cuts:
     def __init__(
         self, room: int = 227 << 10, chosen: Chosen = MappingProxyType({}), most: int = 227 << 10
     ) -> None:
-        """`room` is as in `room_of`; `most` is the most shared memory in bytes that a program may have at all."""
+        """`room` is as in `weight_room`; `most` is the most shared memory in bytes that a program may have at all."""
         self.room = room
         self._most = most
         self._chosen = chosen
@@ -127,9 +127,9 @@ class Cuts:
         self.candidates: dict[str, tuple[Cut, ...]] = {}
         """The candidates of everything asked for so far, by name; the first one is the default."""
 
-    def with_(self, chosen: Chosen) -> "Cuts":
+    def with_(self, chosen: Chosen) -> "KernelConfigs":
         """Return the cuts of the same GPU with other choices."""
-        return Cuts(self.room, chosen, self._most)
+        return KernelConfigs(self.room, chosen, self._most)
 
     def product(
         self, rows: int, outputs: int, inputs: int, gated: bool, kind: Kind | None
@@ -138,7 +138,7 @@ class Cuts:
 
         Counts up to FEW have the same cut, or by the tables one that gives a row the same bits.
         """
-        name = f"{_of(rows)}{outputs} x {inputs}{' gated' if gated else ''}{f' {kind.name}' if kind else ''}"
+        name = f"{_rows_key(rows)}{outputs} x {inputs}{' gated' if gated else ''}{f' {kind.name}' if kind else ''}"
         few = rows <= FEW
         if kind is None:
             found = self._take(name, lambda: _tiles(outputs, inputs, gated, few, self.room, self._most))
@@ -167,7 +167,9 @@ class Cuts:
                 return False
         return True
 
-    def split(self, rows: int, spec: Attention, dim: int, tensor_cores: bool, possible: bool) -> Split | None:
+    def split(
+        self, rows: int, spec: Attention, dim: int, tensor_cores: bool, possible: bool
+    ) -> AttentionSplit | None:
         """Return the cut of the attention of up to FEW sequences; None means by the tables.
 
         `dim` is the head size rounded up to a power of two; `tensor_cores` says whether the tables use tensor cores
@@ -177,9 +179,9 @@ class Cuts:
             return None
         window = f" window {spec.window}" if spec.window is not None else ""
         plain = "" if possible or window else " sinks"
-        name = f"{_of(rows)}attention {spec.heads} / {spec.kv_heads} x {spec.head_dim}{window}{plain}"
+        name = f"{_rows_key(rows)}attention {spec.heads} / {spec.kv_heads} x {spec.head_dim}{window}{plain}"
         found = self._take(name, lambda: _splits(spec.kv_heads, dim, tensor_cores, possible))
-        assert isinstance(found, Split)
+        assert isinstance(found, AttentionSplit)
         return found if found != self.candidates[name][0] else None
 
     def prompt(self, spec: Attention, itemsize: int, shared: int) -> "PromptTile":
@@ -210,12 +212,18 @@ def numbers(cut: Cut) -> tuple[int, ...]:
     return tuple(int(number) for number in astuple(cut))
 
 
-def told(name: str, cut: Sequence[int]) -> str:
+def describe(name: str, cut: Sequence[int]) -> str:
     """Describe stored numbers for people: "8 warps, 2 tiles, 4 ahead"."""
     if name.startswith("prompts"):
         return f"{cut[0]} tokens, {cut[1]} rows at once, {cut[2]} warps"
-    kind = Split if "attention" in name else PackedTile if name.split()[-1] in Kind.__members__ else Tile
-    if kind is Split:
+    kind = (
+        AttentionSplit
+        if "attention" in name
+        else PackedTile
+        if name.split()[-1] in Kind.__members__
+        else Tile
+    )
+    if kind is AttentionSplit:
         return f"{cut[1] * cut[2]} rows a part, {'tensor cores' if cut[0] else 'no tensor cores'}"
     units = [
         part.name if number != 1 else part.name.removesuffix("s")
@@ -225,7 +233,7 @@ def told(name: str, cut: Sequence[int]) -> str:
     return ", ".join(f"{number} {unit}" for number, unit in zip(cut, units, strict=False))
 
 
-def _of(rows: int) -> str:
+def _rows_key(rows: int) -> str:
     return f"1 to {FEW} rows: " if rows <= FEW else f"{2 * FEW} rows: "
 
 
@@ -270,9 +278,13 @@ def _works_as_packed(tile: PackedTile, inputs: int) -> PackedTile:
     return replace(tile, ahead=min(tile.ahead, -(-inputs // (256 * tile.warps))))
 
 
-def _splits(heads: int, dim: int, tensor_cores: bool, possible: bool) -> Iterable[Split]:
+def _splits(heads: int, dim: int, tensor_cores: bool, possible: bool) -> Iterable[AttentionSplit]:
     """Yield the candidates. The first stands for the tables, which cut alike up to 2,560 rows."""
-    yield Split(tensor_cores, 64, 2) if tensor_cores or heads > 4 else Split(False, 32, min(heads, 2))
+    yield (
+        AttentionSplit(tensor_cores, 64, 2)
+        if tensor_cores or heads > 4
+        else AttentionSplit(False, 32, min(heads, 2))
+    )
     at_once = 1024 // dim * max(dim // 128, 1)
     for split in SPLITS:
         if (possible if split.tensor_cores else split.tile >= at_once) and split.tile % at_once == 0:

@@ -33,7 +33,7 @@ from engine.batch import Recorded, Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
-from engine.execute.cuda.input_buffers import Given
+from engine.execute.cuda.input_buffers import StagedInputs
 from engine.kernels.triton.kv_rows import write_rows
 from engine.kernels.triton.prefill import write_kernel
 from engine.kernels.triton.prompt_attention import prompt_attention
@@ -98,7 +98,7 @@ class PaddedPrefill:
         self._rows = (-(-rows // cache.block_size) + 1) * cache.block_size
         blocks = self._rows // cache.block_size
         sizes = (tokens, tokens, tokens, 3, spans, spans + 1, spans + 1, spans * blocks)
-        self._given = Given(sizes, device)
+        self._given = StagedInputs(sizes, device)
         self._logits = torch.zeros(spans, network.spec.vocab_size, dtype=network.dtype, device=device)
 
     @property
@@ -125,7 +125,7 @@ class PaddedPrefill:
 
         The next run overwrites them.
         """
-        steps = list(by_slab(spans) if self.deterministic else packed(spans, TOGETHER[-1], SPANS[-1]))
+        steps = list(by_slab(spans) if self.deterministic else pack_steps(spans, TOGETHER[-1], SPANS[-1]))
         found: list[Tensor] = []
         for step in steps:
             self._compute(self._shape(step), step)
@@ -267,7 +267,7 @@ def by_slab(spans: Iterable[Span]) -> Iterator[tuple[Span]]:
             yield (part,)
 
 
-def packed(spans: Iterable[Span], tokens: int, most: int) -> Iterator[tuple[Span, ...]]:
+def pack_steps(spans: Iterable[Span], tokens: int, most: int) -> Iterator[tuple[Span, ...]]:
     """Yield steps of up to `tokens` tokens and `most` spans, in order; a span is cut when a step is full."""
     step: list[Span] = []
     left = tokens

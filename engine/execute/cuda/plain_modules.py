@@ -1,12 +1,12 @@
 """Plain PyTorch modules on any device, for networks that our kernels do not compute there."""
 
 from models.network import Network
-from models.reference.collective import Peers
+from models.reference.collective import Collective
 from models.reference.decoder import Decoder, HostMixture
 
 
 def plain_modules(
-    network: Network, on_host: HostMixture | None = None, peers: Peers | None = None
+    network: Network, on_host: HostMixture | None = None, peers: Collective | None = None
 ) -> Decoder:
     """Return `network` as plain modules. Weights in planes on a GPU are expanded by a kernel, one matrix at a time.
 

@@ -121,7 +121,7 @@ class _Step:
         )
 
     def _write_quantised(self, layer_index: int, k: Tensor, v: Tensor) -> None:
-        from engine.kernels.triton.kv_rows import heads_of, write_slots_kernel
+        from engine.kernels.triton.kv_rows import head_constants, write_slots_kernel
 
         given, cache = self._given, self._cache
         write_slots_kernel[(k.shape[0],)](
@@ -134,7 +134,7 @@ class _Step:
             given.tables,
             given.tables.shape[1],
             **cache.told(layer_index),
-            **heads_of(k),
+            **head_constants(k),
             K_STRIDE=k.stride(0),
             V_STRIDE=v.stride(0),
             BLOCK=cache.block_size,

@@ -21,7 +21,7 @@ from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.prefill import gate_kernel, position_kernel, unusual_position_kernel
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network
 from models.reference.attention import Attention
-from models.reference.collective import Peers
+from models.reference.collective import Collective
 from models.reference.decoder import Decoder
 from models.spec import Attention as AttentionSpec
 from models.spec import Experts, FeedForward
@@ -135,13 +135,13 @@ def run_layers(
 
 
 class FusedPrefill:
-    """Implements `engine.execute.runner.Decoder` for the networks that `engine.execute.cuda.fused_program` supports."""
+    """Implements `runner.DecoderModule` for the networks that `engine.execute.cuda.fused_program` supports."""
 
     def __init__(
         self,
         network: Network,
         on_host: HostExperts | None = None,
-        peers: Peers | None = None,
+        peers: Collective | None = None,
         sums: Sums | None = None,
     ) -> None:
         """`on_host` computes the experts in host memory. `peers` compute the other parts of a divided network, and

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from engine.execute.cuda.add_norm import AddNorm, add_norm
-from engine.execute.cuda.all_reduce import Exchange
+from engine.execute.cuda.all_reduce import AllReduce
 from engine.execute.cuda.peer_memory import tensor_at
-from models.reference.collective import Peers
+from models.reference.collective import Collective
 
 
 class PromptSums:
@@ -16,7 +16,9 @@ class PromptSums:
     has written there, and so has read what was in this one. Sums are counted by the host: they are never recorded.
     """
 
-    def __init__(self, exchange: Exchange, peers: Peers, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, exchange: AllReduce, peers: Collective, device: torch.device, dtype: torch.dtype
+    ) -> None:
         """`peers` sum products of more rows than the memory of `exchange` has room for."""
         plan, own = exchange.plan, exchange.memory.addresses[exchange.rank]
         self._exchange = exchange

@@ -17,7 +17,7 @@ import torch
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts
 from engine.execute.cuda.fused_program import FusedDecoder
-from engine.execute.cuda.kernel_configs import Chosen, Cuts, numbers
+from engine.execute.cuda.kernel_configs import Chosen, KernelConfigs, numbers
 from engine.execute.cuda.prefix_groups import most_members
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_profile import Ran, record_trace
@@ -95,7 +95,7 @@ class StepBench:
         network: Network,
         like: KVCache,
         pdl: bool,
-        cuts: Cuts,
+        cuts: KernelConfigs,
         compute: Compute,
         compilers: Compilers | None,
         stopwatch: Stopwatch,
@@ -238,7 +238,7 @@ class StepBench:
         elif self._prompts:
             self._prompt(program.cuts)
 
-    def _prompt(self, cuts: Cuts) -> None:
+    def _prompt(self, cuts: KernelConfigs) -> None:
         from engine.kernels.triton.prompt_attention import ragged_attention
 
         cache, spec, device = self._cache, self._network.spec.attention, self._like.kv.device

@@ -26,7 +26,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProfiledKernel:
     """A kernel of a layer, or one before or after the layers (layer None)."""
 
     layer: int | None
@@ -48,7 +48,7 @@ def record_trace(replay: torch.cuda.CUDAGraph, path: Path) -> list[Ran]:
     return [Ran(event.name, event.time_range.start, event.time_range.end) for event in on_gpu]
 
 
-def parts_of(ran: Iterable[Ran]) -> list[Part]:
+def median_kernels(ran: Iterable[Ran]) -> list[ProfiledKernel]:
     """Return the median of each kernel over several runs of a step, in order. Empty if `ran` holds no such steps."""
     runs = list(_steps(sorted(ran, key=lambda one: one.start)))
     if not runs:
@@ -60,7 +60,10 @@ def parts_of(ran: Iterable[Ran]) -> list[Part]:
         median((run[at].end - (run[at - 1].end if at else run[at].start)) * 1e-6 for run in whole)
         for at in range(usual)
     ]
-    return [Part(layer, name, seconds) for (layer, name), seconds in zip(_places(names), times, strict=True)]
+    return [
+        ProfiledKernel(layer, name, seconds)
+        for (layer, name), seconds in zip(_places(names), times, strict=True)
+    ]
 
 
 def _steps(ran: Sequence[Ran]) -> Iterable[list[Ran]]:

@@ -7,10 +7,10 @@ import torch
 
 from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
-from engine.execute.cuda.all_reduce import Exchange
-from engine.execute.cuda.all_reduce_layout import MOST_ROWS, Plan
+from engine.execute.cuda.all_reduce import AllReduce
+from engine.execute.cuda.all_reduce_layout import MOST_ROWS, AllReduceLayout
 from engine.execute.cuda.decode_runner import DecodeRunner, S, rows_for
-from engine.execute.cuda.following import Counting
+from engine.execute.cuda.following import NullSampler
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.peer_memory import share_memory
@@ -21,7 +21,7 @@ from engine.sampling.device_sampler import DeviceSampler
 from models.network import Network
 
 
-def meet(network: Network, device: torch.device, group: Group, prompt: int) -> Exchange | str:
+def meet(network: Network, device: torch.device, group: Group, prompt: int) -> AllReduce | str:
     """Return the exchange for decode steps, and for up to `prompt` rows of prompts.
 
     Where there is none, return the reason, as the middle of a sentence. Either all ranks of `network` get an exchange
@@ -30,7 +30,7 @@ def meet(network: Network, device: torch.device, group: Group, prompt: int) -> E
     share = network.share
     assert share is not None
     plan, memory, reason = (
-        Plan.of(network, MOST_ROWS, prompt),
+        AllReduceLayout.of(network, MOST_ROWS, prompt),
         None,
         "the GPUs of another process cannot share memory",
     )
@@ -44,21 +44,21 @@ def meet(network: Network, device: torch.device, group: Group, prompt: int) -> E
         return reason
     assert memory is not None
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
-    exchange = Exchange(memory, plan, share.rank, device, network.dtype, pdl)
+    exchange = AllReduce(memory, plan, share.rank, device, network.dtype, pdl)
     group.leave.append(exchange.give_up)
     group.shared.append(exchange.close)
     return exchange
 
 
 def make_divided_runner(
-    network: Network, cache: KVCache, exchange: Exchange, rows: int, graphs: Graphs | None
+    network: Network, cache: KVCache, exchange: AllReduce, rows: int, graphs: Graphs | None
 ) -> DecodeRunner[S]:
     """Return a runner for up to MOST_ROWS sequences of up to `rows` rows each; all ranks make theirs together."""
     device, vocab = cache.kv.device, network.whole.vocab_size
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
-    sampler: DeviceSampler | Counting
+    sampler: DeviceSampler | NullSampler
     if exchange.rank:
-        sampler = Counting(vocab, MOST_ROWS, device, exchange.count)
+        sampler = NullSampler(vocab, MOST_ROWS, device, exchange.count)
     else:
         sampler = DeviceSampler(vocab, MOST_ROWS, device, pdl)
     held = Slots(MOST_ROWS, rows_for(MOST_ROWS), -(-rows // cache.block_size) + 1, sampler.token)

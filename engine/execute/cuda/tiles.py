@@ -334,7 +334,7 @@ def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class AttentionSplit:
     """How the attention of up to FEW short sequences is cut; a longer sequence is cut into as many parts."""
 
     tensor_cores: bool
@@ -357,8 +357,8 @@ LATE_WIDTH = 2048
 """The most inputs and outputs of an output projection that combines the parts of a single sequence, which saves a
 launch: each of its programs reads all parts."""
 SPLITS = (
-    *(Split(False, *cut) for cut in ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))),
-    *(Split(True, 64, tiles) for tiles in (1, 2, 4)),
+    *(AttentionSplit(False, *cut) for cut in ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))),
+    *(AttentionSplit(True, 64, tiles) for tiles in (1, 2, 4)),
 )
 """The cuts worth measuring. A part has a power of two of rows, or the other sequences would change how one is cut."""
 
@@ -392,7 +392,7 @@ def context_limit(row: int) -> int:
     return limit
 
 
-def choose_chunking(limit: int, heads: int, split: Split | None = None) -> Chunking:
+def choose_chunking(limit: int, heads: int, split: AttentionSplit | None = None) -> Chunking:
     """Return the fastest cut on an H200 for a sequence of up to `limit` rows with `heads` KV heads, or that of `split`.
 
     Sequences with few heads are cut into shorter parts, or there would be too few programs. If that makes too many
@@ -411,7 +411,7 @@ def choose_chunking(limit: int, heads: int, split: Split | None = None) -> Chunk
 
 
 def choose_chunkings(
-    rows: int, limit: int, heads: int, window: int | None = None, split: Split | None = None
+    rows: int, limit: int, heads: int, window: int | None = None, split: AttentionSplit | None = None
 ) -> tuple[Chunking, ...]:
     """Return the attention launches for `rows` sequences of up to `limit` rows with `heads` KV heads.
 

@@ -21,9 +21,9 @@ from engine.cache.kv_cache import KVCache
 from engine.device import available_memory, driver_version
 from engine.errors import EngineError
 from engine.execute.cuda.fused_program import unsupported
-from engine.execute.cuda.kernel_configs import Cuts, table_cuts
+from engine.execute.cuda.kernel_configs import KernelConfigs, table_cuts
 from engine.execute.cuda.step_bench import PROMPT, Compute, GraphStopwatch, StepBench
-from engine.execute.cuda.step_profile import Part, Ran, parts_of
+from engine.execute.cuda.step_profile import ProfiledKernel, Ran, median_kernels
 from engine.execute.cuda.tiles import FEW, FUSED
 from engine.execute.tuning import store
 from engine.execute.tuning.search import Choice, Measure, Numbers, search
@@ -132,9 +132,9 @@ def _sources() -> str:
     return sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
-def tuned_cuts(network: Network, device: torch.device) -> Cuts:
+def tuned_cuts(network: Network, device: torch.device) -> KernelConfigs:
     """Return the cuts to use here: those chosen at an earlier start, if any."""
-    kept, cuts = store.kept(_identity(network, device)), table_cuts(device)
+    kept, cuts = store.load_tuning(_identity(network, device)), table_cuts(device)
     return cuts if kept is None else cuts.with_(kept.chosen)
 
 
@@ -192,7 +192,7 @@ class Tuner:
             )
         identity = _identity(network, cache.kv.device)
         seconds = SMALL_S if network.nbytes <= SMALL_BYTES else LARGE_S
-        kept = store.kept(identity)
+        kept = store.load_tuning(identity)
         used = kept.chosen if kept is not None else {}
         return cls(
             lambda compute: _gpu_bench(network, cache, prompts, used, compute),
@@ -205,7 +205,7 @@ class Tuner:
 
     def kept(self) -> Tuning | None:
         """Return the result of an earlier tuning; None if there is none."""
-        return store.kept(self._identity)
+        return store.load_tuning(self._identity)
 
     def start(self) -> None:
         """Tune in the background once no request has been running for a while."""
@@ -245,11 +245,11 @@ class Tuner:
             raise EngineError(f"The result of tuning could not be written: {_line(error)}.") from None
         return found
 
-    def profile(self, trace: Path) -> list[Part]:
+    def profile(self, trace: Path) -> list[ProfiledKernel]:
         """Return where a step of one token spends its time; write a trace for Perfetto. Raises EngineError."""
         bench = self._make_bench(self._compute)
         try:
-            parts = parts_of(bench.profile(trace))
+            parts = median_kernels(bench.profile(trace))
         except OSError as error:
             raise EngineError(f"The trace could not be written: {_line(error)}.") from None
         except RuntimeError as error:

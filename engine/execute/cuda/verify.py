@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engine.execute.cuda.input_buffers import Given
+from engine.execute.cuda.input_buffers import StagedInputs
 from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW
-from engine.sampling.device_sampler import DeviceSampler, Draw
+from engine.sampling.device_sampler import DeviceSampler, DrawFeatures
 
 PART = 1024
 """Entries of a block table that `spread_kernel` copies at once."""
@@ -45,7 +45,7 @@ class SeveralRows:
         self._block_size = block_size
         given = slots.given
         device, blocks = given.active.device, given.tables.shape[1]
-        self._plan = Given([FEW] * parts, device)
+        self._plan = StagedInputs([FEW] * parts, device)
 
         def step_input(blocks: int, active: Tensor, token: Tensor) -> StepInput:
             counters = torch.zeros(FEW, 2, dtype=torch.int64, device=device)
@@ -59,7 +59,7 @@ class SeveralRows:
         self._logits: dict[int, Tensor] = {}
         """The logits by number of rows: always the same memory, because steps may be recorded."""
 
-    def run(self, rows: int, limit: int, draw: Draw) -> None:
+    def run(self, rows: int, limit: int, draw: DrawFeatures) -> None:
         """Enqueue the planned step of `rows` rows (the size of a graph), all of which lie below row `limit`."""
         self.compute(rows, limit)
         self.draw(rows, draw)
@@ -87,7 +87,7 @@ class SeveralRows:
         )
         self._logits[rows] = self._program.check(to, alone, rows, limit)
 
-    def draw(self, rows: int, draw: Draw) -> None:
+    def draw(self, rows: int, draw: DrawFeatures) -> None:
         """Enqueue the second half of a step, which draws from these logits."""
         raise NotImplementedError
 
@@ -112,7 +112,7 @@ class GuessedRows(SeveralRows):
                 row += 1
         self._plan.send()
 
-    def draw(self, rows: int, draw: Draw) -> None:
+    def draw(self, rows: int, draw: DrawFeatures) -> None:
         """Draw nothing."""
 
 
@@ -126,7 +126,7 @@ class Checking(GuessedRows):
         self._chosen = torch.full((FEW, FEW), -1, dtype=torch.int32, device=device)
 
     @torch.inference_mode()
-    def draw(self, rows: int, draw: Draw) -> None:
+    def draw(self, rows: int, draw: DrawFeatures) -> None:
         """Enqueue the draws of each sequence, as long as its guesses hold, with the masks of the rows (`row_words`)."""
         from engine.kernels.triton.verify_rows import follow_kernel
 
@@ -137,7 +137,7 @@ class Checking(GuessedRows):
             self._sampler.sample(logits, chosen, given.counters, draw, overlaps=False, by_row=True)
 
 
-class Start(NamedTuple):
+class DraftStart(NamedTuple):
     """A text whose next tokens are to be drafted."""
 
     slot: int
@@ -156,7 +156,7 @@ class Chaining(SeveralRows):
         super().__init__(program, slots, block_size, parts=6)
         self._sampler = sampler
 
-    def plan(self, starts: Items[Start]) -> None:
+    def plan(self, starts: Items[DraftStart]) -> None:
         """Plan a step that begins at `starts`, which have at most FEW tokens together."""
         slots, places, tokens, draws, at, steps = self._plan.begin()
         slots.fill(-1)
@@ -185,7 +185,7 @@ class Chaining(SeveralRows):
         super().compute(rows, limit)
 
     @torch.inference_mode()
-    def draw(self, rows: int, draw: Draw) -> None:
+    def draw(self, rows: int, draw: DrawFeatures) -> None:
         """Enqueue the draws after the last row of each text."""
         chosen = self._plan.parts[3][:rows]
         self._sampler.sample(self._logits[rows], chosen, self._slots.given.counters, draw, overlaps=False)

@@ -27,7 +27,7 @@ class Measure(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TuningResult:
     """The choices made, and the seconds of a step without and with them."""
 
     chosen: dict[str, Numbers]
@@ -41,7 +41,7 @@ def search(
     in_time: Callable[[], bool] = lambda: True,
     guards: Sequence[Measure] = (),
     told: Callable[[str], None] = lambda _: None,
-) -> Found:
+) -> TuningResult:
     """Find the best of `candidates`, whose first is the default. Things reached after time is up keep their default.
 
     The result stands only if all choices together save WORTH at the end and do not slow down the steps that
@@ -64,8 +64,8 @@ def search(
         chosen = _guarded(chosen, guard)
     before, *tuned = (_middle(times) for times in measure([{}, chosen] if chosen else [{}], CONFIRM))
     if not tuned or not _faster(tuned[0], before, WORTH):
-        return Found({}, before, before)
-    return Found(chosen, before, tuned[0])
+        return TuningResult({}, before, before)
+    return TuningResult(chosen, before, tuned[0])
 
 
 def _guarded(chosen: dict[str, Numbers], guard: Measure) -> dict[str, Numbers]:

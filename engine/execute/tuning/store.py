@@ -53,7 +53,7 @@ def keep(identity: Identity, tuning: Tuning) -> None:
     _sweep(path.parent)
 
 
-def kept(identity: Identity) -> Tuning | None:
+def load_tuning(identity: Identity) -> Tuning | None:
     """Return the tuning for exactly this identity; None if there is none or the file is invalid."""
     found = _read(_path(identity))
     return found[1] if found is not None and found[0] == dict(identity) else None

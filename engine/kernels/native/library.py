@@ -43,7 +43,7 @@ ROWS, MAPPED, INTERLEAVED = 0, 1, 2
 _Pointer, _Int, _Long, _Float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
-def _of(kind: Any, *names: str) -> list[tuple[str, Any]]:
+def _fields_of_type(kind: Any, *names: str) -> list[tuple[str, Any]]:
     """Return fields that share one type."""
     return [(name, kind) for name in names]
 
@@ -54,20 +54,24 @@ class Matrix(ctypes.Structure):
     _fields_: ClassVar = [
         ("data", _Pointer),
         ("row_bytes", _Long),
-        *_of(_Int, "type", "rows", "columns", "storage"),
+        *_fields_of_type(_Int, "type", "rows", "columns", "storage"),
     ]
 
 
 class Linear(ctypes.Structure):
     """ct_linear: matrices with the same input, side by side in the output."""
 
-    _fields_: ClassVar = [("parts", Matrix * 3), ("bias", _Pointer), *_of(_Int, "count", "unused")]
+    _fields_: ClassVar = [
+        ("parts", Matrix * 3),
+        ("bias", _Pointer),
+        *_fields_of_type(_Int, "count", "unused"),
+    ]
 
 
 class Norm(ctypes.Structure):
     """ct_norm: all zeros mean no norm."""
 
-    _fields_: ClassVar = [*_of(_Pointer, "weight", "bias"), ("eps", _Float), ("centred", _Int)]
+    _fields_: ClassVar = [*_fields_of_type(_Pointer, "weight", "bias"), ("eps", _Float), ("centred", _Int)]
 
 
 class Attention(ctypes.Structure):
@@ -75,9 +79,9 @@ class Attention(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("head_norm", Norm),
-        *_of(_Pointer, "rotary", "sinks"),
-        *_of(_Int, "together", "rotated", "interleaved", "window"),
-        *_of(_Float, "scale", "cap"),
+        *_fields_of_type(_Pointer, "rotary", "sinks"),
+        *_fields_of_type(_Int, "together", "rotated", "interleaved", "window"),
+        *_fields_of_type(_Float, "scale", "cap"),
     ]
 
 
@@ -89,9 +93,9 @@ class Feed(ctypes.Structure):
     """ct_feed: a feed-forward."""
 
     _fields_: ClassVar = [
-        *_of(Linear, "gate_up", "down"),
-        *_of(_Int, "activation", "gated"),
-        *_of(_Float, "gain", "limit", "up_offset"),
+        *_fields_of_type(Linear, "gate_up", "down"),
+        *_fields_of_type(_Int, "activation", "gated"),
+        *_fields_of_type(_Float, "gain", "limit", "up_offset"),
         ("unused", _Int),
     ]
 
@@ -102,8 +106,8 @@ class Experts(ctypes.Structure):
     _fields_: ClassVar = [
         ("router", Linear),
         ("selection_bias", _Pointer),
-        *_of(ctypes.POINTER(Feed), "experts", "shared"),
-        *_of(_Int, "count", "chosen", "sigmoid", "renormalise", "shared_gate", "unused"),
+        *_fields_of_type(ctypes.POINTER(Feed), "experts", "shared"),
+        *_fields_of_type(_Int, "count", "chosen", "sigmoid", "renormalise", "shared_gate", "unused"),
     ]
 
 
@@ -111,9 +115,9 @@ class Layer(ctypes.Structure):
     """ct_layer"""
 
     _fields_: ClassVar = [
-        *_of(Norm, "input_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
+        *_fields_of_type(Norm, "input_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
         ("attention", Attention),
-        *_of(Linear, "qkv", "output"),
+        *_fields_of_type(Linear, "qkv", "output"),
         ("feed", Feed),
         ("experts", ctypes.POINTER(Experts)),
         ("residual_scale", _Float),
@@ -127,25 +131,29 @@ class Model(ctypes.Structure):
     _fields_: ClassVar = [
         ("layers", ctypes.POINTER(Layer)),
         ("final_norm", Norm),
-        *_of(Matrix, "embedding", "learned"),
+        *_fields_of_type(Matrix, "embedding", "learned"),
         ("head", Linear),
-        *_of(_Int, "layer_count", "hidden", "q_heads", "kv_heads", "head_dim", "positions"),
-        *_of(_Float, "embedding_scale", "logit_cap"),
+        *_fields_of_type(_Int, "layer_count", "hidden", "q_heads", "kv_heads", "head_dim", "positions"),
+        *_fields_of_type(_Float, "embedding_scale", "logit_cap"),
     ]
 
 
 class Cache(ctypes.Structure):
     """ct_cache"""
 
-    _fields_: ClassVar = [*_of(_Pointer, "k", "v"), ("slots", _Long), *_of(_Int, "type", "block_size")]
+    _fields_: ClassVar = [
+        *_fields_of_type(_Pointer, "k", "v"),
+        ("slots", _Long),
+        *_fields_of_type(_Int, "type", "block_size"),
+    ]
 
 
 class MixtureJob(ctypes.Structure):
     """ct_mixture_job"""
 
     _fields_: ClassVar = [
-        *_of(_Pointer, "mixtures", "x", "ids", "shares", "out"),
-        *_of(_Int, "layer", "rows", "type", "unused"),
+        *_fields_of_type(_Pointer, "mixtures", "x", "ids", "shares", "out"),
+        *_fields_of_type(_Int, "layer", "rows", "type", "unused"),
     ]
 
 
@@ -154,9 +162,9 @@ class Sampling(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("chance", ctypes.c_double),
-        *_of(_Pointer, "room", "seen", "generated", "mask"),
-        *_of(_Float, "repetition", "presence", "frequency", "temperature", "top_p", "min_p"),
-        *_of(_Int, "top_k", "count"),
+        *_fields_of_type(_Pointer, "room", "seen", "generated", "mask"),
+        *_fields_of_type(_Float, "repetition", "presence", "frequency", "temperature", "top_p", "min_p"),
+        *_fields_of_type(_Int, "top_k", "count"),
     ]
 
 
@@ -199,7 +207,7 @@ class NativeError(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class NativeLibrary:
     """The loaded library, and the variants that this machine runs."""
 
     functions: Any
@@ -220,12 +228,12 @@ class Library:
 
 
 @cache
-def library() -> Library:
+def library() -> NativeLibrary:
     """Return the library beside its sources. Raises NativeError if it is missing or does not match them."""
     return open_library(FOLDER / compiling.library_name())
 
 
-def open_library(path: Path) -> Library:
+def open_library(path: Path) -> NativeLibrary:
     """Load a library from a file. Raises NativeError if that fails or if it was built from other sources."""
     if sys.byteorder != "little":
         raise NativeError("the native kernels are for little-endian machines")
@@ -244,7 +252,7 @@ def open_library(path: Path) -> Library:
     if functions.ct_source_hash().decode() != compiling.source_hash():
         raise NativeError("the native kernels were built from other sources; install chatterm again")
     works = [number for number in range(functions.ct_variants()) if functions.ct_variant_works(number)]
-    return Library(functions, {functions.ct_variant_name(number).decode(): number for number in works})
+    return NativeLibrary(functions, {functions.ct_variant_name(number).decode(): number for number in works})
 
 
 def problem() -> str | None:
@@ -278,7 +286,7 @@ def sample(logits: "Tensor", how: Sampling, mask: "Tensor | None" = None) -> int
 class Pool:
     """A team of threads in the library. They spin for some 100 µs after a step and then sleep."""
 
-    def __init__(self, threads: int | None = None, using: Library | None = None) -> None:
+    def __init__(self, threads: int | None = None, using: NativeLibrary | None = None) -> None:
         """`threads` includes the caller (None: `default_threads`). Raises NativeError if they cannot be started."""
         self.library = using or library()
         functions = self.library.functions

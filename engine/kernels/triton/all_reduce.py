@@ -22,7 +22,7 @@ LOOKS = tl.constexpr(1024)
 
 
 @triton.jit
-def tag_of(epoch, number):
+def exchange_tag(epoch, number):
     """Return the tag of an exchange: 31 bits of epoch int64 [1] + `number`. Its last bit says which of two buffers."""
     return (tl.load(epoch) + number) & 0x7FFFFFFF
 
@@ -168,7 +168,7 @@ def sum_kernel(
     own = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
         own += tl.load(x + part * COUNT + at, mask=inside, other=0.0).to(tl.float32)
-    buffer = (tag_of(epoch, number) & 1) * (RANKS * ROOM)
+    buffer = (exchange_tag(epoch, number) & 1) * (RANKS * ROOM)
     bits = sendable(own.to(tl.int32, bitcast=True))
     for other in tl.static_range(RANKS):
         if other != RANK:

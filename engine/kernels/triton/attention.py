@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.gluon import async_copy, gl, jit
-from engine.kernels.triton.kv_rows import coded, decoded, scale_of
+from engine.kernels.triton.kv_rows import coded, decoded, row_scale
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import angles, capped, partners, rotate, weighed
 
@@ -385,8 +385,8 @@ def attention_kernel(
     if ROW > 0:
         new_k = new_k.to(tl.float32)
         new_v = new_v.to(tl.float32)
-        k_scale, k_inverse = scale_of(gl.max(gl.where(new_k < 0.0, -new_k, new_k), 1), FP8)
-        v_scale, v_inverse = scale_of(gl.max(gl.where(new_v < 0.0, -new_v, new_v), 1), FP8)
+        k_scale, k_inverse = row_scale(gl.max(gl.where(new_k < 0.0, -new_k, new_k), 1), FP8)
+        v_scale, v_inverse = row_scale(gl.max(gl.where(new_v < 0.0, -new_v, new_v), 1), FP8)
         k_codes = coded(new_k, gl.expand_dims(k_inverse, 1), FP8)
         v_codes = coded(new_v, gl.expand_dims(v_inverse, 1), FP8)
         new_k = decoded(k_codes, FP8) * gl.expand_dims(k_scale, 1)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2
 from engine.kernels.triton.kv_bytes import byte_halves, byte_neighbours, byte_unit, quick_log2
-from engine.kernels.triton.kv_rows import coded, decoded, scale_of
+from engine.kernels.triton.kv_rows import coded, decoded, row_scale
 from engine.kernels.triton.pointwise import capped
 
 
@@ -62,7 +62,7 @@ def copy_bytes(
 
 
 @jit
-def order_of(size):
+def scale_exponent(size):
     """Return the logarithm to base 2 of a scale of V, at least -30: smaller rows, and those of zeros, add nothing that
     fp16 would show, but their weights count."""
     return quick_log2(gl.maximum(size, 2.0**-30))
@@ -71,7 +71,7 @@ def order_of(size):
 @jit
 def rounded(x, FP8: tl.constexpr):
     """Round a head x [1, D] of fp32 numbers as it is stored; return codes, scale, inverse scale and decoded numbers."""
-    scale, inverse = scale_of(gl.max(gl.max(gl.where(x < 0.0, -x, x), 1), 0), FP8)
+    scale, inverse = row_scale(gl.max(gl.max(gl.where(x < 0.0, -x, x), 1), 0), FP8)
     codes = coded(x, inverse, FP8)
     return codes, scale, inverse, decoded(codes, FP8) * scale
 
@@ -84,7 +84,7 @@ def attend_bytes(
 ):  # fmt: skip
     """Run the online softmax of q [lanes, D] over rows `begin` to `end`; their first STAGES tiles are being copied.
 
-    m (the largest score plus `order_of` its row) and l are [lanes], the sums of the even and of the odd columns
+    m (the largest score plus `scale_exponent` its row) and l are [lanes], the sums of the even and of the odd columns
     [lanes, D / 2], in the layout MMA.
     """
     LANES: tl.constexpr = q.shape[0]
@@ -109,7 +109,7 @@ def attend_bytes(
         scores = capped(scores * gl.expand_dims(factor, 0), CAP_LOG2)
         scores = gl.where(column < end - start, scores, float("-inf"))
         size = scales[1].index(stage).load(gl.SliceLayout(0, MMA)) * UNIT
-        highest = gl.maximum(m, gl.max(scores + gl.expand_dims(order_of(size), 0), 1))
+        highest = gl.maximum(m, gl.max(scores + gl.expand_dims(scale_exponent(size), 0), 1))
         base = gl.where(highest == float("-inf"), 0.0, highest)
         weights = gl.exp2(scores - gl.expand_dims(base, 1))
         shrink = gl.exp2(m - base)

@@ -18,8 +18,8 @@ from engine.kernels.triton.attention_bytes import (
     attend_bytes,
     copy_bytes,
     leave,
-    order_of,
     rounded,
+    scale_exponent,
 )
 from engine.kernels.triton.combine import MOST_TILES, own_part, parts_of_tile, shared_part
 from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2
@@ -280,7 +280,7 @@ def _own_part(
     score = gl.convert_layout(score, gl.SliceLayout(1, OWN_MMA))
     one = score * 0.0 + 1.0
     if ROW > 0:
-        order = order_of(v_scale * byte_unit(FP8))
+        order = scale_exponent(v_scale * byte_unit(FP8))
         score, one = score + order, one * gl.exp2(-order)
     m, l = gl.where(newest, score, float("-inf")), gl.where(newest, one, 0.0)  # noqa: E741
     if ROW > 0:

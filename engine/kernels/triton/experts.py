@@ -14,7 +14,7 @@ Weights in planes are multiplied by `packed_linear_kernel`, which accepts severa
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc,unreachable"
 import triton.language as tl
 
-from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, own_layout
+from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2, own_layout, type_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.linear import SPAN, UNROLLED, _added, _columns, along, linear_kernel
 from engine.kernels.triton.packed import pick
@@ -299,7 +299,7 @@ def down_kernel(
             _copy_chosen(held, weight, experts, line, i, CHOSEN, N, K, FOLDS, WARPS, WIDTH, STAGES, WHOLE, W)
             async_copy.commit_group()
     like = _added(gl.zeros([WARPS, 16, 8], tl.float32, layout=SUMS), OUTPUTS, 1, FOLDS, 8)
-    DONE: tl.constexpr = layout_of(like.type)
+    DONE: tl.constexpr = type_layout(like.type)
     n = first + gl.expand_dims(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, DONE)), 1)
     b = gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(0, DONE)), 0)
     place, only = row * N + n + b, (b == 0) & (n < N)

@@ -38,7 +38,6 @@ __all__ = [
     "jit",
     "lane_layout",
     "lane_rows_layout",
-    "layout_of",
     "looked_up",
     "masked",
     "mbarrier",
@@ -50,6 +49,7 @@ __all__ = [
     "signed_halves",
     "small_halves",
     "tma",
+    "type_layout",
     "unpaired",
     "warpgroup_mma",
     "warpgroup_mma_wait",
@@ -69,7 +69,7 @@ def described(tensor: Any, rows: int, columns: int) -> Any:
 
 
 @constexpr_function
-def layout_of(kind):
+def type_layout(kind):
     """Return the layout of a tensor's type."""
     return kind.layout
 
@@ -422,7 +422,7 @@ if knobs.runtime.interpret:
         """Multiply in fp32, because the interpreter multiplies nothing narrower."""
         return (left.to(tl.float32) * right.to(tl.float32)).to(left.dtype)
 
-    def layout_of(kind):
+    def type_layout(kind):
         """Return None: there are no layouts."""
         return
 

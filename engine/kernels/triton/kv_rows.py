@@ -20,7 +20,7 @@ NUMBERS = 8192
 
 
 @triton.jit
-def scale_of(most, FP8: tl.constexpr):
+def row_scale(most, FP8: tl.constexpr):
     """Return the scale, fp32, of numbers whose largest magnitude is `most`, and the factor that encodes them."""
     if FP8:
         exponent = (most.to(tl.int32, bitcast=True) >> 23) - 7
@@ -68,7 +68,7 @@ def _write(
     inside = there & (head < HEADS)[:, None] & (column < DIM)[None, :]
     at = head[:, None] * DIM + column[None, :]
     x = tl.load(source + first + at, inside, 0.0).to(tl.float32)
-    scale, inverse = scale_of(tl.max(tl.abs(x), 1), FP8)
+    scale, inverse = row_scale(tl.max(tl.abs(x), 1), FP8)
     tl.store(rows + slot * ROW + at, coded(x, inverse[:, None], FP8).to(tl.uint8), inside)
     tl.store(scales + slot * (ROW // 4) + head, scale, there & (head < HEADS))
 
@@ -124,7 +124,7 @@ def _read_kernel(
     tl.store(target, numbers.to(out.dtype.element_ty), inside)
 
 
-def heads_of(x: Tensor) -> dict[str, int]:
+def head_constants(x: Tensor) -> dict[str, int]:
     """Return the kernel constants for heads [n, heads, dim]."""
     _, heads, dim = x.shape
     padded = {"PADDED": triton.next_power_of_2(heads), "D": triton.next_power_of_2(dim)}
@@ -144,7 +144,7 @@ def write_rows(
         *rows,
         slots,
         **told,
-        **heads_of(k),
+        **head_constants(k),
         K_STRIDE=k.stride(0),
         V_STRIDE=v.stride(0),
         num_warps=4,

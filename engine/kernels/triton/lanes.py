@@ -17,15 +17,15 @@ from engine.kernels.triton.gluon import (
     jit,
     lane_layout,
     lane_rows_layout,
-    layout_of,
     paired,
+    type_layout,
 )
 from engine.kernels.triton.linear import along
 from engine.kernels.triton.packed import COLUMNS, _four, _two
 
 
 @constexpr_function
-def columns_of(count, lanes):
+def lane_columns(count, lanes):
     """Return in how many columns of a tensor core's sums each of `count` rows has lanes."""
     return 1 if count > 4 else min(lanes, 4 if count <= 2 else 2)
 
@@ -39,7 +39,7 @@ def combine_row(
     again in the others."""
     EACH: tl.constexpr = RUN * GROUP // 4
     L: tl.constexpr = gl.BlockedLayout([1, 1, 4], [1, EACH, 32 // EACH], [WARPS, 1, 1], [2, 1, 0])
-    PAIRS: tl.constexpr = layout_of(paired(gl.zeros([WARPS, GROUP, 8], dtype, layout=X)).type)
+    PAIRS: tl.constexpr = type_layout(paired(gl.zeros([WARPS, GROUP, 8], dtype, layout=X)).type)
     first = (i * WARPS + along(0, WARPS, L)) * COLUMNS + part * (RUN * GROUP) + along(1, EACH, L) * 4
     mixed = combined(attended, first, along(2, 4, L), K, PARTS).to(dtype)
     pairs = paired(gl.reshape(mixed, [WARPS, RUN * GROUP, 1]))

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.fused_combine import combined, last_part
-from engine.kernels.triton.gluon import async_copy, fence, gl, jit, layout_of, mma_v2, multiply, own_layout
+from engine.kernels.triton.gluon import async_copy, fence, gl, jit, mma_v2, multiply, own_layout, type_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import capped, gated
 
@@ -276,7 +276,7 @@ def prepare(
 def leave_sums(squares, square_sums, PREPARES: tl.constexpr, COUNT: tl.constexpr):
     """Add up a program's squares [outputs, rows] and store the sum of each row, for `gather_sums`."""
     total = gl.sum(squares, 0)
-    row = gl.arange(0, total.shape[0], layout=layout_of(total.type))
+    row = gl.arange(0, total.shape[0], layout=type_layout(total.type))
     gl.store(square_sums + row * PREPARES + gl.program_id(0), total, mask=row < COUNT)
 
 
@@ -412,7 +412,7 @@ def linear_kernel(
     like = _added(gl.zeros([WARPS, 16, ROWS], tl.float32, layout=SUMS), OUTPUTS, PAIR, FOLDS, ROWS)
     if GATED:
         like, _ = gl.split(like)
-    DONE: tl.constexpr = layout_of(like.type)
+    DONE: tl.constexpr = type_layout(like.type)
     n = first + gl.expand_dims(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, DONE)), 1)
     b = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, DONE)), 0)
     after = ()

@@ -31,7 +31,7 @@ COLUMNS = tl.constexpr(128)
 
 
 @jit
-def choice_of(i, L: tl.constexpr, WARPS: tl.constexpr, ACROSS: tl.constexpr):
+def matrix_choice(i, L: tl.constexpr, WARPS: tl.constexpr, ACROSS: tl.constexpr):
     """Return which of the matrices side by side each warp's tile of columns in span i belongs to: [WARPS, 1, 1]."""
     return (i * WARPS + along(0, WARPS, L)) // ACROSS
 
@@ -75,7 +75,7 @@ def _copy(
     else:
         column = whole
         if experts is not None:
-            choice = choice_of(i, L, WARPS, ACROSS)
+            choice = matrix_choice(i, L, WARPS, ACROSS)
             column -= choice * ACROSS
             plane += pick(experts, choice, CHOSEN).to(tl.int64) * (LAST * BELOW)
         at = (first + half * UP) * BELOW + column // PER * TILE + line * SIZE

@@ -17,12 +17,12 @@ from engine.kernels.triton.gluon import (
     gl,
     input_layout,
     jit,
-    layout_of,
     mma_v2,
     paired,
+    type_layout,
     unpaired,
 )
-from engine.kernels.triton.lanes import columns_of, combine_row, load_lanes, own, together
+from engine.kernels.triton.lanes import combine_row, lane_columns, load_lanes, own, together
 from engine.kernels.triton.launch import gdc_wait
 from engine.kernels.triton.linear import (
     along,
@@ -37,11 +37,11 @@ from engine.kernels.triton.linear import (
 )
 from engine.kernels.triton.packed import (
     COLUMNS,
-    choice_of,
     copy_codes,
     copy_rows,
     load_rows,
     load_words,
+    matrix_choice,
     operand,
     pick,
 )
@@ -140,7 +140,7 @@ def _load_rows(
     elif CHOSEN == 1 or ACROSS * COLUMNS == K:
         loaded = paired(_load(rows, at, step, given, order, K, CHOSEN, WHOLE))
     else:
-        choice = choice_of(i, X, WARPS, ACROSS)
+        choice = matrix_choice(i, X, WARPS, ACROSS)
         at += step - choice * (ACROSS * COLUMNS)
         inside = (at < K) & (choice < CHOSEN)
         loaded = paired(
@@ -237,7 +237,7 @@ def _span(
             high, low = load_rows(held_supers.index(place), WARPS, 2, MMA)
             low *= 0.0078125
         if weighed is not None:
-            share = pick(weighed, choice_of(i, MMA, WARPS, ACROSS), CHOSEN)
+            share = pick(weighed, matrix_choice(i, MMA, WARPS, ACROSS), CHOSEN)
             high, low = high * share, low * share
         words = load_words(held_codes.index(place), WARPS, BITS)
         others = words
@@ -356,7 +356,7 @@ def packed_linear_kernel(
     SUMS: tl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 8, 4], [1, 1, WARPS], [1, 2, 0])
     HELD: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
-    RUN: tl.constexpr = columns_of(COUNT, LANES)
+    RUN: tl.constexpr = lane_columns(COUNT, LANES)
     APART: tl.constexpr = LANES // RUN
     FOUND: tl.constexpr = 1 if RUN == 4 and COUNT == 1 else ROWS // RUN
     X: tl.constexpr = input_layout(WARPS, GROUP, ROWS)
@@ -402,7 +402,7 @@ def packed_linear_kernel(
     like = _added(gl.zeros([WARPS, 16, FOUND], tl.float32, layout=SUMS), GATED, FOUND)
     if GATED:
         like, _ = gl.split(like)
-    DONE: tl.constexpr = layout_of(like.type)
+    DONE: tl.constexpr = type_layout(like.type)
     n = first + gl.expand_dims(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, DONE)), 1)
     b = gl.expand_dims(gl.arange(0, FOUND, layout=gl.SliceLayout(0, DONE)), 0)
     after = ()

@@ -10,8 +10,8 @@ The plain twins: `engine/execute/group.py`, and RMSNorm in `models/reference/dec
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
 import triton.language as tl
 
-from engine.kernels.triton.all_reduce import receive, send, sendable, tag_of, wait_for
-from engine.kernels.triton.gluon import fence, gl, jit, layout_of
+from engine.kernels.triton.all_reduce import exchange_tag, receive, send, sendable, wait_for
+from engine.kernels.triton.gluon import fence, gl, jit, type_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import times, unit, weighed
 
@@ -99,7 +99,7 @@ def sum_norm_kernel(
     own = gl.load(weight + column, mask=inside, other=0.0) if NORM else None
     gdc_wait(PDL)
     before = gl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    tag = tag_of(epoch, number)
+    tag = exchange_tag(epoch, number)
     mine, longest = gl.load(peers + RANK), gl.load(patience)
     value = gl.zeros([WORDS, 2], tl.float32, layout=LAYOUT)
     if PULL:
@@ -127,7 +127,7 @@ def sum_norm_kernel(
             apart = x + at + part * gl.num_programs(0).to(tl.int64) * SIZE
             mixed += gl.load(apart, mask=inside, other=0.0).to(tl.float32)
         bits = sendable(_words(mixed.to(dtype), PAIRS))
-        index = gl.arange(0, COUNT, layout=layout_of(bits.type))
+        index = gl.arange(0, COUNT, layout=type_layout(bits.type))
         sends = index < EACH
         first = (tag & 1) * (RANKS * ROOM) + row * EACH + index
         for other in tl.static_range(RANKS):

@@ -13,9 +13,9 @@ from engine.kernels.triton.gluon import (
     fence_async_shared,
     gl,
     jit,
-    layout_of,
     mbarrier,
     tma,
+    type_layout,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -73,11 +73,11 @@ def warpgroup_linear_kernel(
     part = gl.program_id(1)
     begin = part * EACH * COLUMNS
     count = gl.minimum(SPANS - part * EACH, EACH)
-    held_x = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, COLUMNS], layout_of(x.type))
+    held_x = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, COLUMNS], type_layout(x.type))
     held = ()
     sums = ()
     for _ in tl.static_range(PAIR):
-        held += (gl.allocate_shared_memory(x.dtype, [STAGES, LINES, COLUMNS], layout_of(weight.type)),)
+        held += (gl.allocate_shared_memory(x.dtype, [STAGES, LINES, COLUMNS], type_layout(weight.type)),)
         sums += (gl.zeros([LINES, ROWS], tl.float32, layout=MMA),)
     arrived = gl.allocate_shared_memory(tl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in tl.static_range(STAGES):

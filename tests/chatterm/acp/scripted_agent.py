@@ -7,7 +7,7 @@ import threading
 
 from chatterm.acp.serve import serve
 from chatterm.backends.backend import EngineError, ToolCall
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 scripts = []
@@ -17,6 +17,8 @@ for given in json.loads(sys.argv[1]):
     error = EngineError(given.pop("error")) if "error" in given else None
     scripts.append(Script(**given, calls=calls, gate=gate, error=error))
 backend = ScriptedBackend(scripts, thinks=True)
-is_saved = serve(backend, Store.open(), sampling={}, settings={}, tools=[*sys.argv, ""][2], version="0")
+is_saved = serve(
+    backend, SessionStore.open(), sampling={}, settings={}, tools=[*sys.argv, ""][2], version="0"
+)
 print(json.dumps([name for name, _ in backend.calls]), file=sys.stderr)
 os._exit(0 if is_saved else 1)

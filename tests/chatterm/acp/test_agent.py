@@ -15,8 +15,8 @@ from acp import PROTOCOL_VERSION, RequestError, schema, spawn_agent_process, tex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.acp.jsonrpc import understood
-from chatterm.sessions.store import Store
+from chatterm.acp.jsonrpc import parse_line
+from chatterm.sessions.store import SessionStore
 from chatterm.tools.rules import read_rules, rules_path
 from tests.fresh import examples
 
@@ -82,7 +82,7 @@ async def test_an_answer_with_thinking_is_streamed_and_saved_as_any_other(tmp_pa
         assert editor.last_of("usage_update").size == 4096
         listed = await conn.list_sessions()
         assert [one.session_id for one in listed.sessions] == [made.session_id]
-    store = Store.open()
+    store = SessionStore.open()
     info, tree, _ = store.load(made.session_id)
     store.close()
     assert info.title == "2 + 2?"
@@ -105,7 +105,7 @@ async def test_two_conversations_share_the_engine_and_a_saved_one_is_told_again(
         await conn.prompt(session_id=a, prompt=[text_block("fourth")])
         with pytest.raises(RequestError, match="session"):
             await conn.load_session(cwd=str(tmp_path), session_id="nowhere", mcp_servers=[])
-    store = Store.open()
+    store = SessionStore.open()
     said = {id: [(e.user, e.text) for e in store.load(id)[1].exchanges] for id in (a, b)}
     store.close()
     assert said == {a: [("first", "one"), ("third", "three"), ("fourth", "four")], b: [("second", "two")]}
@@ -126,7 +126,7 @@ async def test_a_prompt_is_cancelled_in_the_middle_and_the_text_stays(tmp_path: 
         assert (
             await conn.prompt(session_id=session, prompt=[text_block("Go on.")])
         ).stop_reason == "end_turn"
-    store = Store.open()
+    store = SessionStore.open()
     texts = [(e.text, e.finish_reason) for e in store.load(session)[1].exchanges]
     store.close()
     assert texts == [("A long a", "cancelled"), ("Next.", "eos")]
@@ -164,7 +164,7 @@ async def test_a_call_runs_once_the_person_has_seen_it_and_said_yes(
     assert shown.endswith("\n````")  # what is in it cannot end it
     assert editor.last_of("tool_call_update").status == ("completed" if written else "failed")
     assert bool(read_rules(rules_path())) is (answer == "always")
-    store = Store.open()
+    store = SessionStore.open()
     exchanges = store.load(made.session_id)[1].exchanges
     store.close()
     assert [result.state for e in exchanges for result in e.results] == states
@@ -226,7 +226,7 @@ async def test_files_are_attached_and_what_cannot_be_is_said_in_a_line(tmp_path:
             await conn.prompt(session_id=session, prompt=[text_block("More.")])
         with pytest.raises(RequestError, match="full path of a folder"):
             await conn.new_session(cwd="somewhere", mcp_servers=[])
-    store = Store.open()
+    store = SessionStore.open()
     [exchange] = store.load(session)[1].exchanges
     store.close()
     assert exchange.user.startswith(f"See {tmp_path}/notes.txt and /x/y.py\n\n{tmp_path}/notes.txt:\n```")
@@ -273,7 +273,7 @@ LINES = st.one_of(
 
 @given(LINES)
 def test_what_goes_on_to_the_connection_is_a_message_that_it_can_stand(line: bytes) -> None:
-    message, problem = understood(line)
+    message, problem = parse_line(line)
     assert message is None or problem is None
     if message is not None:
         assert {message.get("id"): 0}  # it can be looked up

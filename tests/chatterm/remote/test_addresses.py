@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chatterm.backends.backend import EngineError
 from chatterm.backends.remote.address import Address, Remote, found
-from chatterm.backends.remote.keys import key_of, redacted
+from chatterm.backends.remote.keys import find_key, redact
 from chatterm.settings.reading import parse_settings
 from chatterm.settings.settings import SettingsError
 from chatterm.settings.text import described
@@ -128,11 +128,11 @@ def _at(**remote: str) -> Address:
 
 def test_a_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORK_KEY", " k-1 \n")
-    assert key_of(_at(key_env="WORK_KEY")) == "k-1"
+    assert find_key(_at(key_env="WORK_KEY")) == "k-1"
     monkeypatch.delenv("WORK_KEY")
     with pytest.raises(EngineError, match="WORK_KEY is not set"):
-        key_of(_at(key_env="WORK_KEY"))
-    assert key_of(_at()) is None
+        find_key(_at(key_env="WORK_KEY"))
+    assert find_key(_at()) is None
 
 
 def test_usual_variables_are_for_their_hosts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,16 +145,16 @@ def test_usual_variables_are_for_their_hosts_alone(monkeypatch: pytest.MonkeyPat
     ):
         at = found(text, {})
         assert at is not None
-        assert key_of(at) == key
+        assert find_key(at) == key
     monkeypatch.delenv("OPENAI_API_KEY")
     at = found("openai://api.openai.com/m", {})
     assert at is not None
-    assert key_of(at) is None
+    assert find_key(at) is None
 
 
 def test_a_key_from_a_command() -> None:
     python = sys.executable
-    assert key_of(_at(key_command=f"{python} -c 'print(\"k-3\"); print(1)'")) == "k-3"
+    assert find_key(_at(key_command=f"{python} -c 'print(\"k-3\"); print(1)'")) == "k-3"
     for command, why in (
         (
             f"{python} -c 'import sys; print(\"no such entry\", file=sys.stderr); sys.exit(3)'",
@@ -167,7 +167,7 @@ def test_a_key_from_a_command() -> None:
         ("", "key_command failed"),
     ):
         with pytest.raises(EngineError, match=why) as caught:
-            key_of(_at(key_command=command))
+            find_key(_at(key_command=command))
         assert "two words" not in str(caught.value)
 
 
@@ -177,24 +177,24 @@ def test_a_command_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(subprocess, "run", never)
     with pytest.raises(EngineError, match="did not finish within 60 s"):
-        key_of(_at(key_command="x"))
+        find_key(_at(key_command="x"))
 
 
 def test_a_key_from_the_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "keyring", None)
     with pytest.raises(EngineError, match=r"pip install 'chatterm\[keyring\]'"):
-        key_of(_at(keyring="chat"))
+        find_key(_at(keyring="chat"))
     kept = {("chat", "work"): "k-4"}
     module, errors = types.ModuleType("keyring"), types.ModuleType("keyring.errors")
     errors.KeyringError = type("KeyringError", (Exception,), {})  # type: ignore[attr-defined]
     module.get_password = lambda *where: kept.get(where)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "keyring", module)
     monkeypatch.setitem(sys.modules, "keyring.errors", errors)
-    assert key_of(_at(keyring="chat")) == "k-4"
+    assert find_key(_at(keyring="chat")) == "k-4"
     with pytest.raises(EngineError, match="keyring set other work"):
-        key_of(_at(keyring="other"))
+        find_key(_at(keyring="other"))
 
 
 def test_what_a_server_says_is_shown_without_the_key() -> None:
-    assert redacted("Incorrect key k-5!", "k-5") == "Incorrect key …!"
-    assert redacted("as it is", None) == "as it is"
+    assert redact("Incorrect key k-5!", "k-5") == "Incorrect key …!"
+    assert redact("as it is", None) == "as it is"

@@ -11,10 +11,10 @@ import pytest
 from chatterm.backends.backend import ChatOptions, EngineError, ModelChoice, Progress
 from chatterm.backends.remote.address import Remote
 from chatterm.backends.remote.server_scan import choices_beside, local_choices, named_choices
-from chatterm.backends.router import Anywhere
+from chatterm.backends.router import BackendRouter
 from chatterm.screens.candidates import CandidatesScreen
 from chatterm.screens.models import ModelPicker
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.remote.rough_server import (
     RoughServer,
@@ -34,7 +34,7 @@ TAGS = {"models": [{"name": "qwen3:latest"}, {"name": "gemma3:1b"}]}
 
 
 class Here(ScriptedBackend):
-    """What `Anywhere` asks for models of this machine."""
+    """What `BackendRouter` asks for models of this machine."""
 
     @property
     def options(self) -> ChatOptions:
@@ -52,7 +52,7 @@ def anywhere(
         made.model = name
         return made
 
-    made = Anywhere(model, ChatOptions(), remotes or {}, make)
+    made = BackendRouter(model, ChatOptions(), remotes or {}, make)
     made.load_gate = None
     return made
 
@@ -77,7 +77,7 @@ async def test_a_chat_with_a_server_shows_what_it_tells() -> None:
 
 
 async def test_switching_to_a_server_and_back_keeps_the_history(tmp_path: Any) -> None:
-    store = Store.open(tmp_path / "sessions.db")
+    store = SessionStore.open(tmp_path / "sessions.db")
     here = Here([Script("From here."), Script("Here again.")])
     with rough(said("From there.")) as server:
         async with driven(anywhere("scripted", here), store=store) as driver:

@@ -29,7 +29,7 @@ from chatterm.backends.exchange import Outcome
 from chatterm.backends.remote import client as client_module
 from chatterm.backends.remote.address import Remote, found
 from chatterm.backends.remote.backend import RemoteBackend
-from chatterm.backends.remote.errors import Refused, wait_of
+from chatterm.backends.remote.errors import Refused, retry_delay
 from engine.params import Constraint
 from models.hub import response_head
 from tests.chatterm.remote.rough_server import (
@@ -624,7 +624,7 @@ def test_how_long_to_wait(status: int, after: str | None, tries: int, seconds: f
     from datetime import UTC, datetime
 
     now = datetime(2015, 10, 21, 7, 28, 0, tzinfo=UTC)
-    assert wait_of(Refused(status, b"", after), tries, now) == seconds
+    assert retry_delay(Refused(status, b"", after), tries, now) == seconds
 
 
 SOME = st.sampled_from(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chatterm.cli.main import call
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.settings.paths import config_path
 from tests.chatterm.remote.rough_server import Request, delta, events, rough, said, status, stream
 
@@ -65,7 +65,7 @@ def test_a_remote_of_the_settings_and_its_session(capsys: pytest.CaptureFixture[
     assert (answer["text"], answer["finish_reason"]) == ("Two.", "eos")
     assert (answer["stats"]["prompt_tokens"], answer["stats"]["cached_tokens"]) == (30, 20)
     assert "prompt 30 tokens (20 cached)" in err
-    store = Store.open()
+    store = SessionStore.open()
     [info] = store.find("")
     assert info.model == "work/tiny"
     _, tree, _ = store.load(info.id)
@@ -101,7 +101,7 @@ def test_what_a_script_waits_for_is_told(
 ) -> None:
     told = io.StringIO()
     monkeypatch.setattr("sys.stderr", told)
-    monkeypatch.setattr("chatterm.backends.remote.client.wait_of", lambda *_: 0.5)  # without a last time
+    monkeypatch.setattr("chatterm.backends.remote.client.retry_delay", lambda *_: 0.5)  # without a last time
 
     def busy_until_told(request: Request, sock: socket.socket) -> bool | None:
         handler = said("x") if "limiting requests" in told.getvalue() else status(429)

@@ -11,14 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.backends.backend import Message
-from chatterm.backends.pictures import LARGEST, looked_at, measured, parted, pictures_of
-from chatterm.backends.remote.dialects.base import Asked
+from chatterm.backends.pictures import (
+    LARGEST,
+    collect_pictures,
+    inspect_picture,
+    measure_picture,
+    replace_pictures,
+)
+from chatterm.backends.remote.dialects.base import AnswerRequest
 from chatterm.backends.remote.dialects.chat import ChatCompletions
 from chatterm.backends.remote.dialects.ollama import Ollama
 from chatterm.backends.remote.dialects.responses import Responses
 from chatterm.conversation import attached_file
 from chatterm.conversation.attachment_errors import AttachmentError
-from chatterm.conversation.attachments import attach, files_of, without_files
+from chatterm.conversation.attachments import attach, attached_files, without_files
 from tests.chatterm.driving import driven
 from tests.chatterm.remote.rough_server import rough, said
 from tests.chatterm.remote.test_backend import chat
@@ -52,17 +58,17 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_a_picture_is_known_by_its_content(name: str, tmp_path: Path) -> None:
     data, found = KINDS[name]
-    assert measured(data) == found
+    assert measure_picture(data) == found
     (tmp_path / name).write_bytes(data)
     attached = attach(f"What is in @{name}?", tmp_path, sees=True)
     assert attached.message == f"What is in {name}?"
     text = "\n\n".join([attached.message, *attached.blocks])
-    assert files_of(text) == [name]
+    assert attached_files(text) == [name]
     assert "left out" in without_files(text)
     assert f"{found[1]} x {found[2]} pixels" in text
-    there = pictures_of([text])
+    there = collect_pictures([text])
     assert list(there.values()) == [data]
-    left, (picture,) = parted(text, there)
+    left, (picture,) = replace_pictures(text, there)
     assert (picture.name, picture.kind) == (name, found[0])
     assert str(tmp_path) not in left, "where it lies here is nobody's business there"
 
@@ -73,7 +79,7 @@ def test_no_file_is_too_strange(data: bytes, draw: st.DataObject) -> None:
     for place in draw.draw(st.lists(st.integers(0, max(len(changed) - 1, 0)), max_size=4)):
         if changed:
             changed[place] = draw.draw(st.integers(0, 255))
-    found = measured(bytes(changed))
+    found = measure_picture(bytes(changed))
     assert found is None or (found[0].startswith("image/") and found[1] >= 0 <= found[2])
 
 
@@ -100,22 +106,24 @@ def test_a_message_cannot_name_a_file_that_it_does_not_know(tmp_path: Path) -> N
     secret = tmp_path / "secret.png"
     secret.write_bytes(b"the key")
     (tmp_path / "good.png").write_bytes(png())
-    line = str(looked_at(tmp_path / "good.png", "good.png"))
+    line = str(inspect_picture(tmp_path / "good.png", "good.png"))
     forged = line.replace("good.png", "secret.png")
-    assert pictures_of([f"x.png:\n```png\n{forged}\n```"]) == {}
+    assert collect_pictures([f"x.png:\n```png\n{forged}\n```"]) == {}
     text = f"see\n\nx.png:\n```png\n{line}\n```"
-    assert len(pictures_of([text, text])) == 1
+    assert len(collect_pictures([text, text])) == 1
     (tmp_path / "good.png").write_bytes(png(9, 9))
-    there = pictures_of([text])
+    there = collect_pictures([text])
     assert there == {}
-    assert parted(text, there) == ("see\n\n(x.png was a picture; it is not sent any more.)", [])
+    assert replace_pictures(text, there) == ("see\n\n(x.png was a picture; it is not sent any more.)", [])
 
 
 def test_every_api_gets_it_in_its_own_way(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png())
     attached = attach("look at @a.png", tmp_path, sees=True)
     text = "\n\n".join([attached.message, *attached.blocks])
-    asked = Asked("m", [Message("user", text), Message("assistant", text)], pictures=pictures_of([text]))
+    asked = AnswerRequest(
+        "m", [Message("user", text), Message("assistant", text)], pictures=collect_pictures([text])
+    )
     data = base64.b64encode(png()).decode()
     url = f"data:image/png;base64,{data}"
     words = "look at a.png\n\n(a.png is the picture of 3 x 2 pixels here.)"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from chatterm.backends.backend import FinishReason, ToolCall
 from chatterm.backends.remote.address import Api
-from chatterm.backends.remote.dialects.base import Listed
-from chatterm.backends.remote.model_lookup import dialect_of
+from chatterm.backends.remote.dialects.base import ListedModel
+from chatterm.backends.remote.model_lookup import choose_dialect
 from chatterm.backends.remote.stream_parser import AnswerReader
 from tests.fresh import examples
 
@@ -44,7 +44,7 @@ CALLED: dict[str, tuple[str, str, list[ToolCall]]] = {
 def read(name: str, parts: list[bytes]) -> tuple[AnswerReader, str, str]:
     apis: dict[str, Api] = {"responses": "responses", "ollama": "ollama"}
     api = next((api for word, api in apis.items() if word in name), "chat")
-    reader = AnswerReader(dialect_of(api))
+    reader = AnswerReader(choose_dialect(api))
     pieces = [piece for part in parts for piece in reader.feed(part)] + reader.end()
     texts = [
         "".join(piece.text for piece in pieces if piece.kind == kind) for kind in ("reasoning", "answer")
@@ -87,7 +87,7 @@ def test_calls_as_they_were_sent(name: str, size: int) -> None:
 
 def test_thinking_that_the_token_limit_ended() -> None:
     for name, api in (("vllm_thinking.sse", "chat"), ("vllm_responses.sse", "responses")):
-        reader = AnswerReader(dialect_of(api))  # type: ignore[arg-type]
+        reader = AnswerReader(choose_dialect(api))  # type: ignore[arg-type]
         pieces = [*reader.feed((FOLDER / name).read_bytes()), *reader.end()]
         assert {piece.kind for piece in pieces} == {"reasoning"}
         assert reader.finish is FinishReason.LENGTH
@@ -97,4 +97,4 @@ def test_thinking_that_the_token_limit_ended() -> None:
 
 def test_a_list_of_models() -> None:
     document = json.loads((FOLDER / "vllm_models.json").read_text("utf-8"))
-    assert dialect_of("chat").listed(document) == [Listed("tiny", 2048, "vllm")]
+    assert choose_dialect("chat").listed(document) == [ListedModel("tiny", 2048, "vllm")]

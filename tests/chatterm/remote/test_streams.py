@@ -14,7 +14,7 @@ from chatterm.backends.remote.answer import RunningAnswer
 from chatterm.backends.remote.dialects.chat import ChatCompletions
 from chatterm.backends.remote.dialects.responses import Responses
 from chatterm.backends.remote.sse import DocumentReader, EventReader, LineReader, TooLongError
-from chatterm.backends.remote.thinking import Piece, Splitter
+from chatterm.backends.remote.thinking import AnswerPiece, Splitter
 
 STREAMS = st.lists(
     st.sampled_from(
@@ -93,7 +93,7 @@ TEXTS = st.lists(
 ).map("".join)
 
 
-def joined(pieces: Iterable[Piece]) -> tuple[str, str]:
+def joined(pieces: Iterable[AnswerPiece]) -> tuple[str, str]:
     found = list(pieces)
     return (
         "".join(piece.text for piece in found if piece.kind == "reasoning"),
@@ -103,7 +103,7 @@ def joined(pieces: Iterable[Piece]) -> tuple[str, str]:
 
 def split(parts: Iterable[str], **options: bool) -> tuple[str, str]:
     splitter = Splitter(**options)
-    return joined([*(p for part in parts for p in splitter.feed(Piece(part))), *splitter.end()])
+    return joined([*(p for part in parts for p in splitter.feed(AnswerPiece(part))), *splitter.end()])
 
 
 @given(TEXTS, st.booleans())
@@ -134,7 +134,10 @@ def test_thinking_in_tags(text: str, thought: str, answer: str) -> None:
 
 def test_endless_white_space_is_passed_on_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     splitter = Splitter()
-    assert joined(piece for _ in range(1_001) for piece in splitter.feed(Piece(" "))) == ("", " " * 1_001)
+    assert joined(piece for _ in range(1_001) for piece in splitter.feed(AnswerPiece(" "))) == (
+        "",
+        " " * 1_001,
+    )
     late = " " * 1_001 + "<think>a</think>b"
     assert split([late]) == split(late) == ("", late)
     monkeypatch.setattr(stream_parser, "MOST_TEXT", 100)
@@ -181,5 +184,9 @@ def test_a_piece_of_an_answer_does_not_copy_those_before_it() -> None:
 
 def test_what_the_server_tells_apart_is_not_looked_at_again() -> None:
     splitter = Splitter()
-    pieces = [*splitter.feed(Piece("hm", "reasoning")), *splitter.feed(Piece("<think>x")), *splitter.end()]
+    pieces = [
+        *splitter.feed(AnswerPiece("hm", "reasoning")),
+        *splitter.feed(AnswerPiece("<think>x")),
+        *splitter.end(),
+    ]
     assert joined(pieces) == ("hm", "<think>x")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.backends.pictures import Picture, looked_at, taken_out
+from chatterm.backends.pictures import Picture, inspect_picture, take_out_pictures
 from chatterm.conversation import thumbnail as thumbnails
 from chatterm.conversation.attachments import attach
 from chatterm.conversation.entries import UserEntry
@@ -39,7 +39,7 @@ def saved(path: Path, size: tuple[int, int], kind: str = "PNG", mode: str = "RGB
     data = io.BytesIO()
     image.convert(mode).save(data, kind, **more)
     path.write_bytes(data.getvalue())
-    return looked_at(path, path.name)
+    return inspect_picture(path, path.name)
 
 
 def colour(found: Thumbnail, x: int, y: int) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ def test_one_that_lies_on_its_side_stands_and_what_is_seen_through_is_grey(tmp_p
     assert (found.width, found.height) == (18, 24)
     assert colour(found, 9, 2)[0] > 200 > 60 > colour(found, 9, 21)[0]
     Image.new("RGBA", (4, 4), (255, 255, 255, 0)).save(tmp_path / "b.png")
-    found = thumbnail(looked_at(tmp_path / "b.png", "b.png"))
+    found = thumbnail(inspect_picture(tmp_path / "b.png", "b.png"))
     assert found is not None
     assert set(found.pixels) == {128}
 
@@ -127,7 +127,7 @@ def bomb(path: Path, side: int) -> None:
 
 def test_a_bomb_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb(tmp_path / "a.png", 8_000)
-    picture = looked_at(tmp_path / "a.png", "a.png")
+    picture = inspect_picture(tmp_path / "a.png", "a.png")
     assert picture.bytes < 20_000
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("it is opened"))
     assert thumbnail(picture) is None
@@ -139,9 +139,9 @@ def test_broken_files_and_those_that_have_changed_are_none(
     whole = saved(tmp_path / "a.png", (64, 48))
     data = (tmp_path / "a.png").read_bytes()
     (tmp_path / "b.png").write_bytes(data[:100])
-    assert thumbnail(looked_at(tmp_path / "b.png", "b.png")) is None
+    assert thumbnail(inspect_picture(tmp_path / "b.png", "b.png")) is None
     (tmp_path / "c.png").write_bytes(png(640, 480))  # has fewer pixels than it says
-    assert thumbnail(looked_at(tmp_path / "c.png", "c.png")) is None
+    assert thumbnail(inspect_picture(tmp_path / "c.png", "c.png")) is None
     (tmp_path / "a.png").write_bytes(data + b"x")
     assert thumbnail(whole) is None
     (tmp_path / "a.png").unlink()
@@ -157,7 +157,7 @@ def test_no_file_is_too_strange(kind: str, draw: st.DataObject) -> None:
     for place in draw.draw(st.lists(st.integers(0, len(data) - 1), max_size=6)):
         data[place] = draw.draw(st.integers(0, 255))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thumbnails, "data_of", lambda picture: bytes(data))
+        patch.setattr(thumbnails, "read_picture", lambda picture: bytes(data))
         found = thumbnail(Picture("a", f"image/{kind.lower()}", 8, 6, 0, "", ""))
     assert found is None or len(found.pixels) == 3 * found.width * found.height
 
@@ -180,10 +180,10 @@ def test_a_message_is_shown_without_the_blocks_of_its_pictures(tmp_path: Path) -
     saved(tmp_path / "a.png", (64, 48))
     (tmp_path / "b.txt").write_text("hello\n")
     text = message(tmp_path, "see @a.png and @b.txt")
-    said, (picture,) = taken_out(text)
+    said, (picture,) = take_out_pictures(text)
     assert said == "see a.png and b.txt\n\nb.txt:\n```txt\nhello\n```"
     assert picture.name == "a.png"
-    assert taken_out("\n a\n\n\n") == ("\n a\n\n\n", []), "what was typed is not touched"
+    assert take_out_pictures("\n a\n\n\n") == ("\n a\n\n\n", []), "what was typed is not touched"
     entry = UserEntry(text)
     entry.lay_out(40)
     assert entry.source_text == text

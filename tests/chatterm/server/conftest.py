@@ -17,7 +17,7 @@ import pytest
 from chatterm.backends.backend import ChatOptions
 from chatterm.server.process.engine_process import EngineProcess, serve
 from chatterm.server.spawn import ProcessOptions
-from engine.machine.memory_check import Need
+from engine.machine.memory_check import MemoryNeed
 from models.errors import ModelError
 from models.files import ModelFiles
 from tests.engine.tiny import TEMPLATE, TinyEngine, tiny_engine, tiny_tokenizer
@@ -41,8 +41,8 @@ class Tinies:
             raise ModelError(f"There is no model {model}.")
         return ModelFiles(model)
 
-    def need(self, files: ModelFiles, options: ChatOptions) -> Need:
-        return Need(0, 0, 0, 0)
+    def need(self, files: ModelFiles, options: ChatOptions) -> MemoryNeed:
+        return MemoryNeed(0, 0, 0, 0)
 
     def load(self, model: str, files: ModelFiles, options: ChatOptions, on_progress: Any) -> TinyEngine:
         made = tiny_engine(self.folder, **{"num_blocks": 2048, **self.options})

@@ -11,9 +11,9 @@ from chatterm.server.http.app import make_app
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.web import listen, make_server
 from chatterm.server.service import (
+    AnswerEnded,
     ChatMessage,
     Delta,
-    Ended,
     Generation,
     Logprob,
     Metrics,
@@ -116,7 +116,7 @@ class FakeService:
                     usage = Usage(
                         completion_tokens=made[index], reasoning_tokens=thought[index], decode_s=0.5
                     )
-                    yield Ended(index, reason, usage)
+                    yield AnswerEnded(index, reason, usage)
                     continue
                 kind, word = script.pop(0)
                 made[index] += 1

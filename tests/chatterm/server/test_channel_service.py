@@ -12,14 +12,14 @@ from unittest.mock import patch
 import pytest
 
 from chatterm.backends.backend import ChatOptions, EngineError
-from chatterm.backends.protocol import Hello, Welcome, agreed
+from chatterm.backends.protocol import Hello, HelloReply, agreed
 from chatterm.ipc.link import Link
-from chatterm.ipc.messages import Call, packed, to_frame
-from chatterm.ipc.runtime import connected
+from chatterm.ipc.messages import Call, pack, to_frame
+from chatterm.ipc.runtime import connect
 from chatterm.server.channel_service import ChannelService
 from chatterm.server.process import engine_process
 from chatterm.server.process.engine_process import ProcessOptions
-from chatterm.server.service import ChatMessage, Delta, Ended, Generation, Piece, RequestError, Started
+from chatterm.server.service import AnswerEnded, ChatMessage, Delta, Generation, Piece, RequestError, Started
 from chatterm.server.supervisor import Supervisor
 from models.files import ModelFiles
 from tests.chatterm.server.conftest import Gate, Served, serving
@@ -53,7 +53,7 @@ async def answers_of(service: ChannelService, request: Generation) -> tuple[list
                 one = answers.setdefault(piece.index, {"text": "", "reasoning": "", "ids": [], "end": None})
                 one["text" if piece.kind == "answer" else "reasoning"] += piece.text
                 one["ids"] += piece.token_ids
-            case Ended():
+            case AnswerEnded():
                 answers.setdefault(piece.index, {"text": "", "reasoning": "", "ids": []})["end"] = piece
     return started, answers
 
@@ -77,7 +77,7 @@ async def test_that_all_has_come_is_told_before_it_is_read(service: ChannelServi
     pieces = service.generate(asks(), finished.set)
     assert isinstance(await anext(pieces), Started)
     await finished.wait()
-    assert isinstance([piece async for piece in pieces][-1], Ended)
+    assert isinstance([piece async for piece in pieces][-1], AnswerEnded)
 
 
 def asks(**more: Any) -> Generation:
@@ -264,7 +264,7 @@ async def test_a_client_that_never_reads_holds_up_nobody(service: ChannelService
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     request = asks(messages=None, prompt="x", sampling={"max_tokens": 200, "seed": 1}, count=4)
     for number in range(2, 30):
-        await asyncio.to_thread(peer.sendall, to_frame(Call(number, "generate", packed(request))))
+        await asyncio.to_thread(peer.sendall, to_frame(Call(number, "generate", pack(request))))
     _, answers = await answers_of(service, asks())
     assert answers[0]["end"] is not None
     written = [client._transport.get_write_buffer_size() for client in served.calls._clients]  # type: ignore[union-attr]
@@ -276,9 +276,9 @@ async def test_a_client_that_never_reads_holds_up_nobody(service: ChannelService
 
 def greeted() -> socket.socket:
     """A client that has said who it is, without anything that reads."""
-    peer = connected()
+    peer = connect()
     assert peer is not None
-    peer.sendall(to_frame(Call(1, "hello", packed(Hello(agreed(), "web")))))
+    peer.sendall(to_frame(Call(1, "hello", pack(Hello(agreed(), "web")))))
     return peer
 
 
@@ -289,13 +289,13 @@ def greeted() -> socket.socket:
         b"\x00\x00\x00\x00",
         b"\xff\xff\xff\xff",
         b"\x00\x00\x00\x03abc",
-        to_frame(Call(1, "generate", packed(None))),
-        to_frame(Call(1, "hello", packed({"agreed": 3}))),
-        to_frame(Call(1, "hello", packed(Hello("another", "web")))),
+        to_frame(Call(1, "generate", pack(None))),
+        to_frame(Call(1, "hello", pack({"agreed": 3}))),
+        to_frame(Call(1, "hello", pack(Hello("another", "web")))),
     ],
 )
 async def test_garbage_ends_one_connection(service: ChannelService, garbage: bytes) -> None:
-    peer = connected()
+    peer = connect()
     assert peer is not None
 
     def spoil() -> None:
@@ -316,9 +316,9 @@ async def test_garbage_ends_one_connection(service: ChannelService, garbage: byt
 
 
 async def test_bodies_of_the_wrong_shape_end_nothing_else(service: ChannelService) -> None:
-    link = Link(connected())  # type: ignore[arg-type]
+    link = Link(connect())  # type: ignore[arg-type]
     with pytest.raises(EngineError):
-        link.ask("nothing", None, Welcome, 30.0)
+        link.ask("nothing", None, HelloReply, 30.0)
     _, answers = await answers_of(service, asks())
     assert answers[0]["end"] is not None
 

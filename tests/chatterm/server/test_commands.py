@@ -11,7 +11,7 @@ import pytest
 
 from chatterm.cli.main import call
 from chatterm.cli.serve import load_first
-from chatterm.settings.durations import duration_text, seconds_of
+from chatterm.settings.durations import duration_text, parse_duration
 from engine.errors import EngineError
 from tests.chatterm.server.conftest import ROOT, Served, serving
 
@@ -171,13 +171,13 @@ def test_a_model_that_stays_for_no_time_is_loaded_all_the_same(runtime: Path, ch
     [("30m", 1800), ("1h30m", 5400), ("90", 90), ("0", 0), ("1.5h", 5400), ("2d", 172800), ("Forever", None)],
 )
 def test_times(text: str, seconds: float | None) -> None:
-    assert seconds_of(text, "--keep-alive") == seconds
+    assert parse_duration(text, "--keep-alive") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "5x", "m", "-5m", "1h30", "1 2"])
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(EngineError, match="keep-alive"):
-        seconds_of(text, "--keep-alive")
+        parse_duration(text, "--keep-alive")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 
 from chatterm.backends.protocol import Hello
 from chatterm.ipc.frames import FrameReader
-from chatterm.ipc.messages import Call, Done, Failed, Item, from_server, packed, to_frame, unpacked
+from chatterm.ipc.messages import Call, Done, Failed, Item, from_server, pack, to_frame, unpack
 from chatterm.server.http.write_coalescing import GatheringTransport
-from chatterm.server.process.connection import Connection, Stream
+from chatterm.server.process.connection import CallStream, ClientConnection
 from chatterm.server.process.frame_batcher import Pump
 
 
@@ -54,7 +54,7 @@ class Wire(asyncio.Transport):
 class Speaker:
     """A stream that has something to say; what it cannot say now it says when it is woken."""
 
-    stream: Stream
+    stream: CallStream
     left: list[Any]
     waits: bool = False
     due: float = 0.0
@@ -86,17 +86,17 @@ class Calls:
     speakers: list[Speaker] = field(default_factory=list)
     gone: int = 0
 
-    def joined(self, connection: Connection) -> bool:
+    def joined(self, connection: ClientConnection) -> bool:
         return True
 
-    def greeted(self, connection: Connection) -> Any:
+    def greeted(self, connection: ClientConnection) -> Any:
         return "welcome"
 
-    def begin(self, connection: Connection, call: Call, stream: Stream) -> Speaker:
-        self.speakers.append(Speaker(stream, unpacked(call.body, list[int])))
+    def begin(self, connection: ClientConnection, call: Call, stream: CallStream) -> Speaker:
+        self.speakers.append(Speaker(stream, unpack(call.body, list[int])))
         return self.speakers[-1]
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: ClientConnection) -> None:
         self.gone += 1
 
 
@@ -106,7 +106,7 @@ class Client:
 
     calls: Calls
     wire: Wire
-    connection: Connection
+    connection: ClientConnection
 
     @property
     def speakers(self) -> list[Speaker]:
@@ -116,11 +116,11 @@ class Client:
 @pytest.fixture
 async def client() -> Client:
     calls = Calls(Pump(asyncio.get_running_loop()))
-    made, wire = Connection(cast(Any, calls)), Wire()
+    made, wire = ClientConnection(cast(Any, calls)), Wire()
     made.connection_made(wire)
-    made.data_received(to_frame(Call(1, "hello", packed(Hello("same", "web", 1, "")))))
+    made.data_received(to_frame(Call(1, "hello", pack(Hello("same", "web", 1, "")))))
     for id in (2, 3):
-        made.data_received(to_frame(Call(id, "say", packed([10 * id, 10 * id + 1]))))
+        made.data_received(to_frame(Call(id, "say", pack([10 * id, 10 * id + 1]))))
     await turn()
     wire.writes.clear()
     return Client(calls, wire, made)
@@ -148,11 +148,11 @@ async def test_what_one_turn_says_is_one_write_in_order(client: Client) -> None:
     assert not client.wire.writes
     await turn()
     assert len(client.wire.writes) == 1
-    said = [(type(message), message.id, unpacked(message.body, str)) for message in client.wire.messages]
+    said = [(type(message), message.id, unpack(message.body, str)) for message in client.wire.messages]
     assert said == [(Item, 2, "a"), (Item, 3, "b"), (Done, 2, "end"), (Item, 3, "c")]
     other.stream.item("d")
     await turn()
-    assert [unpacked(message.body, str) for message in client.wire.messages][4:] == ["d"]
+    assert [unpack(message.body, str) for message in client.wire.messages][4:] == ["d"]
 
 
 async def test_what_was_said_before_the_end_is_written_before_it(client: Client) -> None:
@@ -194,7 +194,7 @@ async def test_a_client_that_does_not_read_is_told_the_rest_once_it_does(client:
     client.connection.resume_writing()
     assert client.wire.is_read
     await said_all(one, other)
-    said = [(message.id, unpacked(message.body, int)) for message in client.wire.messages]
+    said = [(message.id, unpack(message.body, int)) for message in client.wire.messages]
     assert sorted(said, key=lambda each: each[0]) == [(2, 20), (2, 21), (3, 30), (3, 31)]  # each in its order
 
 
@@ -220,12 +220,12 @@ async def test_what_is_no_frame_is_answered_after_what_was_said_before(client: C
 async def test_a_killed_client_is_written_to_no_more(caplog: pytest.LogCaptureFixture, behind: str) -> None:
     """Its streams are cancelled at once; what they still say goes nowhere, and the log says nothing of it."""
     loop, calls = asyncio.get_running_loop(), Calls(Pump(asyncio.get_running_loop()))
-    made = Connection(cast(Any, calls))
+    made = ClientConnection(cast(Any, calls))
     ours, theirs = socket.socketpair()
     transport, _ = await loop.connect_accepted_socket(lambda: made, ours)
     ids = range(2, 258)
-    theirs.sendall(to_frame(Call(1, "hello", packed(Hello("same", "web", 1, "")))))
-    theirs.sendall(b"".join(to_frame(Call(id, "say", packed([id]))) for id in ids))
+    theirs.sendall(to_frame(Call(1, "hello", pack(Hello("same", "web", 1, "")))))
+    theirs.sendall(b"".join(to_frame(Call(id, "say", pack([id]))) for id in ids))
     while len(calls.speakers) < len(ids):
         await asyncio.sleep(0.001)
     theirs.close()

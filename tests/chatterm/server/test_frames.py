@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from chatterm.ipc.frames import MOST, FrameError, FrameReader, framed
+from chatterm.ipc.frames import MOST, FrameError, FrameReader, encode_frame
 from chatterm.ipc.messages import (
     Call,
     Cancel,
@@ -18,9 +18,9 @@ from chatterm.ipc.messages import (
     Item,
     from_client,
     from_server,
-    packed,
+    pack,
     to_frame,
-    unpacked,
+    unpack,
 )
 
 _BODIES = st.lists(st.binary(min_size=1, max_size=200), max_size=8)
@@ -28,7 +28,7 @@ _BODIES = st.lists(st.binary(min_size=1, max_size=200), max_size=8)
 
 @given(_BODIES, st.lists(st.integers(1, 50), min_size=1))
 def test_frames_arrive_however_they_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
-    data, reader, came = b"".join(map(framed, bodies)), FrameReader(), []
+    data, reader, came = b"".join(map(encode_frame, bodies)), FrameReader(), []
     at, turn = 0, 0
     while at < len(data):
         size = cuts[turn % len(cuts)]
@@ -39,7 +39,7 @@ def test_frames_arrive_however_they_are_cut(bodies: list[bytes], cuts: list[int]
 
 @given(_BODIES, st.integers(0, 2000))
 def test_what_is_cut_off_is_no_frame(bodies: list[bytes], cut: int) -> None:
-    data = b"".join(map(framed, bodies))[:cut]
+    data = b"".join(map(encode_frame, bodies))[:cut]
     came = FrameReader().feed(data)
     assert came == bodies[: len(came)]
     assert sum(len(body) + 4 for body in came) <= len(data)
@@ -52,23 +52,23 @@ def test_a_length_that_is_none_of_ours_is_refused_before_anything_of_it_is_there
 
 
 def test_nothing_is_sent_that_the_other_side_would_refuse() -> None:
-    assert len(framed(b"x" * 10)) == 14
+    assert len(encode_frame(b"x" * 10)) == 14
     with pytest.raises(FrameError):
-        framed(bytes(MOST + 1))
+        encode_frame(bytes(MOST + 1))
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, {"a": [2**70]}, "\ud800"])
 def test_what_cannot_be_written_is_said_in_a_line(value: object) -> None:
     with pytest.raises(FrameError):
-        packed(value)
+        pack(value)
 
 
 _MESSAGES = [
-    Call(3, "send", packed("hi")),
-    Feed(3, packed(None)),
+    Call(3, "send", pack("hi")),
+    Feed(3, pack(None)),
     Cancel(9),
-    Item(1, packed([1, 2])),
-    Done(1, packed({"a": 1})),
+    Item(1, pack([1, 2])),
+    Done(1, pack({"a": 1})),
     Failed(2, "engine", "why", {"needed": 3}),
 ]
 
@@ -85,7 +85,7 @@ def test_messages_are_what_they_were(message: Call) -> None:
 @example(b"\x91" * 300)
 def test_garbage_is_a_message_or_an_error(body: bytes) -> None:
     reads: list[Callable[[], object]] = [lambda: from_client(body), lambda: from_server(body)]
-    reads += [partial(unpacked, body, kind) for kind in (list[int], str, dict[str, int])]
+    reads += [partial(unpack, body, kind) for kind in (list[int], str, dict[str, int])]
     for read in reads:
         with suppress(FrameError):  # nothing else is raised
             read()

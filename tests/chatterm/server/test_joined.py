@@ -13,7 +13,7 @@ import pytest
 from chatterm.server.channel_service import ChannelService
 from chatterm.server.http.app import make_app
 from chatterm.server.http.ollama.models import running, tag
-from chatterm.server.process.queries import Looking
+from chatterm.server.process.queries import Queries
 from models.files import ModelFiles
 from models.hub.sources import LocalModel
 from tests.chatterm.server.conftest import Served
@@ -125,7 +125,7 @@ def test_a_model_has_the_size_and_the_date_of_its_files_whether_it_is_loaded_or_
     local = LocalModel("tiny", ModelFiles("tiny", gguf=place), 1234, "catalogue")
     monkeypatch.setattr("models.hub.sources.local_models", lambda: [local])
     host = served.calls.host
-    looking = Looking(host)
+    looking = Queries(host)
     (before,) = looking.models()
     host.give_back(host.take("tiny"))
     (after,) = looking.models()

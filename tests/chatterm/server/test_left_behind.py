@@ -26,14 +26,14 @@ from chatterm.backends.backend import (
     Request,
     Tool,
 )
-from chatterm.backends.failover import Attached, Stays, attached, greeted
-from chatterm.backends.protocol import Status
+from chatterm.backends.failover import FailoverBackend, Stays, attach, connect_to_server
+from chatterm.backends.protocol import ServerStatus
 from chatterm.cli.main import call
 from chatterm.cli.servers import command_link, stays_text
 from chatterm.ipc.runtime import ServerRunsError
 from chatterm.server.process import engine_process
 from chatterm.server.process.attached_session import SharedEngines
-from chatterm.server.process.model_pool import Host
+from chatterm.server.process.model_pool import ModelPool
 from chatterm.server.spawn import left_behind
 from engine.params import Constraint
 from tests.chatterm.server.conftest import ROOT, Served, Tinies, serving
@@ -54,12 +54,12 @@ def nothing_stays(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         os.kill(pid, signal.SIGKILL)
 
 
-def status() -> Status | None:
+def status() -> ServerStatus | None:
     link = command_link()
     if link is None:
         return None
     try:
-        return link.ask("status", None, Status, 5.0)
+        return link.ask("status", None, ServerStatus, 5.0)
     finally:
         link.close()
 
@@ -134,10 +134,10 @@ def test_two_terminals_that_start_at_once_have_one_process(tiny_model: Path) -> 
             backend.close()
 
 
-def opened(model: Path, **changes: Any) -> Attached:
+def opened(model: Path, **changes: Any) -> FailoverBackend:
     """One that is about to start a process."""
     options = replace(OPTIONS, **{"context": 512, **changes})
-    backend, why = attached(str(model), options, partial(left_behind, options, 3600.0), 3600.0)
+    backend, why = attach(str(model), options, partial(left_behind, options, 3600.0), 3600.0)
     assert backend is not None, why
     return backend
 
@@ -219,8 +219,8 @@ def left(
 Left = tuple[Served, Callable[[], None]]
 
 
-def on(left: Left, **changes: Any) -> Attached:
-    backend, why = attached("tiny", replace(OPTIONS, **changes))
+def on(left: Left, **changes: Any) -> FailoverBackend:
+    backend, why = attach("tiny", replace(OPTIONS, **changes))
     assert backend is not None, why
     return backend
 
@@ -331,7 +331,7 @@ class Here(local.LocalBackend):
 
 @pytest.fixture
 def here(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Here, "engines", SharedEngines(Host(ChatOptions(), None, Tinies(checkpoint))))
+    monkeypatch.setattr(Here, "engines", SharedEngines(ModelPool(ChatOptions(), None, Tinies(checkpoint))))
     monkeypatch.setattr(local, "LocalBackend", Here)
 
 
@@ -339,7 +339,7 @@ def test_where_none_can_be_started_the_model_is_loaded_here(runtime: Path, here:
     def start() -> Callable[[], None]:
         raise EngineError("Others may enter the folder x.")
 
-    backend, why = attached("tiny", OPTIONS, start)
+    backend, why = attach("tiny", OPTIONS, start)
     assert backend is not None, why
     backend.set_system("Be terse.")
     backend.load_path([Exchange(1, None, "hi", "ho", model="m", finish_reason="eos")])
@@ -359,7 +359,7 @@ def test_what_was_chosen_before_it_starts_is_kept(left: Left) -> None:
     served, let_go = left
     served.tinies.goes_on.set()  # type: ignore[attr-defined]
     with listening_elsewhere(served):
-        backend, why = attached("tiny", OPTIONS, lambda: let_go)
+        backend, why = attach("tiny", OPTIONS, lambda: let_go)
         assert backend is not None, why
     backend.set_system("Be terse.")
     backend.set_think("off")
@@ -375,13 +375,13 @@ class listening_elsewhere:
     """Nobody finds the server."""
 
     def __init__(self, served: Served) -> None:
-        self._found = failover.connected
+        self._found = failover.connect
 
     def __enter__(self) -> None:
-        failover.connected = lambda: None  # type: ignore[assignment]
+        failover.connect = lambda: None  # type: ignore[assignment]
 
     def __exit__(self, *error: object) -> None:
-        failover.connected = self._found
+        failover.connect = self._found
 
 
 def test_one_that_is_about_to_end_is_waited_for(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +403,7 @@ def test_one_that_is_about_to_end_is_waited_for(runtime: Path, monkeypatch: pyte
 
 
 def test_one_with_other_options_says_how_to_end_it(left: Left) -> None:
-    backend, why = attached("tiny", replace(OPTIONS, context=512), lambda: left[1], 60.0)
+    backend, why = attach("tiny", replace(OPTIONS, context=512), lambda: left[1], 60.0)
     assert backend is None
     assert why.endswith("so the model is loaded in this process. chatterm stop ends that server.")
 
@@ -426,7 +426,7 @@ def test_what_is_said_of_it(keep_alive_s: float, text: str) -> None:
 def test_the_latest_command_says_how_long(left: Left, asked: float | None, kept: float | None) -> None:
     served, _ = left
     served.tinies.goes_on.set()  # type: ignore[attr-defined]
-    backend, _ = attached("tiny", OPTIONS, None, asked)
+    backend, _ = attach("tiny", OPTIONS, None, asked)
     assert backend is not None
     backend.open()
     assert served.calls.host.held[0].keep_alive_s == kept
@@ -436,7 +436,7 @@ def test_the_latest_command_says_how_long(left: Left, asked: float | None, kept:
 
 
 def test_a_server_that_was_started_by_hand_keeps_its_own_time(served: Served) -> None:
-    backend, _ = attached("tiny", OPTIONS, None, 60.0)
+    backend, _ = attach("tiny", OPTIONS, None, 60.0)
     assert backend is not None
     backend.open()
     assert served.calls.host.held[0].keep_alive_s is None
@@ -473,7 +473,7 @@ def test_every_option_of_a_conversation_arrives(served: Served) -> None:
     )
     own = [part.name for part in fields(ChatOptions) if part.name not in (*ENGINE_OPTIONS, "streams")]
     assert all(getattr(options, name) != getattr(ChatOptions(), name) for name in own)
-    backend, _ = attached("tiny", options)
+    backend, _ = attach("tiny", options)
     assert backend is not None
     backend.open()
     (client,) = (client for client in served.calls._clients if client.session is not None)
@@ -487,9 +487,9 @@ def test_every_option_of_a_conversation_arrives(served: Served) -> None:
 
 
 def test_a_request_s_constraint_arrives(served: Served) -> None:
-    found = greeted("terminal")
+    found = connect_to_server("terminal")
     assert found is not None
-    backend, _ = attached("tiny", ChatOptions(sampling={"max_tokens": 40}, think="off"))
+    backend, _ = attach("tiny", ChatOptions(sampling={"max_tokens": 40}, think="off"))
     assert backend is not None
     backend.open()
     request = Request((Message("user", "x"),), {"constraint": Constraint("regex", "[ab]{3}")})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.server.http.limits import Gate, Limits
+from chatterm.server.http.limits import AdmissionQueue, Limits
 from chatterm.server.service import RequestError
 from tests.fresh import examples
 
@@ -17,7 +17,7 @@ async def settle():
 
 
 async def test_clients_take_turns_however_many_requests_one_has():
-    gate = Gate(Limits(running=1))
+    gate = AdmissionQueue(Limits(running=1))
     order = []
 
     async def ask(client):
@@ -33,7 +33,7 @@ async def test_clients_take_turns_however_many_requests_one_has():
 
 
 async def test_more_than_may_wait_are_told_when_to_come_back():
-    gate = Gate(Limits(running=1, waiting=1))
+    gate = AdmissionQueue(Limits(running=1, waiting=1))
     async with gate.turn("a", 1):
         waits = asyncio.ensure_future(gate.turn("a", 1).__aenter__())
         await settle()
@@ -46,7 +46,7 @@ async def test_more_than_may_wait_are_told_when_to_come_back():
 
 
 async def test_who_waits_too_long_is_told_so():
-    gate = Gate(Limits(running=1, queue_s=0.01))
+    gate = AdmissionQueue(Limits(running=1, queue_s=0.01))
     async with gate.turn("a", 1):
         with pytest.raises(RequestError) as caught:
             await gate.turn("b", 1).__aenter__()
@@ -55,7 +55,7 @@ async def test_who_waits_too_long_is_told_so():
 
 
 async def test_who_waits_is_told_when_the_server_stops():
-    gate = Gate(Limits(running=1))
+    gate = AdmissionQueue(Limits(running=1))
     async with gate.turn("a", 1):
         waits = asyncio.ensure_future(gate.turn("b", 1).__aenter__())
         await settle()
@@ -81,7 +81,7 @@ steps = st.lists(
 @given(steps=steps)
 def test_never_too_many_run_and_nobody_is_forgotten(steps):
     async def program():
-        gate = Gate(Limits(running=4, waiting=100))
+        gate = AdmissionQueue(Limits(running=4, waiting=100))
         asked, running = {}, {}
         now = peak = 0
 
@@ -119,7 +119,7 @@ def test_never_too_many_run_and_nobody_is_forgotten(steps):
 
 
 async def test_answers_that_wait_are_counted_by_model():
-    gate = Gate(Limits(running=2))
+    gate = AdmissionQueue(Limits(running=2))
     async with gate.turn("a", 2, "one"):
         asked = [("a", 1, "one"), ("b", 2, "two"), ("b", 1, "one")]
         turns = [gate.turn(*one) for one in asked]
@@ -139,7 +139,7 @@ async def test_answers_that_wait_are_counted_by_model():
 
 
 async def test_a_turn_may_be_over_before_all_is_read_but_not_of_too_many():
-    gate = Gate(Limits(running=2))
+    gate = AdmissionQueue(Limits(running=2))
     first, second = gate.turn("a", 2), gate.turn("b", 2)
     async with first:
         first.finished()

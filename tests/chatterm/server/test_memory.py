@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from chatterm.server.process import engine_process
-from chatterm.server.process.model_pool import Host
+from chatterm.server.process.model_pool import ModelPool
 
 _PROGRAM = """
 import threading
@@ -64,7 +64,7 @@ async def test_garbage_is_looked_for_everywhere_when_a_model_is_gone(monkeypatch
     for name in ("leave_out", "search_all"):
         monkeypatch.setattr(engine_process, name, partial(done.append, name))
     models = Models()
-    calls = engine_process.EngineProcess(cast(Host, models), freezes=True)
+    calls = engine_process.EngineProcess(cast(ModelPool, models), freezes=True)
     running = asyncio.create_task(calls.run())
     for held in ([], ["a"], ["a"], ["a", "b"], ["b"], ["c"]):
         models.held = held
@@ -83,7 +83,7 @@ async def test_the_search_does_not_find_what_is_gone_in_use(monkeypatch: pytest.
     monkeypatch.setattr(engine_process, "_LOOK", 0.001)
     monkeypatch.setattr(engine_process, "leave_out", lambda: None)
     monkeypatch.setattr(engine_process, "search_all", lambda: seen.append(gone()))
-    calls = engine_process.EngineProcess(cast(Host, models), freezes=True)
+    calls = engine_process.EngineProcess(cast(ModelPool, models), freezes=True)
     running = asyncio.create_task(calls.run())
     await models.look()
     models.held = []

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from chatterm.backends.backend import ChatOptions
-from chatterm.backends.failover import greeted
+from chatterm.backends.failover import connect_to_server
 from chatterm.backends.process import ProcessBackend
 from chatterm.server.http.limits import Limits
 from tests.chatterm.server.conftest import Gate
@@ -70,7 +70,7 @@ def leaves(site: Site) -> None:
 
 
 def attaches(site: Site) -> None:
-    found = greeted("terminal")
+    found = connect_to_server("terminal")
     assert found is not None
     backend = ProcessBackend(found[0], "tiny", ChatOptions(sampling={"max_tokens": 3}))
     backend.open()

@@ -6,7 +6,7 @@ import httpx
 import ollama
 import pytest
 
-from chatterm.server.http.ollama.requests import seconds_of
+from chatterm.server.http.ollama.requests import parse_keep_alive
 from tests.chatterm.server.fake import FakeService, echo, serving
 
 HELLO = [{"role": "user", "content": "Hello there, you"}]
@@ -187,4 +187,4 @@ async def test_many_at_once(running):
     ],
 )
 def test_durations(given, seconds):
-    assert seconds_of(given) == seconds
+    assert parse_keep_alive(given) == seconds

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from chatterm.server.http.openai.chat import TABLE
-from chatterm.server.service import Constraint, RequestError
+from chatterm.server.service import AnswerConstraint, RequestError
 from engine.params import SamplingParams
 from tests.chatterm.server.fake import FakeService, echo, serving
 
@@ -200,11 +200,11 @@ def test_outputs_that_are_structured_otherwise(client, running):
         client.completions.create(model="tiny", prompt="x", extra_body={"structured_outputs": kinds})
         return running.service.asked[-1].constraint
 
-    assert ask(regex="a+") == Constraint("regex", "a+")
-    assert ask(grammar='start: "a"') == Constraint("lark", 'start: "a"')
-    assert ask(choice=["a b", 'c"']) == Constraint("lark", 'start: CHOICE\nCHOICE: "a b" | "c\\""')
+    assert ask(regex="a+") == AnswerConstraint("regex", "a+")
+    assert ask(grammar='start: "a"') == AnswerConstraint("lark", 'start: "a"')
+    assert ask(choice=["a b", 'c"']) == AnswerConstraint("lark", 'start: CHOICE\nCHOICE: "a b" | "c\\""')
     assert ask(json={"type": "object"}).kind == "json_schema"
-    assert ask(regex="a+", json_object=False) == Constraint("regex", "a+")
+    assert ask(regex="a+", json_object=False) == AnswerConstraint("regex", "a+")
     with pytest.raises(openai.BadRequestError, match="exactly one field"):
         ask(json_object=False)
     with pytest.raises(openai.BadRequestError):

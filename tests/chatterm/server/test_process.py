@@ -26,14 +26,14 @@ from chatterm.backends.backend import (
     Request,
     TokenEvent,
 )
-from chatterm.backends.failover import attached, greeted
+from chatterm.backends.failover import attach, connect_to_server
 from chatterm.backends.local import LocalBackend
 from chatterm.backends.process import ProcessBackend
 from chatterm.ipc.link import ServerGoneError
-from chatterm.ipc.runtime import listening
+from chatterm.ipc.runtime import listen
 from chatterm.server.process import engine_process
 from chatterm.server.process.attached_session import SharedEngines
-from chatterm.server.process.model_pool import Host
+from chatterm.server.process.model_pool import ModelPool
 from engine.errors import GpuLostError
 from tests.chatterm.server.conftest import ROOT, Gate, Served, Tinies, serving
 from tests.counting import until
@@ -43,7 +43,7 @@ OPTIONS = ChatOptions(system="Be terse.", sampling=SAMPLING)
 
 
 def remote(model: str = "tiny", options: ChatOptions = OPTIONS) -> ProcessBackend:
-    found = greeted("terminal")
+    found = connect_to_server("terminal")
     assert found is not None
     backend = ProcessBackend(found[0], model, options)
     backend.open()
@@ -229,7 +229,7 @@ def test_two_terminals_share_an_engine_and_its_cache(served: Served) -> None:
 
 
 def test_the_server_tells_during_an_answer_what_it_has_loaded(served: Served) -> None:
-    backend, _ = attached("tiny", LONG)
+    backend, _ = attach("tiny", LONG)
     assert backend is not None
     backend.open()
     gate = Gate(served.engine)
@@ -244,22 +244,22 @@ def test_the_server_tells_during_an_answer_what_it_has_loaded(served: Served) ->
 
 
 def test_a_server_that_computes_otherwise_is_not_used(served: Served) -> None:
-    backend, why = attached("tiny", replace(OPTIONS, context=512))
+    backend, why = attach("tiny", replace(OPTIONS, context=512))
     assert backend is None
     assert "--context" in why
     assert "\n" not in why
-    backend, why = attached("tiny", OPTIONS)
+    backend, why = attach("tiny", OPTIONS)
     assert backend is not None
     backend.close()
 
 
 def test_without_a_server_there_is_nothing_to_say(runtime: Path) -> None:
-    assert attached("tiny", OPTIONS) == (None, "")
+    assert attach("tiny", OPTIONS) == (None, "")
 
 
 def test_a_server_of_another_version_is_not_used(served: Served) -> None:
     served.calls.agreed = "another"
-    backend, why = attached("tiny", OPTIONS)
+    backend, why = attach("tiny", OPTIONS)
     assert backend is None
     assert "another version" in why
 
@@ -278,7 +278,7 @@ def test_a_killed_server_leaves_a_chat_that_goes_on(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    backend, why = attached("tiny", LONG)
+    backend, why = attach("tiny", LONG)
     assert backend is not None, why
     backend.open()
     events = backend.send("Name a river.")
@@ -292,7 +292,7 @@ def test_a_killed_server_leaves_a_chat_that_goes_on(
     assert list(last.token_ids) == [event.token_id for event in said]
     backend.settle()
     backend.prepare("And")
-    Here.engines = SharedEngines(Host(ChatOptions(), None, Tinies(checkpoint)))
+    Here.engines = SharedEngines(ModelPool(ChatOptions(), None, Tinies(checkpoint)))
     monkeypatch.setattr(local, "LocalBackend", Here)
     list(backend.resume())
     assert backend.last is not None
@@ -353,7 +353,7 @@ def test_a_server_that_has_lost_its_gpu_ends_and_the_chat_goes_on_in_another_pro
     monkeypatch.setattr(engine_process, "_LOOK", 0.01)
     server = serving(checkpoint)
     with server as served:
-        backend, why = attached("tiny", LONG)
+        backend, why = attach("tiny", LONG)
         assert backend is not None, why
         backend.open()
         events = backend.send("Name a river.")
@@ -365,7 +365,7 @@ def test_a_server_that_has_lost_its_gpu_ends_and_the_chat_goes_on_in_another_pro
         until(lambda: served.has_ended and backend._has_ended)
     (problem,) = server.problems
     assert isinstance(problem, GpuLostError), "so its exit code tells that another one is to be started"
-    Here.engines = SharedEngines(Host(ChatOptions(), None, Tinies(checkpoint)))
+    Here.engines = SharedEngines(ModelPool(ChatOptions(), None, Tinies(checkpoint)))
     monkeypatch.setattr(local, "LocalBackend", Here)
     list(backend.resume())
     assert backend.last is not None
@@ -377,7 +377,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failover, "_PATIENCE", 0.1)
-    with listening():
-        backend, why = attached("tiny", OPTIONS)
+    with listen():
+        backend, why = attach("tiny", OPTIONS)
     assert backend is None
     assert "does not answer" in why

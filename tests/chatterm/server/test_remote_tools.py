@@ -6,7 +6,7 @@ import pytest
 
 from chatterm.backends import tool_calls
 from chatterm.backends.backend import ChatOptions, EngineError, Tool, ToolResult
-from chatterm.backends.failover import attached
+from chatterm.backends.failover import attach
 from tests.chatterm.server.agent_formats import FORMATS
 from tests.chatterm.server.conftest import serving
 from tests.models.checkpoints import tiny_qwen3
@@ -21,7 +21,7 @@ def test_calls_go_over_the_channel_and_are_kept_once_the_server_has_ended(
     monkeypatch.setattr(tool_calls.Calling, "constraint", lambda self, engine, given: given)
     config = tiny_qwen3(vocab_size=272, max_position_embeddings=4096)
     with serving(tmp_path, config=config, tokenizer=HERMES.tokenizer()) as served:
-        backend, why = attached("tiny", ChatOptions(sampling={"max_tokens": 200}))
+        backend, why = attach("tiny", ChatOptions(sampling={"max_tokens": 200}))
         assert backend is not None, why
         backend.open()
         assert backend.info is not None

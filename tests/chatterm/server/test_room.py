@@ -15,13 +15,13 @@ from chatterm.backends.backend import ChatOptions, ModelError
 from chatterm.server.channel_service import ChannelService
 from chatterm.server.process import model_pool as host_module
 from chatterm.server.process.generation_task import request_error
-from chatterm.server.process.model_pool import Held, Host
+from chatterm.server.process.model_pool import ModelPool, PooledModel
 from chatterm.server.service import ChatMessage, Generation, RequestError
 from engine.cache.computing import MOST_ROWS, computing_bytes
 from engine.cache.sizing import USEFUL_CONTEXT, beside_weights
 from engine.errors import EngineError, GpuLostError, OutOfRoomError
 from engine.machine import memory_check
-from engine.machine.memory_check import Need, mapped_bytes, need_of
+from engine.machine.memory_check import MemoryNeed, mapped_bytes, memory_need
 from models.errors import NoRoomError, TooLargeError
 from models.files import ModelFiles
 from models.load import load_model, needed_bytes
@@ -52,8 +52,8 @@ class Memory:
     def find(self, model: str, on_progress: Any) -> ModelFiles:
         return ModelFiles(model)
 
-    def need(self, files: ModelFiles, options: ChatOptions) -> Need:
-        return Need(self.sizes[files.name], self.sizes[files.name], self.beside, self.free)
+    def need(self, files: ModelFiles, options: ChatOptions) -> MemoryNeed:
+        return MemoryNeed(self.sizes[files.name], self.sizes[files.name], self.beside, self.free)
 
     def load(self, model: str, files: ModelFiles, options: ChatOptions, on_progress: Any) -> Any:
         size = self.sizes[model]
@@ -91,11 +91,11 @@ def light(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def host_of(memory: Memory) -> Host:
-    return Host(ChatOptions(), None, memory)  # type: ignore[arg-type]
+def host_of(memory: Memory) -> ModelPool:
+    return ModelPool(ChatOptions(), None, memory)  # type: ignore[arg-type]
 
 
-def used(host: Host, *names: str) -> None:
+def used(host: ModelPool, *names: str) -> None:
     for name in names:
         host.give_back(host.take(name))
 
@@ -144,7 +144,7 @@ def test_a_model_that_takes_more_than_was_expected() -> None:
     memory = Memory(10, {"a": 4, "b": 4, "c": 4})
     host = host_of(memory)
     used(host, "a", "b")
-    memory.need = lambda files, options: Need(0, 0, 0, 10)  # type: ignore[method-assign]
+    memory.need = lambda files, options: MemoryNeed(0, 0, 0, 10)  # type: ignore[method-assign]
     used(host, "c")
     assert memory.unloaded == ["a"]
 
@@ -214,7 +214,7 @@ def test_whatever_is_asked_for(total: int, sizes: list[int], steps: list[tuple[s
     """Only what nobody uses goes, the oldest first, only for a model that fits then, and no more than it needs."""
     memory = Memory(total, dict(zip(NAMES, sizes, strict=True)))
     host = host_of(memory)
-    taken: list[Held] = []
+    taken: list[PooledModel] = []
     for name, stays in steps:
         before = sorted((held for held in host.held if not held.users), key=lambda held: held.unused_since)
         idle, free, memory.unloaded = [held.name for held in before], memory.free, []
@@ -253,7 +253,7 @@ def test_the_weights_are_counted_as_they_are_loaded(
     folder: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_check, "available_bytes", lambda device: 10**6)
-    need = need_of(files_of(folder), "cpu", dtype, "auto", None)
+    need = memory_need(files_of(folder), "cpu", dtype, "auto", None)
     network = load_model(files_of(folder), dtype=getattr(torch, dtype), device=CPU)
     tables = needed_bytes(network.spec, getattr(torch, dtype), 256) - needed_bytes(
         network.spec, getattr(torch, dtype), 0
@@ -266,9 +266,9 @@ def test_the_weights_are_counted_as_they_are_loaded(
 def test_it_fits_where_a_useful_conversation_fits_beside_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def need(free: int, context: int | None = None, mapped: int = 0) -> Need:
+    def need(free: int, context: int | None = None, mapped: int = 0) -> MemoryNeed:
         monkeypatch.setattr(memory_check, "available_bytes", lambda device: free)
-        return need_of(files_of(folder), "cpu", "float32", "auto", context, mapped)
+        return memory_need(files_of(folder), "cpu", "float32", "auto", context, mapped)
 
     weights = need(0).weights
     per_token = 3 * 2 * 2 * 16 * 4
@@ -289,15 +289,15 @@ def test_a_gpu_s_memory_is_asked_where_the_model_would_run_there(
     monkeypatch.setattr(memory_check, "pick_dtype", lambda name, device: torch.bfloat16)
     monkeypatch.setattr(memory_check, "packs", lambda dtype, device: None)
     monkeypatch.setattr(memory_check, "available_bytes", lambda device: asked.append(device) or 10**9)
-    found = need_of(files_of(folder), "auto", "auto", "auto", None, mapped=10**8)
+    found = memory_need(files_of(folder), "auto", "auto", "auto", None, mapped=10**8)
     assert asked == [cuda]
     assert found.free == 10**9  # mapped weights are in the host's memory
     spec = load_model(files_of(folder), dtype=torch.bfloat16, device=CPU).spec
     assert found.beside == beside_weights(spec, torch.bfloat16, cuda, None)
     assert found.beside > beside_weights(spec, torch.bfloat16, CPU, USEFUL_CONTEXT)
-    eight = need_of(files_of(folder), "auto", "auto", "auto", None, ranks=8)
+    eight = memory_need(files_of(folder), "auto", "auto", "auto", None, ranks=8)
     assert eight.least == eight.weights == found.weights // 8
-    two = need_of(files_of(folder), "auto", "auto", "auto", None, ranks=2)
+    two = memory_need(files_of(folder), "auto", "auto", "auto", None, ranks=2)
     kv = [
         need.beside - computing_bytes(Share(0, ranks, spec).spec, MOST_ROWS, torch.bfloat16, cuda)
         for ranks, need in ((2, two), (8, eight))

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.ipc.runtime import connected, has_socket, is_own, listening, socket_path
+from chatterm.ipc.runtime import connect, has_socket, is_own, listen, socket_path
 from engine.errors import EngineError
 
 
 def test_the_folder_and_the_socket_are_closed_to_others(runtime: Path) -> None:
     runtime.rmdir()
     assert not has_socket()
-    assert connected() is None
-    with listening() as listener:
+    assert connect() is None
+    with listen() as listener:
         assert runtime.stat().st_mode & 0o777 == 0o700
         assert socket_path().stat().st_mode & 0o777 == 0o600
         assert has_socket()
-        peer = connected()
+        peer = connect()
         assert peer is not None
         with peer, listener.accept()[0] as other:
             assert is_own(other)
@@ -26,9 +26,9 @@ def test_the_folder_and_the_socket_are_closed_to_others(runtime: Path) -> None:
 
 
 def test_there_is_one_server(runtime: Path) -> None:
-    with listening(), pytest.raises(EngineError, match="is already running"), listening():
+    with listen(), pytest.raises(EngineError, match="is already running"), listen():
         pass
-    with listening():  # the first one is gone
+    with listen():  # the first one is gone
         pass
 
 
@@ -37,37 +37,37 @@ def test_what_a_killed_server_left_behind_is_found_out_and_removed(runtime: Path
     stale.bind(str(socket_path()))
     stale.close()
     assert has_socket()
-    assert connected() is None
-    with listening():
-        peer = connected()
+    assert connect() is None
+    with listen():
+        peer = connect()
         assert peer is not None
         peer.close()
 
 
 def test_a_folder_that_others_may_enter_is_refused(runtime: Path) -> None:
     runtime.chmod(0o755)
-    with pytest.raises(EngineError, match="chmod 700"), listening():
+    with pytest.raises(EngineError, match="chmod 700"), listen():
         pass
-    assert connected() is None
+    assert connect() is None
 
 
 def test_a_folder_that_is_none_is_refused(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (runtime / "link").symlink_to(runtime)
     monkeypatch.setenv("CHATTERM_RUNTIME", str(runtime / "link"))
-    with pytest.raises(EngineError, match="not a folder of yours"), listening():
+    with pytest.raises(EngineError, match="not a folder of yours"), listen():
         pass
     (runtime / "file").touch()
     monkeypatch.setenv("CHATTERM_RUNTIME", str(runtime / "file"))
-    with pytest.raises(EngineError), listening():
+    with pytest.raises(EngineError), listen():
         pass
 
 
 def test_a_name_that_is_too_long_for_a_socket(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHATTERM_RUNTIME", str(runtime / ("x" * 120)))
-    with listening():
+    with listen():
         path = socket_path()
         assert len(os.fsencode(path)) < 104
-        peer = connected()
+        peer = connect()
         assert peer is not None
         peer.close()
     path.with_name("engine.lock").unlink()

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from chatterm.backends.protocol import Status
+from chatterm.backends.protocol import ServerStatus
 from chatterm.cli import top
 from chatterm.cli.main import call
 from chatterm.server.service import Latency, Metrics, ModelMetrics
@@ -42,12 +42,12 @@ def model(name: str = "qwen3:0.6b", **figures: Any) -> ModelMetrics:
     return ModelMetrics(model=name, **{**usual, **counters, **latency, **sizes, **figures})
 
 
-def look(at: float, *models: ModelMetrics, address: str = "http://127.0.0.1:8642") -> top.Look:
-    status = Status(pid=4242, uptime_s=3900, address=address, terminals=2, models=())
-    return top.Look(at, status, Metrics(models=models, terminals=2))
+def look(at: float, *models: ModelMetrics, address: str = "http://127.0.0.1:8642") -> top.StatusSample:
+    status = ServerStatus(pid=4242, uptime_s=3900, address=address, terminals=2, models=())
+    return top.StatusSample(at, status, Metrics(models=models, terminals=2))
 
 
-def lines(view: top.View, width: int = 80) -> list[str]:
+def lines(view: top.TopView, width: int = 80) -> list[str]:
     console = Console(width=width, color_system=None)
     with console.capture() as shown:
         console.print(top.table(view, width))
@@ -56,7 +56,7 @@ def lines(view: top.View, width: int = 80) -> list[str]:
 
 def test_the_table() -> None:
     before = model(prompt_tokens=1000, cached_tokens=900, generated_tokens=100)
-    shown = lines(top.view_of([look(10.0, before), look(14.0, model())]))
+    shown = lines(top.make_view([look(10.0, before), look(14.0, model())]))
     assert shown[0] == "chatterm serve at http://127.0.0.1:8642; up 1 h 5 min; 2 terminals attached"
     figures = {line[:26].strip(): line[26:].strip() for line in shown[2:]}
     assert figures == {
@@ -81,7 +81,7 @@ def test_the_table() -> None:
 @pytest.mark.parametrize("width", [40, 80, 140])
 def test_it_fits(width: int) -> None:
     models = [model(f"a-model-with-a-very-long-name-{number}" * 3) for number in range(12)]
-    shown = lines(top.view_of([look(1.0, *models)]), width)
+    shown = lines(top.make_view([look(1.0, *models)]), width)
     assert len(shown) <= 22  # two more say how to leave
     assert max(map(len, shown)) <= width
     assert "more models; see chatterm ps" in " ".join(shown)
@@ -89,21 +89,21 @@ def test_it_fits(width: int) -> None:
 
 def test_what_nobody_knows_yet_is_a_dash() -> None:
     fresh = model(prompt_tokens=0, cached_tokens=0, first_token=None, between_tokens=None)
-    shown = lines(top.view_of([look(1.0), look(2.0, fresh)]))
+    shown = lines(top.make_view([look(1.0), look(2.0, fresh)]))
     assert sum(line.endswith(" -") for line in shown) == 7
-    assert "No model is loaded" in lines(top.view_of([look(1.0)]))[-1]
+    assert "No model is loaded" in lines(top.make_view([look(1.0)]))[-1]
 
 
 def test_a_model_that_was_loaded_again_has_no_negative_rate() -> None:
-    view = top.view_of(
+    view = top.make_view(
         [look(1.0, model()), look(2.0, model(prompt_tokens=0, cached_tokens=0, generated_tokens=0))]
     )
-    assert view.rates["qwen3:0.6b"] == top.Rate(0, 0)
+    assert view.rates["qwen3:0.6b"] == top.ModelRate(0, 0)
 
 
 def test_what_the_server_says_controls_no_terminal() -> None:
     shown = "\n".join(
-        lines(top.view_of([look(1.0, model("[red]\x1b[31m\nx"), address="\x1b]0;title\x07here")]))
+        lines(top.make_view([look(1.0, model("[red]\x1b[31m\nx"), address="\x1b]0;title\x07here")]))
     )
     assert "\x1b" not in shown
     assert "[red]" in shown
@@ -117,7 +117,7 @@ def test_one_look_at_a_server_that_answers(served: Served, capsys: pytest.Captur
     answered = json.loads(capsys.readouterr().out)["stats"]
     assert call(["top", "--once", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    view = msgspec.json.decode(line, type=top.View)
+    view = msgspec.json.decode(line, type=top.TopView)
     (figures,) = view.metrics.models
     assert figures.model == "tiny"
     assert figures.generated_tokens == answered["generated_tokens"] > 1
@@ -125,7 +125,7 @@ def test_one_look_at_a_server_that_answers(served: Served, capsys: pytest.Captur
     assert figures.first_token is not None
     assert figures.between_tokens is not None
     assert (figures.running, figures.waiting, figures.preempted) == (0, 0, 0)
-    assert view.rates["tiny"] == top.Rate(0, 0)
+    assert view.rates["tiny"] == top.ModelRate(0, 0)
     assert call(["top", "--once"]) == 0
     assert "Time to first token, p50" in capsys.readouterr().out
 

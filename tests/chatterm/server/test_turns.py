@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from chatterm.backends.backend import ChatOptions, Message, Request
-from chatterm.backends.failover import greeted
+from chatterm.backends.failover import connect_to_server
 from chatterm.backends.process import ProcessBackend
 from chatterm.server.channel_service import ChannelService
 from engine.cache.rows import Rows
@@ -43,7 +43,7 @@ def arrived(served: Served, service: ChannelService) -> list[Sequence]:
 
 
 def remote() -> ProcessBackend:
-    found = greeted("terminal")
+    found = connect_to_server("terminal")
     assert found is not None
     backend = ProcessBackend(found[0], "tiny", ChatOptions(sampling=SAMPLING))
     backend.open()

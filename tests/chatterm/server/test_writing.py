@@ -10,7 +10,7 @@ from chatterm.server.http.answer_state import AnswerState, Finished, Totals
 from chatterm.server.http.openai.chat import ChatRenderer
 from chatterm.server.http.write_coalescing import GatheringTransport
 from chatterm.server.service import Usage
-from chatterm.tool_calls.parser import Text
+from chatterm.tool_calls.parser import AnswerText
 
 
 @pytest.mark.parametrize("with_usage", [False, True])
@@ -21,7 +21,7 @@ def test_every_event_is_a_whole_document(with_usage: bool, running: bool) -> Non
     )
     renderer.begin(Totals("m", 7))
     state = AnswerState(1, tokens=3, reason="eos", usage=Usage(completion_tokens=3))
-    events = renderer.piece(state, [Text('}]," \n'), Finished()])
+    events = renderer.piece(state, [AnswerText('}]," \n'), Finished()])
     found = [json.loads(event.removeprefix(b"data: ").removesuffix(b"\n\n")) for event in events]
     assert all(event.count(b"\n") == 2 for event in events)
     assert [one["choices"][0]["delta"] for one in found[1:]] == [{"content": '}]," \n'}, {}]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    opened = Store.open(path)
+def store(path: Path) -> Iterator[SessionStore]:
+    opened = SessionStore.open(path)
     yield opened
     opened.close()

@@ -1,11 +1,11 @@
 """Sessions to test with."""
 
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 
 
-def conversation(store: Store, *messages: str, model: str = "smollm2") -> tuple[str, Tree]:
+def conversation(store: SessionStore, *messages: str, model: str = "smollm2") -> tuple[str, Tree]:
     """A saved session that asks `messages` one after the other; the answers say them again."""
     session, tree = store.new(SessionInfo(model=model)), Tree()
     for number, message in enumerate(messages):

@@ -11,10 +11,10 @@ import pytest
 from chatterm.backends.backend import Compaction, Document, TokenEvent, ToolCall, ToolResult
 from chatterm.sessions.dates import stamp
 from chatterm.sessions.export import exported
-from chatterm.sessions.library import Library
+from chatterm.sessions.library import DocumentLibrary
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import connect
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from engine.events import TurnStats
 from engine.params import SamplingParams
@@ -27,7 +27,7 @@ SAMPLING = {"temperature": 0.5, "top_k": 3, "stop": ("x",), "seed": 4, "speculat
 @pytest.fixture
 def whole(path: Path) -> bytes:
     """A small database with something in every table."""
-    store = Store.open(path)
+    store = SessionStore.open(path)
     info = SessionInfo(model="m", system="s", think="on", sampling=dict(SAMPLING), documents=(DOCUMENT,))
     for _ in range(2):
         session, tree = store.new(info), Tree()
@@ -49,8 +49,8 @@ def whole(path: Path) -> bytes:
         store.add_prompt(f"message {session}")
         store.head(session, running.id)
     store.flush()
-    Library(path).add(DOCUMENT, "/somewhere/document")
-    Library(path).count(DOCUMENT, "m", 7)
+    DocumentLibrary(path).add(DOCUMENT, "/somewhere/document")
+    DocumentLibrary(path).count(DOCUMENT, "m", 7)
     other = connect(path)  # before the store closes: the journal is as it is while an answer runs
     other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     other.close()
@@ -73,7 +73,7 @@ def said(work: Callable[[], Any]) -> Any:
 
 def use(path: Path) -> None:
     """Read all that there is, and go on with every session."""
-    store, library = Store.open(path), Library(path)
+    store, library = SessionStore.open(path), DocumentLibrary(path)
     try:
         for text in (said(store.prompts), said(lambda: [store.new_draft()])):
             assert all(isinstance(line, str) for line in text or [])
@@ -115,13 +115,13 @@ def put(path: Path, data: bytes) -> None:
 def test_what_is_whole_is_read(whole: bytes, path: Path) -> None:
     put(path, whole)
     use(path)
-    store = Store.open(path)
+    store = SessionStore.open(path)
     infos = store.find()
     assert len(infos) == 2
     info, tree, draft = store.load(infos[0].id)
     assert (info.sampling, info.documents, draft) == (SAMPLING, (DOCUMENT,), "a draft")
     assert [exchange.text for exchange in tree.exchanges[2:]] == ["answer 2", "hello", ""]
-    assert Library(path).find(["document"]) == (DOCUMENT,)
+    assert DocumentLibrary(path).find(["document"]) == (DOCUMENT,)
     store.close()
 
 
@@ -179,14 +179,14 @@ def test_what_is_no_setting_is_left_out(whole: bytes, path: Path) -> None:
         text = '{"temperature": "hot", "top_k": 3, "top_q": 0.5, "stop": 5, "seed": -1, "speculation": "off"}'
         connection.execute("UPDATE sessions SET sampling = ?", (text,))
     connection.close()
-    store = Store.open(path)
+    store = SessionStore.open(path)
     assert [info.sampling for info in store.find()] == [{"top_k": 3, "speculation": "off"}] * 2
     store.close()
 
 
 def test_text_that_is_none_any_more_is_called_damage(whole: bytes, path: Path) -> None:
     put(path, whole.replace(b"answer 2", b"answer\xff2"))
-    store = Store.open(path)
+    store = SessionStore.open(path)
     for info in store.find():
         with pytest.raises(SessionError, match="is damaged"):
             store.load(info.id)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from chatterm.backends.backend import Exchange
 from chatterm.sessions.as_json import from_json, to_json
-from chatterm.sessions.export import exported, file_name, format_of, read_import, write_export
+from chatterm.sessions.export import choose_format, exported, file_name, read_import, write_export
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.tree import Tree
 from chatterm.terminal.sanitize import is_safe
@@ -270,10 +270,10 @@ def test_names_of_files(info: SessionInfo) -> None:
     for title in ("../../etc/passwd", "..", "", "\x1b[1m", "a/b\\c:d*?", "x" * 300, "CON ümläut"):
         name = file_name(SessionInfo(title=title), "json")
         assert re.fullmatch(r"[\w-]{1,60}\.json", name), name
-    assert format_of(Path("a.b.HTML")) == "html"
+    assert choose_format(Path("a.b.HTML")) == "html"
     for name in ("notes", "a.txt"):
         with pytest.raises(SessionError, match="does not say which format"):
-            format_of(Path(name))
+            choose_format(Path(name))
 
 
 def test_files(tmp_path: Path, info: SessionInfo, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

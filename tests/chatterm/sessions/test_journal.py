@@ -8,7 +8,7 @@ import pytest
 
 from chatterm.backends.backend import Exchange, TokenEvent
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 
 FRAME = 24 + 4096
@@ -36,7 +36,7 @@ def said(exchange: Exchange, count: int) -> bool:
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[int, int]]:
     """A folder as a killed process leaves it, its session, and by size of the log the tokens committed then."""
     folder = tmp_path_factory.mktemp("written")
-    store, tree = Store.open(folder / "sessions.db"), Tree()
+    store, tree = SessionStore.open(folder / "sessions.db"), Tree()
     session = store.new(SessionInfo(model="m"))
     exchange = tree.add(None, "go", "m")
     exchange.seed = 7
@@ -83,7 +83,7 @@ def test_a_torn_record_is_dropped_and_those_before_it_are_not(
             data[at:] = bytes(len(data) - at)
         log.write_bytes(data)
         kept = max(count for size, count in sizes.items() if size <= max(at, first))
-        store = Store.open(copy / "sessions.db")
+        store = SessionStore.open(copy / "sessions.db")
         info, tree, _ = store.load(session)
         assert (store.problem, info.title, tree.head) == ("", "go", 1)
         assert tree[1].finish_reason is None
@@ -95,7 +95,7 @@ def test_a_torn_record_is_dropped_and_those_before_it_are_not(
         tree[1].thinking_s = float(kept + 2)
         store.say(session, tree[1], events)
         assert store.close()
-        again = Store.open(copy / "sessions.db")
+        again = SessionStore.open(copy / "sessions.db")
         assert said(again.load(session)[1][1], kept + 2)
         assert again.find(str(kept + 1)) if kept >= 40 else True, "what a crash left can be found"
         assert again.close()
@@ -107,7 +107,7 @@ def test_the_log_holds_about_a_page_for_a_record(written: tuple[Path, str, dict[
 
 
 def test_another_process_that_looks_takes_nothing_away(tmp_path: Path) -> None:
-    store, tree = Store.open(tmp_path / "sessions.db"), Tree()
+    store, tree = SessionStore.open(tmp_path / "sessions.db"), Tree()
     session = store.new(SessionInfo(model="m"))
     exchange = tree.add(None, "go", "m")
     store.save(session, exchange)
@@ -116,7 +116,7 @@ def test_another_process_that_looks_takes_nothing_away(tmp_path: Path) -> None:
         store.say(session, exchange, (token(number),))
         if number % 10 == 9:
             store.flush()
-            other = Store.open(store.path)  # it folds the journal
+            other = SessionStore.open(store.path)  # it folds the journal
             assert said(other.load(session)[1][1], number + 1)
             assert other.find("41") == [] or number >= 41
             assert other.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.counting import until
 from tests.fresh import seeds
 
@@ -49,7 +49,7 @@ def test_a_killed_program_loses_nothing_that_another_could_see(
         before = kept()
         os.kill(writer.pid, signal.SIGKILL)
     writer.communicate()
-    store = Store.open(path)
+    store = SessionStore.open(path)
     info, tree, _ = store.load(session)
     assert store.problem == ""
     assert (tree.exchanges[-1].id, len(tree.exchanges[-1].token_ids)) >= before
@@ -83,7 +83,7 @@ def test_processes_that_start_together_make_one_database(path: Path) -> None:
     ]
     for writer in writers:
         assert writer.wait(60) == 0, writer.communicate()[1]
-    store = Store.open(path)
+    store = SessionStore.open(path)
     assert len(store.find()) == 4
     assert store.new(SessionInfo()) not in [info.id for info in store.find()]
     store.close()

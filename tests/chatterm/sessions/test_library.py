@@ -11,10 +11,10 @@ import pytest
 from chatterm.backends.backend import Document
 from chatterm.sessions.as_json import from_json
 from chatterm.sessions.export import exported
-from chatterm.sessions.library import Library, name_for
+from chatterm.sessions.library import DocumentLibrary, name_for
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import connect
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from engine.store.folder import chunk_owner
 
@@ -23,8 +23,8 @@ NOTES = Document("Notes", "notes.txt:\n```txt\nmilk\n```")
 
 
 @pytest.fixture
-def library(path: Path) -> Library:
-    return Library(path)
+def library(path: Path) -> DocumentLibrary:
+    return DocumentLibrary(path)
 
 
 def texts(path: Path) -> list[str]:
@@ -32,7 +32,7 @@ def texts(path: Path) -> list[str]:
         return [text for (text,) in reader.execute("SELECT text FROM texts ORDER BY text").fetchall()]
 
 
-def begun(store: Store, *documents: Document) -> str:
+def begun(store: SessionStore, *documents: Document) -> str:
     """A session on these, with one exchange."""
     session, tree = store.new(SessionInfo(model="m", documents=documents)), Tree()
     exchange = tree.add(None, "hello", "m")
@@ -42,7 +42,9 @@ def begun(store: Store, *documents: Document) -> str:
     return session
 
 
-def test_what_is_added_is_found_in_the_order_of_the_names_that_are_asked_for(library: Library) -> None:
+def test_what_is_added_is_found_in_the_order_of_the_names_that_are_asked_for(
+    library: DocumentLibrary,
+) -> None:
     assert library.entries() == library.names() == []
     assert library.unread() == ()
     entry = library.add(PAPER, "/tmp/paper.md")
@@ -64,7 +66,7 @@ def test_what_is_added_is_found_in_the_order_of_the_names_that_are_asked_for(lib
     [("paper", "with the same text"), ("PAPER", "with the same text"), ("", "be the name"), ("a b", "be the name"),
      ("a,b", "be the name"), ("\x1b[2J", "be the name"), ("x" * 65, "be the name"), (".hidden", "be the name")],
 )  # fmt: skip
-def test_a_name_that_cannot_be_is_one_line(library: Library, name: str, words: str) -> None:
+def test_a_name_that_cannot_be_is_one_line(library: DocumentLibrary, name: str, words: str) -> None:
     library.add(PAPER, "here")
     with pytest.raises(SessionError, match=words) as failure:
         library.add(Document(name, PAPER.text), "there")
@@ -79,7 +81,7 @@ def test_a_name_that_cannot_be_is_one_line(library: Library, name: str, words: s
     [("papr", "did you mean paper"), ("zzz", "it has Notes, paper"), ("\x1b[31mred", "it has Notes, paper")],
 )
 def test_a_name_that_nobody_has_is_answered_with_those_that_are_there(
-    library: Library, name: str, words: str
+    library: DocumentLibrary, name: str, words: str
 ) -> None:
     with pytest.raises(SessionError, match="the library is empty"):
         library.find([name])
@@ -92,7 +94,7 @@ def test_a_name_that_nobody_has_is_answered_with_those_that_are_there(
 
 
 def test_a_session_keeps_its_documents_when_the_library_has_them_no_more(
-    path: Path, library: Library, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, library: DocumentLibrary, store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHATTERM_DATA", str(tmp_path))
     blocks = tmp_path / "kv" / "fingerprint" / f"{chunk_owner(PAPER.text)}.kv"
@@ -118,7 +120,7 @@ def test_a_session_keeps_its_documents_when_the_library_has_them_no_more(
 
 
 def test_what_was_computed_for_a_session_goes_with_it(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHATTERM_DATA", str(tmp_path))
     session, other = begun(store), begun(store)
@@ -133,7 +135,7 @@ def test_what_was_computed_for_a_session_goes_with_it(
 
 
 def test_what_was_computed_goes_with_the_last_name_of_a_text(
-    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: DocumentLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHATTERM_DATA", str(tmp_path))
     blocks = tmp_path / "kv" / "fingerprint" / f"{chunk_owner(PAPER.text)}.kv"
@@ -151,7 +153,7 @@ def test_what_was_computed_after_a_deletion_goes_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHATTERM_DATA", str(tmp_path))
-    store = Store.open()
+    store = SessionStore.open()
     there, kept = begun(store, PAPER), begun(store)
     begun(store, NOTES)
     store.flush()
@@ -168,15 +170,15 @@ def test_what_was_computed_after_a_deletion_goes_at_the_next_start(
     store.flush()
     assert [path.exists() for path in (papers, notes)] == [False, True], "nobody has the document any more"
     late = blocks(there), blocks(chunk_owner(PAPER.text))  # another program goes on with it
-    Store.open(tmp_path / "another.db").close()
+    SessionStore.open(tmp_path / "another.db").close()
     assert all(path.exists() for path in late), "that is none of this database"
-    Store.open().close()
+    SessionStore.open().close()
     assert not any(path.exists() for path in late)
     assert all(path.exists() for path in (notes, served, of_kept))
     store.close()
 
 
-def test_documents_go_out_with_a_session_and_come_in_again(store: Store) -> None:
+def test_documents_go_out_with_a_session_and_come_in_again(store: SessionStore) -> None:
     session = begun(store, PAPER, NOTES)
     info, tree, _ = store.load(session)
     again, same = from_json(exported(info, tree, "json"))
@@ -222,11 +224,11 @@ def test_two_processes_that_add_the_same_name_at_once_leave_one(path: Path) -> N
     said = sorted(process.communicate("\n")[0] for process in both)
     assert said[1] == "added\n"
     assert said[0].startswith("SessionError paper is already in the library, with another text")
-    assert len(Library(path).entries()) == len(texts(path)) == 1
+    assert len(DocumentLibrary(path).entries()) == len(texts(path)) == 1
 
 
 def test_a_disk_that_is_full_or_locked_or_damaged_is_one_line(
-    path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
+    path: Path, library: DocumentLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chatterm.sessions.schema.LOCK_WAIT", 0.05)
     library.add(PAPER, "here")

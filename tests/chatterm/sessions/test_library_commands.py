@@ -10,8 +10,8 @@ import pytest
 
 from chatterm.backends.backend import ChatOptions, Document
 from chatterm.cli import library as commands
-from chatterm.sessions.library import Library
-from chatterm.sessions.store import Store
+from chatterm.sessions.library import DocumentLibrary
+from chatterm.sessions.store import SessionStore
 from tests.chatterm.scripted import ScriptedBackend
 from tests.chatterm.sessions.test_session_commands import Shell, shell  # noqa: F401 - a fixture
 
@@ -47,10 +47,10 @@ def test_add_list_show_and_remove(shell: Shell, tmp_path: Path) -> None:  # noqa
     assert shell("library", "show", "paper") == 0
     assert "\x1b" not in shell.out
     assert shell("library", "remove", "paper", "nothing") == 1
-    assert len(Library().entries()) == 2, "all of them, or none"
+    assert len(DocumentLibrary().entries()) == 2, "all of them, or none"
     assert shell("library", "remove", "paper", "paper", "Paper", "all-of-it") == 0
     assert shell.out == "Removed: paper\nRemoved: All-of-it\n"
-    assert Library().entries() == []
+    assert DocumentLibrary().entries() == []
 
 
 def test_a_folder_below_one_that_may_not_be_looked_into_is_added(
@@ -75,7 +75,7 @@ def test_on_a_terminal_the_list_is_a_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shell("library", "add", "paper.md")
-    library = Library()
+    library = DocumentLibrary()
     library.count(*library.find(["paper"]), "tiny", 1234)
     commands._print_table(library.entries())
     assert "1,234 tokens" in capsys.readouterr().out
@@ -109,7 +109,7 @@ def test_what_cannot_be_added_is_one_line(
     assert words in shell.err
     assert shell.err.count("\n") == 1
     assert shell.out == ""
-    assert Library().entries() == []
+    assert DocumentLibrary().entries() == []
 
 
 class Kept(ScriptedBackend):
@@ -136,13 +136,13 @@ def test_a_conversation_begins_on_documents_and_its_session_remembers_them(
 ) -> None:
     shell("library", "add", "paper.md")
     shell("library", "add", "docs")
-    docs, paper = Library().find(["docs", "paper"])
+    docs, paper = DocumentLibrary().find(["docs", "paper"])
     assert shell("run", "m", "--library", "docs, PAPER", "-p", "hello", "--save") == 0
     assert made[-1].documents == (docs, paper)
     assert shell("library", "remove", "docs", "paper") == 0
     assert shell("run", "-c", "-p", "more") == 0
     assert made[-1].documents == (docs, paper)
-    store = Store.open(path)
+    store = SessionStore.open(path)
     assert store.load(store.find()[0].id)[0].documents == (docs, paper)
     assert store.close()
 
@@ -173,5 +173,5 @@ def test_inline_too(shell: Shell, made: list[ChatOptions], monkeypatch: pytest.M
     shell("library", "add", "paper.md")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
     assert shell("run", "m", "--inline", "--library", "paper") == 0
-    assert made[-1].documents == Library().find(["paper"])
+    assert made[-1].documents == DocumentLibrary().find(["paper"])
     assert isinstance(made[-1].documents[0], Document)

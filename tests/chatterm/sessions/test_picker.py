@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 from chatterm.screens.notes import Choices, Note
 from chatterm.screens.sessions import SessionList, SessionPicker
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from chatterm.settings.themes import STYLESHEET, load_theme
 from tests.chatterm.driving import LOOKS
@@ -68,7 +68,7 @@ class Hands:
 
 @asynccontextmanager
 async def picking(
-    store: Store, current: str | None = None, size: tuple[int, int] = (80, 24)
+    store: SessionStore, current: str | None = None, size: tuple[int, int] = (80, 24)
 ) -> AsyncIterator[Hands]:
     host = Host(SessionPicker(store, current))
     async with host.run_test(size=size) as pilot:
@@ -79,14 +79,14 @@ async def picking(
 
 
 @pytest.fixture
-def ids(store: Store) -> list[str]:
+def ids(store: SessionStore) -> list[str]:
     """Three sessions, oldest first."""
     found = [conversation(store, text, "and more")[0] for text in ("red apples", "green pears", "blue plums")]
     store.flush()
     return found
 
 
-async def test_enter_opens_the_chosen_one_and_escape_none(store: Store, ids: list[str]) -> None:
+async def test_enter_opens_the_chosen_one_and_escape_none(store: SessionStore, ids: list[str]) -> None:
     async with picking(store) as hands:
         assert hands.titles == ["blue plums", "green pears", "red apples"]
         await hands.press("down", "down", "down", "up", "enter")
@@ -98,14 +98,14 @@ async def test_enter_opens_the_chosen_one_and_escape_none(store: Store, ids: lis
         assert hands.host.result is None
 
 
-async def test_a_click_opens(store: Store, ids: list[str]) -> None:
+async def test_a_click_opens(store: SessionStore, ids: list[str]) -> None:
     async with picking(store) as hands:
         await hands.click(SessionList, offset=(5, 2))
         await hands.until(lambda: hands.host.result != OPEN)
         assert hands.host.result == ids[0]
 
 
-async def test_search_in_titles_and_messages(store: Store, ids: list[str]) -> None:
+async def test_search_in_titles_and_messages(store: SessionStore, ids: list[str]) -> None:
     async with picking(store) as hands:
         await hands.press(*"pears")
         await hands.until(lambda: hands.titles == ["green pears"])
@@ -117,7 +117,7 @@ async def test_search_in_titles_and_messages(store: Store, ids: list[str]) -> No
         assert hands.host.result == OPEN
 
 
-async def test_rename(store: Store, ids: list[str]) -> None:
+async def test_rename(store: SessionStore, ids: list[str]) -> None:
     async with picking(store) as hands:
         await hands.press(*"blue")
         await hands.until(lambda: hands.titles == ["blue plums"])
@@ -131,7 +131,7 @@ async def test_rename(store: Store, ids: list[str]) -> None:
     assert [info.title for info in store.find()] == ["blue plums and figs", "green pears", "red apples"]
 
 
-async def test_delete_asks_first(store: Store, ids: list[str]) -> None:
+async def test_delete_asks_first(store: SessionStore, ids: list[str]) -> None:
     async with picking(store) as hands:
         for keep in ("n", "x", "escape", "enter", "down"):
             await hands.press("ctrl+d")
@@ -147,7 +147,7 @@ async def test_delete_asks_first(store: Store, ids: list[str]) -> None:
         await hands.until(lambda: hands.titles == ["red apples"])
 
 
-async def test_everything_works_with_the_mouse(store: Store, ids: list[str]) -> None:
+async def test_everything_works_with_the_mouse(store: SessionStore, ids: list[str]) -> None:
     async with picking(store) as hands:
         await hands.click(Choices, offset=(30, 0))
         await hands.shows("Delete “blue plums”")
@@ -161,7 +161,7 @@ async def test_everything_works_with_the_mouse(store: Store, ids: list[str]) -> 
         await hands.until(lambda: hands.host.result is None)
 
 
-async def test_the_session_one_is_in_cannot_be_deleted(store: Store, ids: list[str]) -> None:
+async def test_the_session_one_is_in_cannot_be_deleted(store: SessionStore, ids: list[str]) -> None:
     async with picking(store, current=ids[2]) as hands:
         await hands.shows("● blue plums")
         await hands.press("ctrl+d")
@@ -169,10 +169,10 @@ async def test_the_session_one_is_in_cannot_be_deleted(store: Store, ids: list[s
     assert len(store.find()) == 3
 
 
-async def test_it_says_that_nothing_is_saved(store: Store, ids: list[str]) -> None:
+async def test_it_says_that_nothing_is_saved(store: SessionStore, ids: list[str]) -> None:
     assert store.close()
     store.path.write_bytes(b"broken" * 1000)
-    broken = Store.open(store.path)
+    broken = SessionStore.open(store.path)
     conversation(broken, "in memory")
     async with picking(broken) as hands:
         assert hands.titles == ["in memory"]
@@ -180,7 +180,7 @@ async def test_it_says_that_nothing_is_saved(store: Store, ids: list[str]) -> No
     broken.close()
 
 
-async def test_no_sessions_yet(store: Store) -> None:
+async def test_no_sessions_yet(store: SessionStore) -> None:
     async with picking(store) as hands:
         await hands.press("enter", "f2", "ctrl+d", "down")
         await hands.shows("no sessions yet")
@@ -188,7 +188,7 @@ async def test_no_sessions_yet(store: Store) -> None:
 
 
 @pytest.mark.parametrize("size", [(40, 12), (20, 8), (200, 60)])
-async def test_no_size_breaks_it(store: Store, ids: list[str], size: tuple[int, int]) -> None:
+async def test_no_size_breaks_it(store: SessionStore, ids: list[str], size: tuple[int, int]) -> None:
     conversation(store, "日本語 " * 30)
     for number in range(60):
         conversation(store, f"many {number}")
@@ -199,7 +199,7 @@ async def test_no_size_breaks_it(store: Store, ids: list[str], size: tuple[int, 
         assert hands.host.result == ids[0]
 
 
-async def test_what_comes_after_it_was_left_breaks_nothing(store: Store, ids: list[str]) -> None:
+async def test_what_comes_after_it_was_left_breaks_nothing(store: SessionStore, ids: list[str]) -> None:
     async with picking(store) as hands:
         picker, chosen = hands.host.picker, hands.host.picker.query_one(SessionList).chosen
         await hands.press("escape")
@@ -209,7 +209,7 @@ async def test_what_comes_after_it_was_left_breaks_nothing(store: Store, ids: li
         await picker._look_into(None, "")
 
 
-async def test_the_preview_shows_the_line_that_matches(store: Store, ids: list[str]) -> None:
+async def test_the_preview_shows_the_line_that_matches(store: SessionStore, ids: list[str]) -> None:
     long = "word " * 40 + "the needle stands here"
     conversation(store, "hay", f"first line\n{long}\nlast line", "more hay")
     async with picking(store, size=(80, 30)) as hands:
@@ -226,7 +226,7 @@ async def test_the_preview_shows_the_line_that_matches(store: Store, ids: list[s
         await hands.until(lambda: preview.build(70) == [[]])
 
 
-async def test_tokens_that_nobody_counted_are_not_told(store: Store) -> None:
+async def test_tokens_that_nobody_counted_are_not_told(store: SessionStore) -> None:
     session, tree = store.new(SessionInfo(model="openai://host/model")), Tree()
     exchange = tree.add(tree.head, "hello", "openai://host/model")
     exchange.text, exchange.finish_reason = "Hello.", "eos"
@@ -238,7 +238,7 @@ async def test_tokens_that_nobody_counted_are_not_told(store: Store) -> None:
         assert "generated" not in hands.text
 
 
-async def test_branches_are_counted_and_only_what_is_shown_are_messages(store: Store) -> None:
+async def test_branches_are_counted_and_only_what_is_shown_are_messages(store: SessionStore) -> None:
     session, tree = conversation(store, "one", "two")
     for _ in range(2):
         other = tree.add(1, "another two", "m")

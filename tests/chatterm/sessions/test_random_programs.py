@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chatterm.backends.backend import Exchange, TokenEvent
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from tests.fresh import examples
 
@@ -27,7 +27,7 @@ def said(tree: Tree) -> dict[str, tuple[str, ...]]:
 def test_what_is_saved_is_there_with_all_before_it(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "sessions.db"
-        stores = [Store.open(path) for _ in range(PROGRAMS)]
+        stores = [SessionStore.open(path) for _ in range(PROGRAMS)]
         session, tree = stores[0].new(SessionInfo(model="m")), Tree()
         stores[0].save(session, tree.add(None, "first", "m"))
         stores[0].flush()
@@ -61,7 +61,7 @@ def test_what_is_saved_is_there_with_all_before_it(data: st.DataObject) -> None:
         assert all(store.close() for store in stores)
 
 
-def answer(store: Store, session: str, exchange: Exchange) -> None:
+def answer(store: SessionStore, session: str, exchange: Exchange) -> None:
     """Go on with it."""
     store.save(session, exchange)
     event = TokenEvent("x", 1, "answer")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chatterm.backends.backend import Document, Exchange, TokenEvent
 from chatterm.sessions.records import SessionError, SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from tests.fresh import examples
 
@@ -35,7 +35,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chatterm.sessions.fallback_database._RETRY", 0.0)
 
 
-def check(store: Store, expected: dict[str, Expected]) -> None:
+def check(store: SessionStore, expected: dict[str, Expected]) -> None:
     found = {info.id: info for info in store.find()}
     begun = {id: one for id, one in expected.items() if len(one.tree) and not one.is_gone}
     assert set(found) == set(begun)
@@ -64,7 +64,7 @@ DOCUMENTS = [Document(f"document {number}", f"text {number // 2}") for number in
 def test_nothing_is_lost(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "sessions.db"
-        store = Store.open(path)
+        store = SessionStore.open(path)
         store.flush()
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("PRAGMA foreign_keys = ON")  # exchanges go with their session
@@ -110,7 +110,7 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
             other.execute("ROLLBACK")
         other.close()
         assert store.close()
-        again = Store.open(path)
+        again = SessionStore.open(path)
         check(again, expected)
         assert again.prompts(100) == prompts
         for id, one in expected.items():
@@ -120,7 +120,7 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
         assert again.close()
 
 
-def go_on(store: Store, id: str, exchange: Exchange, data: st.DataObject) -> int:
+def go_on(store: SessionStore, id: str, exchange: Exchange, data: st.DataObject) -> int:
     """Say some tokens more; how many."""
     count = data.draw(st.integers(0, 3))
     for token in range(count):
@@ -132,7 +132,7 @@ def go_on(store: Store, id: str, exchange: Exchange, data: st.DataObject) -> int
 
 
 def change(
-    store: Store, id: str, expected: dict[str, Expected], action: str, data: st.DataObject, step: int
+    store: SessionStore, id: str, expected: dict[str, Expected], action: str, data: st.DataObject, step: int
 ) -> None:
     one = expected[id]
     known = [exchange.id for exchange in one.tree.exchanges]

@@ -11,7 +11,7 @@ import pytest
 from chatterm.backends.backend import ChatOptions
 from chatterm.cli.main import call
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.terminal.sanitize import cleaned
 from tests.chatterm.sessions.saved import conversation
 
@@ -40,14 +40,14 @@ def shell(capsys: pytest.CaptureFixture[str], path: Path, monkeypatch: pytest.Mo
 @pytest.fixture
 def ids(path: Path) -> list[str]:
     """Two sessions, oldest first."""
-    store = Store.open(path)
+    store = SessionStore.open(path)
     made = [conversation(store, *texts)[0] for texts in (("red apples", "more"), ("green pears \x1b[31m",))]
     assert store.close()
     return made
 
 
 def titles(path: Path) -> list[str]:
-    store = Store.open(path)
+    store = SessionStore.open(path)
     found = [info.title for info in store.find()]
     store.close()
     return found
@@ -125,7 +125,7 @@ def test_export_and_import(shell: Shell, ids: list[str], tmp_path: Path, path: P
     assert shell("sessions", "import", str(file)) == 0
     id, title = shell.out.strip().split("\t")
     assert title == "red apples"
-    store = Store.open(path)
+    store = SessionStore.open(path)
     assert store.load(id)[1].exchanges == store.load(ids[0])[1].exchanges
     store.close()
     file.write_text("[]")
@@ -186,7 +186,7 @@ def run(monkeypatch: pytest.MonkeyPatch, path: Path) -> dict[str, Any]:
         seen.update(prompts=prompts, session=session)
 
     monkeypatch.setattr("chatterm.cli.oneshot.answer", answer)
-    store = Store.open(path)
+    store = SessionStore.open(path)
     remembered = SessionInfo(
         model="qwen3:0.6b", system="Terse", think="off", think_cache="mask", sampling={"top_k": 5, "seed": 1}
     )
@@ -247,14 +247,14 @@ def test_json_is_whole(shell: Shell, ids: list[str]) -> None:
 
 
 def test_show_tells_what_else_there_is(shell: Shell, path: Path) -> None:
-    store = Store.open(path)
+    store = SessionStore.open(path)
     session, tree = conversation(store, "one", "two")
     store.head(session, None)
     store.close()
     assert shell("sessions", "show", session) == 0
     assert "two" not in shell.out
     assert shell.err == f"2 messages are undone; `chatterm run --session {session}` and /redo restore them.\n"
-    store = Store.open(path)
+    store = SessionStore.open(path)
     exchange = tree.add(1, "three", "m")
     exchange.finish_reason = "eos"
     store.save(session, exchange)
@@ -275,7 +275,7 @@ def test_what_is_imported_keeps_its_dates(shell: Shell, path: Path, tmp_path: Pa
         told = {"format": "chatterm-session", "version": 1, "session": {"title": name, **session}}
         (tmp_path / name).write_text(json.dumps({**told, "head": 2, "exchanges": exchanges}))
         assert shell("sessions", "import", str(tmp_path / name)) == 0
-    store = Store.open(path)
+    store = SessionStore.open(path)
     dates = {info.title: (info.created, info.updated) for info in store.find()}
     store.close()
     assert dates == {"told": (then, then + 9), "silent": (then + 1, then + 2)}

@@ -12,18 +12,18 @@ from chatterm.backends.backend import Exchange, TokenEvent, ToolCall, ToolResult
 from chatterm.sessions import schema
 from chatterm.sessions.database import Database
 from chatterm.sessions.records import SessionError, SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from tests.chatterm.sessions.saved import conversation
 from tests.counting import PATIENCE, calls_in, until
 
 
-def reopened(store: Store) -> Store:
+def reopened(store: SessionStore) -> SessionStore:
     assert store.close()
-    return Store.open(store.path)
+    return SessionStore.open(store.path)
 
 
-def test_everything_of_an_exchange_survives(store: Store) -> None:
+def test_everything_of_an_exchange_survives(store: SessionStore) -> None:
     info = SessionInfo(
         model="qwen3",
         system="Be terse.",
@@ -64,7 +64,7 @@ def test_everything_of_an_exchange_survives(store: Store) -> None:
     again.close()
 
 
-def test_branches_and_the_selected_one(store: Store) -> None:
+def test_branches_and_the_selected_one(store: SessionStore) -> None:
     session, tree = conversation(store, "one", "two", "three")
     for parent in (1, None):
         store.save(session, tree.add(parent, "edited", "smollm2"))
@@ -80,7 +80,7 @@ def test_branches_and_the_selected_one(store: Store) -> None:
     assert loaded.head is None
 
 
-def test_a_later_change_of_the_exchange_does_not_reach_what_was_saved(store: Store) -> None:
+def test_a_later_change_of_the_exchange_does_not_reach_what_was_saved(store: SessionStore) -> None:
     session, tree = conversation(store, "one")
     exchange = tree[1]
     store.save(session, exchange)
@@ -91,7 +91,7 @@ def test_a_later_change_of_the_exchange_does_not_reach_what_was_saved(store: Sto
 
 
 def test_a_running_answer_is_written_in_batches_and_nothing_twice(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chatterm.sessions.store._BATCH", PATIENCE)  # only who flushes ends a batch
     session, tree = conversation(store, "one")
@@ -122,7 +122,7 @@ def test_a_running_answer_is_written_in_batches_and_nothing_twice(
     assert store.load(session)[1][2] == exchange
 
 
-def test_tokens_reach_the_disk_by_themselves(store: Store) -> None:
+def test_tokens_reach_the_disk_by_themselves(store: SessionStore) -> None:
     session, tree = conversation(store, "one")
     exchange = tree.add(1, "go", "m")
     store.save(session, exchange)
@@ -133,7 +133,7 @@ def test_tokens_reach_the_disk_by_themselves(store: Store) -> None:
         until(lambda: reader.execute("SELECT 1 FROM journal").fetchall())
 
 
-def test_what_comes_too_late_is_not_added(store: Store) -> None:
+def test_what_comes_too_late_is_not_added(store: SessionStore) -> None:
     session, tree = conversation(store, "one")
     exchange = tree.add(1, "go", "m")
     store.save(session, exchange)
@@ -149,7 +149,7 @@ def test_what_comes_too_late_is_not_added(store: Store) -> None:
     assert 2 not in store.load(session)[1]
 
 
-def test_an_exchange_that_goes_takes_its_records_along(store: Store) -> None:
+def test_an_exchange_that_goes_takes_its_records_along(store: SessionStore) -> None:
     session, tree = conversation(store, "one")
     for work in (lambda: store.drop(session, 2), lambda: store.delete(session)):
         exchange = tree.add(1, "go", "m")
@@ -176,7 +176,7 @@ def test_a_format_without_a_journal_is_brought_up_to_date(path: Path) -> None:
     assert reading is not None
     assert [e.token_ids for e in Database(reading).exchanges("s")] == [[5]]
     reading.close()
-    store = Store.open(path)
+    store = SessionStore.open(path)
     exchange = store.load("s")[1][1]
     assert (exchange.text, exchange.seed) == ("you", None)
     exchange.seed = 2**63 - 1
@@ -189,7 +189,7 @@ def test_a_format_without_a_journal_is_brought_up_to_date(path: Path) -> None:
     assert store.close()
 
 
-def test_a_session_begins_with_its_first_exchange(store: Store) -> None:
+def test_a_session_begins_with_its_first_exchange(store: SessionStore) -> None:
     session = store.new(SessionInfo(model="m"))
     store.update(session, model="other", system="S")
     store.head(session, None)
@@ -204,7 +204,7 @@ def test_a_session_begins_with_its_first_exchange(store: Store) -> None:
     assert (info.id, info.title, info.model, info.system) == (session, "half a message", "other", "S")
 
 
-def test_a_first_message_that_was_refused_leaves_no_session(store: Store) -> None:
+def test_a_first_message_that_was_refused_leaves_no_session(store: SessionStore) -> None:
     session, tree = store.new(SessionInfo(model="m")), Tree()
     store.save(session, tree.add(None, "far too long", "m"))
     store.flush()
@@ -219,10 +219,10 @@ def test_a_first_message_that_was_refused_leaves_no_session(store: Store) -> Non
     assert store.was_deleted(session) == ""
 
 
-def test_an_exchange_that_was_refused_takes_nobody_elses_with_it(store: Store) -> None:
+def test_an_exchange_that_was_refused_takes_nobody_elses_with_it(store: SessionStore) -> None:
     session, tree = conversation(store, "hello")
     store.flush()
-    other = Store.open(store.path)
+    other = SessionStore.open(store.path)
     theirs = Tree(other.load(session)[1].exchanges, 1)
     other.save(session, theirs.add(1, "from there", "m"))
     assert other.close()
@@ -231,7 +231,7 @@ def test_an_exchange_that_was_refused_takes_nobody_elses_with_it(store: Store) -
     assert [exchange.user for exchange in store.load(session)[1].exchanges] == ["hello", "from there"]
 
 
-def test_the_title_is_the_first_message_until_there_is_another(store: Store) -> None:
+def test_the_title_is_the_first_message_until_there_is_another(store: SessionStore) -> None:
     session, tree = conversation(store, "\x1b[31m# Why is the sky\x07 blue?\nReally.", "and red")
     assert store.latest().title == "Why is the sky blue?"  # type: ignore[union-attr]
     store.rename(session, "Sky\x1b]0;owned\x07 colours\n")
@@ -239,7 +239,7 @@ def test_the_title_is_the_first_message_until_there_is_another(store: Store) -> 
     assert [info.title for info in store.find()] == ["Sky colours"]
 
 
-def test_titles_in_the_file_are_not_believed(store: Store) -> None:
+def test_titles_in_the_file_are_not_believed(store: SessionStore) -> None:
     session, _ = conversation(store, "hello")
     store.flush()
     with sqlite3.connect(store.path) as other:
@@ -249,7 +249,7 @@ def test_titles_in_the_file_are_not_believed(store: Store) -> None:
     assert (info.id, info.title, info.think, info.sampling) == (session, "x y", "auto", {})
 
 
-def test_search_needs_every_word_anywhere(store: Store) -> None:
+def test_search_needs_every_word_anywhere(store: SessionStore) -> None:
     first, _ = conversation(store, "The Übermensch walks", "about 100% of the time")
     second, _ = conversation(store, "cats", "and dogs")
     assert [info.id for info in store.find()] == [second, first]
@@ -266,7 +266,7 @@ def test_search_needs_every_word_anywhere(store: Store) -> None:
         assert [info.id for info in store.find(text)] == expected, text
 
 
-def test_a_deleted_session_is_gone_from_the_file(store: Store) -> None:
+def test_a_deleted_session_is_gone_from_the_file(store: SessionStore) -> None:
     session, tree = conversation(store, "the secret word is xylophonist")
     kept, _ = conversation(store, "other")
     store.draft(session, "xylophonist draft")
@@ -279,7 +279,7 @@ def test_a_deleted_session_is_gone_from_the_file(store: Store) -> None:
         assert b"xylophonist" not in file.read_bytes(), file
 
 
-def test_drafts(store: Store) -> None:
+def test_drafts(store: SessionStore) -> None:
     session, _ = conversation(store, "hello")
     for text in ("h", "ha", "half \ud800"):
         store.draft(session, text)
@@ -292,7 +292,7 @@ def test_drafts(store: Store) -> None:
     again.close()
 
 
-def test_prompts_across_sessions(store: Store) -> None:
+def test_prompts_across_sessions(store: SessionStore) -> None:
     for text in ("a", "b", "a", "c\nd"):
         store.add_prompt(text)
     assert store.prompts(10) == ["b", "a", "c\nd"]
@@ -302,7 +302,7 @@ def test_prompts_across_sessions(store: Store) -> None:
     assert store.prompts(5000) == [str(number) for number in range(5, 1005)]
 
 
-def test_a_whole_session_from_elsewhere(store: Store) -> None:
+def test_a_whole_session_from_elsewhere(store: SessionStore) -> None:
     _, tree = conversation(store, "one", "two")
     added = store.add(SessionInfo(title="From there", model="m", created=5.0), tree.exchanges, 1)
     info, loaded, _ = store.load(added)
@@ -313,10 +313,10 @@ def test_a_whole_session_from_elsewhere(store: Store) -> None:
     assert (info.title, info.created) == ("one", tree[1].created)
 
 
-def test_two_programs_in_one_session_lose_nothing(store: Store) -> None:
+def test_two_programs_in_one_session_lose_nothing(store: SessionStore) -> None:
     session, tree = conversation(store, "hello")
     store.flush()
-    other = Store.open(store.path)
+    other = SessionStore.open(store.path)
     _, theirs, _ = other.load(session)
     theirs.add(1, "from there", "m").created = 5.0
     other.save(session, theirs[2])
@@ -339,7 +339,7 @@ def test_two_programs_in_one_session_lose_nothing(store: Store) -> None:
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_a_session_that_another_program_deleted_begins_again_with_all_that_was_said(
-    store: Store, loaded: bool
+    store: SessionStore, loaded: bool
 ) -> None:
     session, tree = conversation(store, "hello", "again")
     store.update(session, system="Be brief.")
@@ -351,7 +351,7 @@ def test_a_session_that_another_program_deleted_begins_again_with_all_that_was_s
     here.save(session, answer)
     here.head(session, 3)
     here.flush()
-    other = Store.open(store.path)
+    other = SessionStore.open(store.path)
     other.delete(session)
     other.flush()
     assert other.find() == []
@@ -369,17 +369,17 @@ def test_a_session_that_another_program_deleted_begins_again_with_all_that_was_s
     assert other.close()
 
 
-def test_what_two_programs_know_of_a_deleted_session_is_not_mixed_up(store: Store) -> None:
+def test_what_two_programs_know_of_a_deleted_session_is_not_mixed_up(store: SessionStore) -> None:
     session, ours = conversation(store, "one")
     store.flush()
-    other = Store.open(store.path)
+    other = SessionStore.open(store.path)
     _, theirs, _ = other.load(session)
     for tree, told, text in ((theirs, other, "their two"), (ours, store, "our two")):
         told.save(session, tree.add(1, text, text))
         told.flush()  # our 2 is a 3 in the file
     store.save(session, ours.add(1, "another answer to one", "m"))
     store.flush()
-    third = Store.open(store.path)
+    third = SessionStore.open(store.path)
     third.delete(session)
     assert third.close()
     other.save(session, theirs.add(2, "their three", "m"))
@@ -403,7 +403,7 @@ def test_what_two_programs_know_of_a_deleted_session_is_not_mixed_up(store: Stor
     assert other.close()
 
 
-def test_nobody_else_may_read_it(store: Store) -> None:
+def test_nobody_else_may_read_it(store: SessionStore) -> None:
     conversation(store, "private")
     store.flush()
     for file in store.path.parent.iterdir():
@@ -413,13 +413,13 @@ def test_nobody_else_may_read_it(store: Store) -> None:
 
 def test_the_folder_is_chosen_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHATTERM_DATA", str(tmp_path / "here"))
-    store = Store.open()
+    store = SessionStore.open()
     conversation(store, "hello")
     assert store.close()
     assert (tmp_path / "here" / "sessions.db").exists()
 
 
-def test_nothing_is_lost_by_closing_and_nothing_works_afterwards(store: Store) -> None:
+def test_nothing_is_lost_by_closing_and_nothing_works_afterwards(store: SessionStore) -> None:
     session, tree = conversation(store, "one")
     exchange = tree.add(1, "two", "m")
     exchange.text = "half an ans"
@@ -428,12 +428,12 @@ def test_nothing_is_lost_by_closing_and_nothing_works_afterwards(store: Store) -
     assert store.close()
     with pytest.raises(SessionError, match="closed"):
         store.find()
-    again = Store.open(store.path)
+    again = SessionStore.open(store.path)
     assert again.load(session)[1][2] == exchange
     again.close()
 
 
-def test_a_session_of_2000_messages_is_read_with_few_statements(store: Store) -> None:
+def test_a_session_of_2000_messages_is_read_with_few_statements(store: SessionStore) -> None:
     session, tree = store.new(SessionInfo()), Tree()
     for number in range(2000):
         exchange = tree.add(tree.head, f"message {number} " * 10, "m")
@@ -449,7 +449,7 @@ def test_a_session_of_2000_messages_is_read_with_few_statements(store: Store) ->
         assert len(statements) < 5
 
 
-def test_saving_a_long_answer_holds_nobody_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_a_long_answer_holds_nobody_up(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is copied; what takes long, the database, is left to another thread."""
     writers: list[str] = []
     put = Database.put

@@ -13,9 +13,9 @@ from chatterm.sessions.titles import (
     LIMIT,
     given_title,
     made_title,
+    make_title,
     matching_line,
     pick,
-    title_of,
 )
 from chatterm.terminal.sanitize import is_safe
 
@@ -48,12 +48,12 @@ from chatterm.terminal.sanitize import is_safe
     ],
 )
 def test_the_title_of_a_message(message: str, title: str) -> None:
-    assert title_of(message) == title
+    assert make_title(message) == title
 
 
 @given(st.text())
 def test_a_title_is_short_safe_and_never_empty(message: str) -> None:
-    title = title_of(message)
+    title = make_title(message)
     assert 0 < len(title) <= LIMIT
     assert is_safe(title)
     assert "\n" not in title

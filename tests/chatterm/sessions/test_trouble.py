@@ -14,10 +14,10 @@ import pytest
 
 from chatterm.sessions import fallback_database
 from chatterm.sessions.fallback_database import Op, Vault
-from chatterm.sessions.library import Library
+from chatterm.sessions.library import DocumentLibrary
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import VERSION, connect
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.chatterm.sessions.saved import conversation
 from tests.counting import PATIENCE, until
 
@@ -50,7 +50,7 @@ def is_one_line(text: str) -> bool:
     return bool(text) and "\n" not in text and len(text) < 500 and "Traceback" not in text
 
 
-def works_in_memory(store: Store) -> str:
+def works_in_memory(store: SessionStore) -> str:
     """Chat in a store whose disk does not work."""
     session, tree = conversation(store, "in memory", "only")
     store.draft(session, "a draft")
@@ -66,14 +66,14 @@ def works_in_memory(store: Store) -> str:
 
 
 def test_locked_at_the_start_and_free_later(path: Path, locked: Callable[[], None]) -> None:
-    store = Store.open(path)
+    store = SessionStore.open(path)
     session = works_in_memory(store)
     assert "locked" in store.problem
     locked()
     until(lambda: store.problem == "")
     assert store.load(session)[1].head == 2
     assert store.close()
-    again = Store.open(path)
+    again = SessionStore.open(path)
     assert [exchange.user for exchange in again.load(session)[1].exchanges] == ["in memory", "only"]
     assert again.load(session)[2] == "a draft"
     assert again.prompts(5) == ["only"]
@@ -85,7 +85,7 @@ def test_who_writes_does_not_wait_for_a_lock(
 ) -> None:
     # Whoever waited here would wait in vain: this thread gives the lock back only when all of it is said.
     monkeypatch.setattr("chatterm.sessions.schema.LOCK_WAIT", PATIENCE)
-    store = Store.open(path)
+    store = SessionStore.open(path)
     session, _ = conversation(store, *map(str, range(50)))
     store.draft(session, "a draft")
     store.delete(session)
@@ -95,7 +95,7 @@ def test_who_writes_does_not_wait_for_a_lock(
     assert store.close()
 
 
-def test_locked_in_the_middle_of_a_session(store: Store) -> None:
+def test_locked_in_the_middle_of_a_session(store: SessionStore) -> None:
     session, tree = conversation(store, "before")
     deleted, _ = conversation(store, "to be deleted")
     store.flush()
@@ -121,13 +121,13 @@ def test_locked_in_the_middle_of_a_session(store: Store) -> None:
     other.close()
     until(lambda: store.problem == "")
     assert store.close()
-    again = Store.open(store.path)
+    again = SessionStore.open(store.path)
     assert again.load(session)[1].exchanges == tree.exchanges
     assert [info.title for info in again.find()] == ["Renamed"]
     again.close()
 
 
-def test_a_session_deleted_by_who_has_locked_the_disk(store: Store) -> None:
+def test_a_session_deleted_by_who_has_locked_the_disk(store: SessionStore) -> None:
     session, tree = conversation(store, "before")
     renamed, _ = conversation(store, "only renamed")
     store.flush()
@@ -144,7 +144,7 @@ def test_a_session_deleted_by_who_has_locked_the_disk(store: Store) -> None:
     other.close()
     until(lambda: store.problem == "")
     assert store.close()
-    again = Store.open(store.path)
+    again = SessionStore.open(store.path)
     assert [info.id for info in again.find()] == [session]
     assert again.load(session)[1].exchanges == tree.exchanges
     assert again.load(session)[1].head == 2
@@ -152,7 +152,7 @@ def test_a_session_deleted_by_who_has_locked_the_disk(store: Store) -> None:
 
 
 def test_what_is_changed_while_the_disk_cannot_even_be_read(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, tree = conversation(store, "before", "after")
     untouched, _ = conversation(store, "another", "one")
@@ -178,7 +178,7 @@ def test_what_is_changed_while_the_disk_cannot_even_be_read(
     assert store.find() == []
     until(lambda: store.problem == "")  # with a connection of its own
     assert store.close()
-    again = Store.open(store.path)
+    again = SessionStore.open(store.path)
     info, loaded, _ = again.load(session)
     assert (info.title, loaded.head, loaded.exchanges) == ("Renamed", 1, tree.exchanges)
     assert again.load(untouched)[1].head == 1
@@ -189,18 +189,18 @@ def test_closing_tries_once_more(
     path: Path, locked: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fallback_database, "_RETRY", 1000.0)
-    store = Store.open(path)
+    store = SessionStore.open(path)
     session = works_in_memory(store)
     locked()
     assert store.problem
     assert store.close()
-    again = Store.open(path)
+    again = SessionStore.open(path)
     assert again.load(session)[1].head == 2
     again.close()
 
 
 def test_closing_says_when_something_is_not_on_the_disk(path: Path, locked: Callable[[], None]) -> None:
-    store = Store.open(path)
+    store = SessionStore.open(path)
     works_in_memory(store)
     assert not store.close()
     assert "locked" in store.problem
@@ -209,7 +209,7 @@ def test_closing_says_when_something_is_not_on_the_disk(path: Path, locked: Call
     )
 
 
-def test_a_full_disk_and_room_again(store: Store) -> None:
+def test_a_full_disk_and_room_again(store: SessionStore) -> None:
     session, tree = conversation(store, "before")
     store.flush()
 
@@ -226,7 +226,7 @@ def test_a_full_disk_and_room_again(store: Store) -> None:
     assert store.load(session)[1].exchanges == tree.exchanges
     until(lambda: store.problem == "")  # trying again opens the file anew, without the limit
     assert store.close()
-    again = Store.open(store.path)
+    again = SessionStore.open(store.path)
     assert again.load(session)[1].exchanges == tree.exchanges
     again.close()
 
@@ -236,7 +236,7 @@ def test_a_newer_version_is_left_alone(path: Path) -> None:
     connection.execute(f"PRAGMA user_version = {VERSION + 6}")
     connection.close()
     before = path.read_bytes()
-    store = Store.open(path)
+    store = SessionStore.open(path)
     works_in_memory(store)
     assert f"newer chatterm (format {VERSION + 6}; this one reads {VERSION})" in store.problem
     assert not store.close()
@@ -247,35 +247,35 @@ def test_a_newer_version_is_left_alone(path: Path) -> None:
 def test_a_damaged_file_is_left_alone(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
-    store = Store.open(path)
+    store = SessionStore.open(path)
     works_in_memory(store)
     assert "damaged" in store.problem
     assert not store.close()
     assert path.read_bytes() == content
 
 
-def test_a_schema_that_is_no_text_any_more(store: Store) -> None:
+def test_a_schema_that_is_no_text_any_more(store: SessionStore) -> None:
     """SQLite quotes it in its error, which Python cannot read then."""
     assert store.close()
     data = store.path.read_bytes()
     broken = data.replace(b"tablesessionssessions", b"table\x9eessionssessions", 1)
     assert broken != data
     store.path.write_bytes(broken)
-    again = Store.open(store.path)
+    again = SessionStore.open(store.path)
     works_in_memory(again)
     assert "damaged" in again.problem
     assert not again.close()
     with pytest.raises(SessionError, match="damaged"):
-        Library(store.path).entries()
+        DocumentLibrary(store.path).entries()
 
 
-def test_damage_that_shows_later(store: Store) -> None:
+def test_damage_that_shows_later(store: SessionStore) -> None:
     session, tree = conversation(store, *(f"message {number} " * 50 for number in range(300)))
     assert store.close()
     data = bytearray(store.path.read_bytes())
     data[4096 * 3 :] = b"\x55" * (len(data) - 4096 * 3)
     store.path.write_bytes(data)
-    again = Store.open(store.path)
+    again = SessionStore.open(store.path)
     with pytest.raises(SessionError, match="damaged") as caught:
         again.load(session)
     assert is_one_line(str(caught.value))
@@ -287,7 +287,7 @@ def test_damage_that_shows_later(store: Store) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    store = Store.open(tmp_path / "file" / "sessions.db")
+    store = SessionStore.open(tmp_path / "file" / "sessions.db")
     works_in_memory(store)
     assert "cannot be written" in store.problem
     assert not store.close()
@@ -297,7 +297,7 @@ def test_read_only(tmp_path: Path) -> None:
     """Where root runs the tests, a process without its rights does this one: modes do not bind root."""
     folder = Path(mkdtemp(prefix="chatterm-")) if os.getuid() == 0 else tmp_path
     path = folder / "sessions.db"
-    store = Store.open(path)
+    store = SessionStore.open(path)
     session, _ = conversation(store, "before")
     assert store.close()
     path.chmod(0o444)
@@ -332,7 +332,7 @@ def test_read_only(tmp_path: Path) -> None:
 
 
 def test_who_leaves_does_not_wait_for_a_disk_that_stalls(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Event()
     monkeypatch.setattr(Vault, "find", lambda vault, text: gate.wait(2 * PATIENCE) and [])
@@ -347,7 +347,7 @@ def test_who_leaves_does_not_wait_for_a_disk_that_stalls(
     assert store.prompts() == []  # what comes too late breaks nothing
 
 
-def test_a_mistake_of_the_program_ends_nothing(store: Store) -> None:
+def test_a_mistake_of_the_program_ends_nothing(store: SessionStore) -> None:
     session, tree = conversation(store, "before")
     store.flush()
     exchange = tree.add(1, "x", "m")
@@ -367,7 +367,7 @@ def test_a_mistake_of_the_program_ends_nothing(store: Store) -> None:
 def test_a_session_that_was_only_in_memory_is_found_and_deleted(
     path: Path, locked: Callable[[], None]
 ) -> None:
-    store = Store.open(path)
+    store = SessionStore.open(path)
     session = works_in_memory(store)
     store.delete(session)
     assert store.find() == []

@@ -6,12 +6,12 @@ from time import sleep
 
 from chatterm.backends.backend import TokenEvent
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 
 
 def main(path: Path, steps_per_answer: int) -> None:
-    store, tree = Store.open(path), Tree()
+    store, tree = SessionStore.open(path), Tree()
     session = store.new(SessionInfo(model="m"))
     store.flush()  # the database is there
     print(session, flush=True)

@@ -17,7 +17,7 @@ from textual.widgets import Input
 
 from chatterm.app import ChatApp
 from chatterm.backends.backend import (
-    Chunk,
+    CachedChunk,
     Document,
     EngineError,
     Exchange,
@@ -30,9 +30,9 @@ from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.figures import Live, Speedometer, Watch
 from chatterm.conversation.stats import ProcessFigures
 from chatterm.screens.candidates import Candidates
-from chatterm.sessions.library import Entry
+from chatterm.sessions.library import LibraryEntry
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from engine.cache.block_map import BlockMap, BlockState
 from engine.events import Cause, Parting
 from tests.chatterm.driving import Driver
@@ -300,8 +300,8 @@ async def reading(driver: Driver) -> None:
     driver.app.chat.conversation.documents = (Document("sediment", "..."), Document("gauges", "..."))
     await talk(driver)
     backend.chunks = (
-        Chunk("sediment, gauges", 1144, True, 1144, 0, 3, 46_080),
-        Chunk("field-notes", 12_480, True, 4_608, 0, 0, 46_080, is_read=False),
+        CachedChunk("sediment, gauges", 1144, True, 1144, 0, 3, 46_080),
+        CachedChunk("field-notes", 12_480, True, 4_608, 0, 0, 46_080, is_read=False),
     )
     await driver.shows("field-notes")
     await driver.pilot.pause()
@@ -310,16 +310,18 @@ async def reading(driver: Driver) -> None:
 async def library(driver: Driver) -> None:
     """What there is; one is being read, two conversations stand on another, two are chosen in an order."""
     entries = [
-        Entry("field-notes", "/home/ada/rivers/notes", "", NOW - 90, 49_900, {}),
-        Entry("gauges", "https://example.org/gauges.html", "", NOW - 7200, 2_600, {"scripted": 640}),
-        Entry("sediment", "/home/ada/papers/sediment.pdf", "", NOW - 260_000, 2_100, {"scripted": 504}),
+        LibraryEntry("field-notes", "/home/ada/rivers/notes", "", NOW - 90, 49_900, {}),
+        LibraryEntry("gauges", "https://example.org/gauges.html", "", NOW - 7200, 2_600, {"scripted": 640}),
+        LibraryEntry(
+            "sediment", "/home/ada/papers/sediment.pdf", "", NOW - 260_000, 2_100, {"scripted": 504}
+        ),
     ]
     driver.app.chat.conversation.documents = (Document("gauges", "..."),)
     await talk(driver)
     driver.app.chat.actions._library.entries = lambda: entries
     driver.app.chat.backend.chunks = (
-        Chunk("gauges", 640, True, 640, 0, 3, 46_080, disk_bytes=30_000_000),
-        Chunk("field-notes", 12_480, True, 4_608, 0, 0, 46_080, is_read=False),
+        CachedChunk("gauges", 640, True, 640, 0, 3, 46_080, disk_bytes=30_000_000),
+        CachedChunk("field-notes", 12_480, True, 4_608, 0, 0, 46_080, is_read=False),
     )
     await command(driver, "/library")
     await driver.shows("37%")
@@ -401,9 +403,9 @@ def backend_for(name: str, gate: threading.Event) -> ScriptedBackend:
     return backend
 
 
-def stored(path: Path, clock: list[float]) -> Store:
+def stored(path: Path, clock: list[float]) -> SessionStore:
     """A store with two sessions of the time before `clock`."""
-    store = Store.open(path)
+    store = SessionStore.open(path)
     for hours, title, count in ((50, "Tide tables", 3), (2, "How a river moves sediment", 12)):
         clock[0] = NOW - 3600 * hours
         info = SessionInfo(title=title, model="Qwen/Qwen3-0.6B", created=clock[0])

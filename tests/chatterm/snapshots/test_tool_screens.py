@@ -13,7 +13,7 @@ from chatterm.backends.backend import ToolCall
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.screens.approval import ApprovalScreen
 from chatterm.tools.keypress_guard import QUIET
-from chatterm.tools.rules import Rule
+from chatterm.tools.rules import PermissionRule
 from tests.chatterm.driving import Driver
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.chatterm.snapshots.test_screens import Still, still
@@ -69,10 +69,10 @@ async def question(driver: Driver) -> None:
 async def tools(driver: Driver) -> None:
     session = driver.app.chat.tooling.session
     session.policy.always += [
-        Rule("fetch_url", "https://www.pegelonline.wsv.de/*"),
-        Rule("run_command", "make test"),
+        PermissionRule("fetch_url", "https://www.pegelonline.wsv.de/*"),
+        PermissionRule("run_command", "make test"),
     ]
-    session.policy.session.append(Rule("read_file", "*"))
+    session.policy.session.append(PermissionRule("read_file", "*"))
     session.box.on |= {"read_file", "list_folder", "search"}
     session.folder = Path("/home/ada/rivers")
     await driver.send("/tools")
@@ -81,7 +81,7 @@ async def tools(driver: Driver) -> None:
 
 async def called(driver: Driver) -> None:
     session = driver.app.chat.tooling.session
-    session.policy.session += [Rule("read_file", "*"), Rule("search", "*")]
+    session.policy.session += [PermissionRule("read_file", "*"), PermissionRule("search", "*")]
     await driver.send("What does discharge do?", wait=False)
     await asked(driver)
     await driver.pilot.press("enter")

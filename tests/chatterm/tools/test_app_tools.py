@@ -10,7 +10,7 @@ from textual import events
 from chatterm.backends.backend import FinishReason, ToolCall, ToolResult
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.screens.approval import ApprovalScreen
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.tools.keypress_guard import FAST, QUIET
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -326,7 +326,7 @@ async def test_escape_ends_a_running_command_with_its_children(folder: Path) -> 
 
 async def test_calls_are_saved_and_retry_edit_and_undo_work_around_them(tmp_path: Path) -> None:
     model = backend(call("read_file", path="notes.txt"), more=(Script("First."), Script("Second.")))
-    store = Store.open(tmp_path / "sessions.db")
+    store = SessionStore.open(tmp_path / "sessions.db")
     async with driven(model, store=store) as driver:
         await driver.send("/tools read")
         await driver.send("What do the notes say?", wait=False)

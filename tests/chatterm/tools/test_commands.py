@@ -10,16 +10,16 @@ import pytest
 from chatterm.tools.builtin import sandbox
 from chatterm.tools.builtin.command import RunCommand, _marked
 from chatterm.tools.output import MOST_CHARACTERS
-from chatterm.tools.tool import Running, ToolError
+from chatterm.tools.tool import ToolError, ToolRun
 
 needs_sandbox = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap does not work here")
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., str]:
-    def run(command: str, running: Running | None = None, **arguments: object) -> str:
+    def run(command: str, running: ToolRun | None = None, **arguments: object) -> str:
         plan = RunCommand(tmp_path, lambda: None).plan({"command": command, **arguments})
-        return plan.run(running or Running())
+        return plan.run(running or ToolRun())
 
     return run
 
@@ -50,7 +50,7 @@ def test_output_is_bounded_and_has_nothing_that_a_terminal_obeys(run: Callable[.
 
 
 def test_output_streams_and_a_stop_ends_the_command_with_its_children(run: Callable[..., str]) -> None:
-    running, said = Running(), list[str]()
+    running, said = ToolRun(), list[str]()
 
     def take(text: str) -> None:
         said.append(text)
@@ -96,13 +96,13 @@ def test_a_sandbox_has_no_network_and_no_writing_unless_it_is_allowed(tmp_path: 
     tool = RunCommand(tmp_path)
     program = "import socket; socket.create_connection(('127.0.0.1', 9), 1)"
     said = tool.plan({"command": f'python3 -c "{program}" 2>&1 | tail -1; cat /proc/net/route'}).run(
-        Running()
+        ToolRun()
     )
     assert "refused" in said or "unreachable" in said
     assert "0003" not in said, "there is a route to somewhere"
-    assert "Read-only" in tool.plan({"command": "echo x > new.txt"}).run(Running())
+    assert "Read-only" in tool.plan({"command": "echo x > new.txt"}).run(ToolRun())
     assert not (tmp_path / "new.txt").exists()
-    assert "exit code 0" in tool.plan({"command": "echo x > new.txt", "writes": True}).run(Running())
+    assert "exit code 0" in tool.plan({"command": "echo x > new.txt", "writes": True}).run(ToolRun())
     assert (tmp_path / "new.txt").read_text() == "x\n"
 
 
@@ -121,10 +121,10 @@ def test_a_sandbox_hides_secrets_of_the_home_folder_and_sockets_of_services(
         said = (
             RunCommand(work)
             .plan({"command": f"cat {home}/.ssh/id_rsa {home}/.netrc; ls /run /tmp"})
-            .run(Running())
+            .run(ToolRun())
         )
         assert "hush" not in said
-        outside = RunCommand(work).plan({"command": f"touch {home}/new", "writes": True}).run(Running())
+        outside = RunCommand(work).plan({"command": f"touch {home}/new", "writes": True}).run(ToolRun())
         assert "Read-only" in outside
     finally:
         for name in (home / ".ssh" / "id_rsa", home / ".netrc"):
@@ -135,7 +135,7 @@ def test_a_sandbox_hides_secrets_of_the_home_folder_and_sockets_of_services(
 
 @needs_sandbox
 def test_nothing_of_a_sandbox_is_left_once_it_was_stopped(tmp_path: Path) -> None:
-    running = Running()
+    running = ToolRun()
     threading.Timer(0.5, running.stopped.set).start()
     RunCommand(tmp_path).plan({"command": "setsid sleep 4321.1 & sleep 4321.1"}).run(running)
     for line in Path("/proc").glob("[0-9]*/cmdline"):

@@ -8,7 +8,7 @@ from chatterm.tools.builtin.confined import Confined
 from chatterm.tools.builtin.files import ListFolder, ReadFile, Search
 from chatterm.tools.builtin.writing import PatchFile, WriteFile
 from chatterm.tools.output import bounded
-from chatterm.tools.tool import Plan, Running, ToolError
+from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def files(tmp_path: Path) -> Confined:
     return Confined(tmp_path)
 
 
-def run(plan: Plan) -> str:
-    return plan.run(Running())
+def run(plan: ToolPlan) -> str:
+    return plan.run(ToolRun())
 
 
 def test_a_part_of_a_file_is_read(files: Confined) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from chatterm.backends.backend import ToolCall, ToolResult
 from chatterm.cli.inline.chat import run_inline
-from chatterm.cli.inline.page import Lines
-from chatterm.sessions.store import Store
+from chatterm.cli.inline.page import LineInput
+from chatterm.sessions.store import SessionStore
 from chatterm.tools.rules import read_rules, rules_path
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -20,7 +20,7 @@ Line = str | Callable[[str], str]
 """What is typed; a function is given what was said last."""
 
 
-class Typed(Lines):
+class Typed(LineInput):
     """A person, who reads what was said before a question."""
 
     def __init__(self, err: io.StringIO, lines: list[Line], by_hand: bool = True) -> None:
@@ -68,7 +68,7 @@ def talk(
     """What came of the calls, what was written, and what was said beside it."""
     model = ScriptedBackend([Script("Let me see.", calls=tuple(calls)), Script("Done.")])
     out, err = io.StringIO(), io.StringIO()
-    store = Store.open(tmp_path / "sessions.db")
+    store = SessionStore.open(tmp_path / "sessions.db")
     run_inline(model, store=store, lines=Typed(err, lines, by_hand), out=out, err=err)
     told = [result for name, results in model.calls if name == "tell" for result in results]  # type: ignore[attr-defined]
     return told, out.getvalue(), err.getvalue()

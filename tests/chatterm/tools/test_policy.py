@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from chatterm.settings.settings import SettingsError
 from chatterm.tools.policy import MOST_UNASKED, Policy, choice_text, choices, session_rule
-from chatterm.tools.rules import Rule, read_rules
-from chatterm.tools.tool import Effect, Plan
+from chatterm.tools.rules import PermissionRule, read_rules
+from chatterm.tools.tool import Effect, ToolPlan
 
 EFFECTS = st.sampled_from(["read", "write", "run", "fetch", "server"])
 
 
-def plan(subject: str, effect: Effect = "run", tool: str = "t", dangers: tuple[str, ...] = ()) -> Plan:
-    return Plan(tool, effect, subject, ((subject, "text"),), lambda running: "", dangers)
+def plan(subject: str, effect: Effect = "run", tool: str = "t", dangers: tuple[str, ...] = ()) -> ToolPlan:
+    return ToolPlan(tool, effect, subject, ((subject, "text"),), lambda running: "", dangers)
 
 
 @given(EFFECTS, st.text(max_size=20), st.text(max_size=20))
@@ -38,19 +38,19 @@ def test_a_dangerous_call_is_always_asked_for(effect: Effect, answer: str) -> No
     assert policy.why_ask(plan("https://x/y", effect, dangers=("deletes",)))
     assert choices(plan("https://x/y", effect, dangers=("deletes",))) == ("no", "once")
     policy.decided(plan("y", effect, dangers=("deletes",)), answer)  # type: ignore[arg-type]
-    assert Rule("t", "y") not in [*policy.session, *policy.always]
+    assert PermissionRule("t", "y") not in [*policy.session, *policy.always]
 
 
 def test_a_star_stands_for_nothing_in_commands() -> None:
-    policy = Policy(always=[Rule("t", "git log*"), Rule("t", "*")])
+    policy = Policy(always=[PermissionRule("t", "git log*"), PermissionRule("t", "*")])
     assert policy.why_ask(plan("git log; rm x"))
     assert not policy.why_ask(plan("src/a", "read"))
-    assert not Policy(always=[Rule("t", "src/*")]).why_ask(plan("src/a.py", "read"))
-    assert Policy(always=[Rule("t", "src/[ab]?")]).why_ask(plan("src/a1", "read"))
+    assert not Policy(always=[PermissionRule("t", "src/*")]).why_ask(plan("src/a.py", "read"))
+    assert Policy(always=[PermissionRule("t", "src/[ab]?")]).why_ask(plan("src/a1", "read"))
 
 
 def test_so_many_calls_and_a_key_is_needed() -> None:
-    policy = Policy(session=[Rule("t", "ls")])
+    policy = Policy(session=[PermissionRule("t", "ls")])
     for _ in range(MOST_UNASKED):
         assert not policy.why_ask(plan("ls"))
         policy.ran()
@@ -66,7 +66,7 @@ def test_rules_lie_in_a_file_and_can_be_taken_back(tmp_path: Path) -> None:
     Policy.of(path).decided(plan("pwd"), "always")
     policy.decided(plan("date"), "always")
     assert [rule.pattern for rule in read_rules(path)] == ["ls", "pwd", "date"]
-    policy.remove(Rule("t", "pwd"))
+    policy.remove(PermissionRule("t", "pwd"))
     assert [rule.pattern for rule in read_rules(path)] == ["ls", "date"]
     assert not Policy.of(path).why_ask(plan("date"))
 
@@ -86,8 +86,8 @@ def test_what_a_session_allows_is_said() -> None:
     assert session_rule(page).pattern == "https://example.org/*"
     assert "https://example.org" in choice_text(page, "session")
     assert not session_rule(page).covers(plan("https://example.org.evil.net/", "fetch"))
-    assert session_rule(plan("ls")) == Rule("t", "ls")
-    assert session_rule(plan("a.txt", "write")) == Rule("t", "a.txt")
+    assert session_rule(plan("ls")) == PermissionRule("t", "ls")
+    assert session_rule(plan("a.txt", "write")) == PermissionRule("t", "a.txt")
 
 
 def test_a_subject_with_a_star_makes_no_rule() -> None:

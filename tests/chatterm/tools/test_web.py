@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chatterm.conversation.web_page import readable
 from chatterm.tools.builtin.web import MOST_BYTES, FetchUrl, _is_public, _text
 from chatterm.tools.output import MOST_CHARACTERS
-from chatterm.tools.tool import Running, ToolError
+from chatterm.tools.tool import ToolError, ToolRun
 from tests.chatterm.dripping import dripping
 
 Serve = Callable[[bytes], str]
@@ -49,7 +49,7 @@ def serve() -> Iterator[Serve]:
 
 
 def fetched(url: str, **options: bool) -> str:
-    return FetchUrl(**options).plan({"url": url}).run(Running())
+    return FetchUrl(**options).plan({"url": url}).run(ToolRun())
 
 
 def page(body: bytes, kind: str = "text/html", status: str = "200 OK", more: str = "") -> bytes:
@@ -71,7 +71,7 @@ def test_this_machine_and_its_network_are_not_asked(serve: Serve) -> None:
         fetched(url)
     tool = FetchUrl(lambda host, port: ["93.184.216.34", "127.0.0.1"])
     with pytest.raises(ToolError, match="only public ones"):
-        tool.plan({"url": url.replace("127.0.0.1", "example.org")}).run(Running())
+        tool.plan({"url": url.replace("127.0.0.1", "example.org")}).run(ToolRun())
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_server_that_lies_gives_bounded_text_or_one_line(serve: Serve, data: b
 def test_a_server_that_gives_a_byte_now_and_then_is_left(
     begins: bytes, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running, is_stopped = Running(), why == "Stopped."
+    running, is_stopped = ToolRun(), why == "Stopped."
     monkeypatch.setattr("chatterm.tools.builtin.web._LIMIT", 3600 if is_stopped else 0.2)
     begun = running.stopped.set if is_stopped else lambda: None
     with dripping(begins or b"HTTP/1.1 200 OK\r\nX: ", begun) as url, pytest.raises(ToolError, match=why):

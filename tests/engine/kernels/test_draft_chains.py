@@ -17,10 +17,10 @@ from engine.errors import EngineError
 from engine.execute.cuda.draft_runner import make_draft_runner
 from engine.execute.runner import Runner
 from engine.params import SamplingParams
-from engine.sampling.sampler import Drawn
+from engine.sampling.sampler import SampledToken
 from engine.schedule.drafting import Drafting
 from engine.schedule.drafting_in_slots import SlotDrafting
-from engine.speculation.sources import NOTHING, Asked, Drawing, Guess
+from engine.speculation.sources import NOTHING, DraftRequest, Drawing, Guess
 from models.load import load_model
 from models.network import Network
 from tests.engine.test_decode_runner import Event
@@ -65,12 +65,12 @@ def in_slots(network: Network) -> SlotDrafting:
     return SlotDrafting(**given, decode_runner=decode_runner)
 
 
-def asked(whom: int, prompt: Items[int], answer: Items[int], most: int) -> Asked:
+def asked(whom: int, prompt: Items[int], answer: Items[int], most: int) -> DraftRequest:
     params = HOW[whom % len(HOW)]
-    return Asked(whom, [*prompt, *answer], most, drawing=Drawing(params, 7 + whom, len(answer)))
+    return DraftRequest(whom, [*prompt, *answer], most, drawing=Drawing(params, 7 + whom, len(answer)))
 
 
-def drafted(drafts: Drafting, asking: list[Asked]) -> list[Guess]:
+def drafted(drafts: Drafting, asking: list[DraftRequest]) -> list[Guess]:
     """As many tokens as are asked for."""
     return drafts.guess(asking, lambda at, guess, texts: len(guess.tokens) < asking[at].most, saw)
 
@@ -119,7 +119,7 @@ def test_slots_go_to_who_asks(model: Network) -> None:
     texts = {whom: [whom % VOCAB, 2, 3] for whom in range(one + 2)}
 
     def guess(whom: int) -> Guess:
-        return drafted(drafts, [Asked(whom, texts[whom], 1)])[0]
+        return drafted(drafts, [DraftRequest(whom, texts[whom], 1)])[0]
 
     first = {whom: guess(whom).tokens for whom in texts}
     assert all(first.values())
@@ -133,6 +133,6 @@ def test_slots_go_to_who_asks(model: Network) -> None:
 
 def test_one_whose_output_is_no_number_is_told_of(model: Network) -> None:
     drafts = in_slots(model)
-    drafts.decode_runner.sampler.drawn = lambda places: [Drawn(-1) for _ in places]  # type: ignore[method-assign]
+    drafts.decode_runner.sampler.drawn = lambda places: [SampledToken(-1) for _ in places]  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="its output is not a number"):
-        drafted(drafts, [Asked(1, [1, 2], 2)])
+        drafted(drafts, [DraftRequest(1, [1, 2], 2)])

@@ -18,7 +18,7 @@ from engine.execute.cuda.prefill import FusedPrefill
 from engine.kernels.triton.experts import down_kernel
 from engine.kernels.triton.grouped_gemm import count_kernel, place_kernel
 from engine.kernels.triton.routing import choose_kernel
-from models.assemble import Store, assemble
+from models.assemble import TensorStore, assemble
 from models.network import ExpertWeights, Network
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer, uniform
@@ -60,7 +60,7 @@ def a_network(spec: ModelSpec) -> Network:
         group: random(*shape, seed=seed) / shape[-1] ** 0.5
         for seed, (group, shape) in enumerate(group_shapes(list(slots(spec))).items())
     }
-    return assemble(spec, Store(plain), spec.max_positions, torch.float32, CPU)
+    return assemble(spec, TensorStore(plain), spec.max_positions, torch.float32, CPU)
 
 
 @pytest.fixture(scope="module")

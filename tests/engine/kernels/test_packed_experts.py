@@ -19,7 +19,7 @@ from engine.execute.cuda.experts import ExpertStep, GroupTile, apart, mix
 from engine.execute.cuda.fused_program import FusedDecoder, unsupported
 from engine.execute.cuda.prefill import FusedPrefill
 from engine.execute.cuda.tiles import PackedTile
-from models.assemble import Store, assemble
+from models.assemble import TensorStore, assemble
 from models.load import load_model
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights, Weight
 from models.reference.decoder import Decoder
@@ -187,7 +187,7 @@ def a_network(spec: Experts, hidden: int) -> Network:
         tied=True,
     )
     plain = {group: torch.zeros(shape) for group, shape in group_shapes(list(slots(whole))).items()}
-    return assemble(whole, Store(plain), 64, torch.float32, CPU)
+    return assemble(whole, TensorStore(plain), 64, torch.float32, CPU)
 
 
 QWEN = tiny_qwen3_moe(

@@ -23,12 +23,12 @@ from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
 from engine.execute.cuda import padded_prefill
-from engine.execute.cuda.padded_prefill import ALONE, LONGEST, SPANS, TOGETHER, PaddedPrefill, packed
+from engine.execute.cuda.padded_prefill import ALONE, LONGEST, SPANS, TOGETHER, PaddedPrefill, pack_steps
 from engine.execute.runner import Runner
 from engine.kernels.triton import prompt_attention
 from engine.kernels.triton.prompt_attention import Tile
 from engine.params import SamplingParams
-from engine.schedule.scheduler import Chunk
+from engine.schedule.scheduler import PromptChunk
 from engine.schedule.sequence import Priority, Sequence
 from models.load import load_model
 from tests.engine import fake_flash
@@ -75,7 +75,7 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
         padded = PaddedPrefill(model, cache, FlashBackend(cache), 1000, graphs=None)
         sequence = Sequence(rows.prefix(240), Priority.PERSON, SamplingParams())
         sequence.table = table
-        plain.run(StepBatch((Chunk(sequence, 0, 240).span,)))
+        plain.run(StepBatch((PromptChunk(sequence, 0, 240).span,)))
         logits, start = [], 240
         for count in (
             10,
@@ -87,7 +87,7 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
         ):  # the last few rows of a block, the next block, and between two sizes
             sequence = Sequence(rows.prefix(start + count), Priority.PERSON, SamplingParams())
             sequence.table = table
-            span = Chunk(sequence, start, count).span
+            span = PromptChunk(sequence, start, count).span
             assert padded.takes((span,))
             (row,) = padded.run((span,)) if short else plain.run(StepBatch((span,)))
             logits.append(row.clone())
@@ -218,7 +218,7 @@ def test_several_chunks_at_once_give_what_each_gives_alone(
                 plain.run(StepBatch((span,)))
         if together:
             padded = PaddedPrefill(network, cache, FlashBackend(cache), 400, graphs=None)
-            steps = list(packed(spans, padded_prefill.TOGETHER[-1], padded_prefill.SPANS[-1]))
+            steps = list(pack_steps(spans, padded_prefill.TOGETHER[-1], padded_prefill.SPANS[-1]))
             assert len(steps) == (4 if cut else 1)
             assert padded.takes(tuple(spans))
             logits = padded.run(tuple(spans))
@@ -249,7 +249,7 @@ def test_steps_hold_every_token_once_in_order(
         Span((number,), start, count, range(count), range(start, start + count), wanted)
         for number, (start, count, wanted) in enumerate(chunks)
     ]
-    steps = list(packed(spans, tokens, most))
+    steps = list(pack_steps(spans, tokens, most))
     for step in steps:
         assert 0 < sum(span.count for span in step) <= tokens
         assert len(step) <= most

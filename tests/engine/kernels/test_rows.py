@@ -14,7 +14,7 @@ from engine.execute.cuda.tiles import (
     MOST_CHUNKS,
     SMALLEST,
     SPLITS,
-    Split,
+    AttentionSplit,
     Tile,
     choose_chunkings,
     context_limit,
@@ -214,7 +214,7 @@ def test_many_rows_that_share_a_prefix_give_what_they_give_without_sharing(model
     ("heads", "split"), [(1, None), (4, None), (8, None), *((8, split) for split in SPLITS)]
 )
 def test_every_row_of_a_window_belongs_to_one_chunk_of_one_launch(
-    rows: int, window: int, heads: int, split: Split | None
+    rows: int, window: int, heads: int, split: AttentionSplit | None
 ) -> None:
     split = split if rows <= 8 else None
     for limit in (640 << i for i in range(9)):
@@ -235,7 +235,7 @@ def test_every_row_of_a_window_belongs_to_one_chunk_of_one_launch(
     ("heads", "split"), [*((heads, None) for heads in (1, 2, 4, 8, 32)), *((8, split) for split in SPLITS)]
 )
 def test_every_row_of_a_sequence_belongs_to_one_chunk_of_one_launch(
-    rows: int, heads: int, split: Split | None
+    rows: int, heads: int, split: AttentionSplit | None
 ) -> None:
     split = split if rows <= 8 else None
     for limit in (640 << i for i in range(9)):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.params import SamplingParams
 from engine.sampling import sampler as plain_sampler
-from engine.sampling.device_sampler import HISTORY, MANY_RACE_BLOCK, DeviceSampler, Draw
+from engine.sampling.device_sampler import HISTORY, MANY_RACE_BLOCK, DeviceSampler, DrawFeatures
 from engine.sampling.sampler import SamplerState
 
 triton = pytest.importorskip("triton")
@@ -269,8 +269,8 @@ def test_the_fastest_draw_for_some_slots() -> None:
     others = [{"top_k": 1}, {"top_k": 129}, {"top_p": 0.5}, {"top_k": 1000, "top_p": 0.5}]
     for settings in (*races, *others):
         sampler.load(1, SamplingParams(**settings), [], [], seed=0)  # type: ignore[arg-type]
-        assert sampler.draw([1]) == sampler.draw([0, 1]) == Draw(settings in races, False, False)
-        assert sampler.draw([0]) == Draw(True, False, False)
+        assert sampler.draw([1]) == sampler.draw([0, 1]) == DrawFeatures(settings in races, False, False)
+        assert sampler.draw([0]) == DrawFeatures(True, False, False)
 
 
 def test_a_row_is_drawn_alike_in_every_company() -> None:
@@ -335,9 +335,9 @@ def test_both_kernels_draw_the_same_from_all_tokens(params: SamplingParams) -> N
     beside = torch.tensor([3, -1], dtype=torch.int32, device=DEVICE)
     for i in range(FEW):
         logits = logits_of(vocab, i)[None].to(DEVICE)
-        samplers[0].sample(logits, active, draw=Draw(race=True))
-        samplers[1].sample(logits, active, draw=Draw())
-        many.sample(logits.repeat(len(beside), 1), beside, draw=Draw(race=True))
+        samplers[0].sample(logits, active, draw=DrawFeatures(race=True))
+        samplers[1].sample(logits, active, draw=DrawFeatures())
+        many.sample(logits.repeat(len(beside), 1), beside, draw=DrawFeatures(race=True))
         assert samplers[0].token[0] == samplers[1].token[0] == many.token[3]
 
 

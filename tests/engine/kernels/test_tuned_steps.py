@@ -10,20 +10,28 @@ from collections.abc import Callable, Sequence
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda import step_bench
 from engine.execute.cuda.fused_program import FusedDecoder
-from engine.execute.cuda.kernel_configs import STARTS, Cuts, fitted, fitted_packed, numbers, room_of, told
+from engine.execute.cuda.kernel_configs import (
+    STARTS,
+    KernelConfigs,
+    describe,
+    fitted,
+    fitted_packed,
+    numbers,
+    weight_room,
+)
 from engine.execute.cuda.step_bench import StepBench
 from engine.execute.cuda.tiles import (
     FEW_PACKED_TILES,
     LANES,
     MORE_PACKED_TILES,
+    AttentionSplit,
     PackedTile,
-    Split,
     Tile,
     choose_packed_tile,
     choose_tile,
 )
 from engine.execute.cuda.tuner import every, tune
-from engine.machine.shapes import CONFIGS, shape_of
+from engine.machine.shapes import CONFIGS, known_shape
 from models.load import load_model
 from models.network import Network
 from models.spec import FeedForward
@@ -64,7 +72,7 @@ def test_whatever_is_chosen_rows_have_the_bits_that_they_have_alone_and_nearly_t
     assert sum("attention" in name for name in known) == 1
     assert all(len(cuts) > 1 for cuts in known.values())
     for chosen in every(known)[1::3]:
-        decoder.cuts = Cuts(chosen=chosen)
+        decoder.cuts = KernelConfigs(chosen=chosen)
         logits, written = case.run(decoder, [1, 0], 2)
         torch.testing.assert_close(logits, usual, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(written, cache, rtol=1e-3, atol=1e-3)
@@ -75,7 +83,7 @@ def test_whatever_is_chosen_rows_have_the_bits_that_they_have_alone_and_nearly_t
 class Watch:
     """A stopwatch by which steps take as long as it says, and one cut works nowhere."""
 
-    def __init__(self, seconds: Callable[[Cuts], float]) -> None:
+    def __init__(self, seconds: Callable[[KernelConfigs], float]) -> None:
         self.seconds_of, self.bench, self.steps = seconds, None, 0
 
     def record(self, step: Callable[[], object]) -> float:
@@ -98,7 +106,7 @@ def test_steps_are_timed_beside_the_cache_of_the_sequences_and_the_fastest_is_fo
     cache = KVCache(1, 3, 256, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
     cache.kv.fill_(7.0)
 
-    def seconds(cuts: Cuts) -> float:
+    def seconds(cuts: KernelConfigs) -> float:
         qkv = cuts.product(1, sum_of_heads, 256, False, None)
         assert isinstance(qkv, Tile)
         if qkv.warps == 2 and qkv.tiles == 1:
@@ -108,7 +116,7 @@ def test_steps_are_timed_beside_the_cache_of_the_sequences_and_the_fastest_is_fo
 
     sum_of_heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     watch = Watch(seconds)
-    bench = watch.bench = StepBench(model, cache, False, Cuts(), lambda job: job(), None, watch)
+    bench = watch.bench = StepBench(model, cache, False, KernelConfigs(), lambda job: job(), None, watch)
     monkeypatch.setattr(step_bench, "ROW", 20)
     ran = FusedDecoder.run
     monkeypatch.setattr(
@@ -142,7 +150,14 @@ def test_sequences_of_the_bench_read_rows_of_their_own(
 
     monkeypatch.setattr(FusedDecoder, "run", run)
     bench = StepBench(
-        model, like, False, Cuts(), lambda job: job(), None, Watch(lambda _: 1.0), sequences=sequences
+        model,
+        like,
+        False,
+        KernelConfigs(),
+        lambda job: job(),
+        None,
+        Watch(lambda _: 1.0),
+        sequences=sequences,
     )
     bench.candidates(8)
     assert len(seen) == 8
@@ -152,12 +167,12 @@ def test_sequences_of_the_bench_read_rows_of_their_own(
 
 
 def test_what_is_no_candidate_is_not_taken() -> None:
-    usual = Cuts().product(1, 4096, 1024, False, None)
+    usual = KernelConfigs().product(1, 4096, 1024, False, None)
     name = "1 to 8 rows: 4096 x 1024"
     for wrong in ((3, 5, 7, 9), (1, 4), (), (1, 4, 1, 1000), (0, 0, 0, 0)):
-        assert Cuts(chosen={name: wrong}).product(1, 4096, 1024, False, None) == usual
-    many = Cuts().product(16, 4096, 1024, False, None)
-    right = Cuts(chosen={name: (1, 8, 2, 2)})
+        assert KernelConfigs(chosen={name: wrong}).product(1, 4096, 1024, False, None) == usual
+    many = KernelConfigs().product(16, 4096, 1024, False, None)
+    right = KernelConfigs(chosen={name: (1, 8, 2, 2)})
     assert Tile(1, 8, 2, 2) not in (usual, many)
     assert right.product(8, 4096, 1024, False, None) == Tile(1, 8, 2, 2)
     assert right.product(16, 4096, 1024, False, None) == many, "more rows have choices of their own"
@@ -171,24 +186,24 @@ def test_what_is_no_candidate_is_not_taken() -> None:
 def test_up_to_eight_rows_have_the_warps_and_lanes_of_one(room: int) -> None:
     several = 0
     for outputs, inputs, gated, kind in (*FEW_PACKED_TILES, (4096, 4096, False, Kind.Q5_K)):
-        cuts = [Cuts(room).product(rows, outputs, inputs, gated, kind) for rows in range(1, 9)]
+        cuts = [KernelConfigs(room).product(rows, outputs, inputs, gated, kind) for rows in range(1, 9)]
         several += len(set(cuts)) > 1
         alike = {(cut.warps, cut.lanes) for cut in cuts if isinstance(cut, PackedTile)}
         assert len(alike) == 1, (outputs, inputs, kind)
     assert MORE_PACKED_TILES.keys() <= FEW_PACKED_TILES.keys()
     if room > 100 << 10:  # with less, tiles that do not fit may become the same
         assert several == len(MORE_PACKED_TILES)
-    chosen = Cuts(room, {"1 to 8 rows: 12288 x 4096 gated Q4_K": (8, 1, 2, LANES)})
+    chosen = KernelConfigs(room, {"1 to 8 rows: 12288 x 4096 gated Q4_K": (8, 1, 2, LANES)})
     assert len({chosen.product(rows, 12288, 4096, True, Kind.Q4_K) for rows in range(1, 9)}) == 1
 
 
 @pytest.mark.parametrize("capability", STARTS, ids=str)
 def test_every_kind_of_gpu_begins_with_what_fits_there(capability: tuple[int, int]) -> None:
     kilobytes = {(8, 0): 164, (9, 0): 228, (10, 0): 228}.get(capability, 100)
-    room = room_of(capability, kilobytes << 10)
+    room = weight_room(capability, kilobytes << 10)
     assert room < kilobytes << 10
     for name in CONFIGS:
-        spec = shape_of(name)
+        spec = known_shape(name)
         feeds = [layer.feed_forward for layer in spec.layers]
         inner = next((feed.size for feed in feeds if isinstance(feed, FeedForward)), 512)
         shapes = [
@@ -197,7 +212,7 @@ def test_every_kind_of_gpu_begins_with_what_fits_there(capability: tuple[int, in
             (spec.vocab_size, spec.hidden_size, False),
         ]
         for outputs, inputs, gated in shapes:
-            cuts = Cuts(room, most=(kilobytes - 1) << 10)
+            cuts = KernelConfigs(room, most=(kilobytes - 1) << 10)
             tile = cuts.product(1, outputs, inputs, gated, None)
             assert isinstance(tile, Tile)
             assert tile.shared(inputs) <= room
@@ -218,19 +233,23 @@ def test_every_kind_of_gpu_begins_with_what_fits_there(capability: tuple[int, in
 
 
 def test_a_gpu_that_nobody_knows_begins_as_its_shared_memory_says() -> None:
-    assert room_of((8, 7), 164 << 10) == 80 << 10
-    assert room_of((12, 1), 100 << 10) == 48 << 10
+    assert weight_room((8, 7), 164 << 10) == 80 << 10
+    assert weight_room((12, 1), 100 << 10) == 48 << 10
     for room in (1, 5000, 48 << 10):  # too small for anything: as small as it gets, and no endless loop
         assert fitted(Tile(1, 16, 2, 6), 12_288, room).warps >= 1
         assert fitted_packed(PackedTile(16, 4, 8), 12_288, Kind.Q8_0, room).warps >= 1
 
 
 def test_choices_are_told_in_words() -> None:
-    assert told("1 to 8 rows: 4096 x 1024", numbers(Tile(2, 8, 1, 3))) == "2 folds, 8 warps, 1 tile, 3 ahead"
-    assert told("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(4, 2, 2))) == "4 warps, 2 tiles, 2 ahead"
-    in_lanes = told("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(8, 1, 2, 4)))
+    assert (
+        describe("1 to 8 rows: 4096 x 1024", numbers(Tile(2, 8, 1, 3))) == "2 folds, 8 warps, 1 tile, 3 ahead"
+    )
+    assert (
+        describe("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(4, 2, 2))) == "4 warps, 2 tiles, 2 ahead"
+    )
+    in_lanes = describe("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(8, 1, 2, 4)))
     assert in_lanes == "8 warps, 1 tile, 2 ahead, 4 lanes"
     assert (
-        told("1 to 8 rows: attention 16 / 8 x 128", numbers(Split(True, 64, 2)))
+        describe("1 to 8 rows: attention 16 / 8 x 128", numbers(AttentionSplit(True, 64, 2)))
         == "128 rows a part, tensor cores"
     )

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from engine.kernels.native import library as native
-from engine.kernels.native.library import Library, Pool
+from engine.kernels.native.library import NativeLibrary, Pool
 
 LIBRARY = "CHATTERM_TEST_LIBRARY"
 """Names another library to test than the installed one: test_sanitizers.py compiles it."""
 
 
 @pytest.fixture(scope="session")
-def library() -> Library:
+def library() -> NativeLibrary:
     if LIBRARY in os.environ:
         return native.open_library(Path(os.environ[LIBRARY]))
     reason = native.problem()
@@ -23,5 +23,5 @@ def library() -> Library:
 
 
 @pytest.fixture(scope="session")
-def pool(library: Library) -> Pool:
+def pool(library: NativeLibrary) -> Pool:
     return Pool(2, library)

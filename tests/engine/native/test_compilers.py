@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from engine.kernels.native import compile as compiling
-from engine.kernels.native.library import Library, open_library
+from engine.kernels.native.library import NativeLibrary, open_library
 from tests.engine.native.conftest import LIBRARY
 from tests.engine.native.test_products import KINDS, PLAIN, bound, random_weight
 
@@ -31,7 +31,7 @@ def compile_with(compiler: str, out: Path, extra: str, monkeypatch: pytest.Monke
 
 
 def test_clang_builds_a_library_that_finds_what_this_machine_runs(
-    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: NativeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = open_library(compile_with("clang++", tmp_path / "library.so", "-O0", monkeypatch))
     count, name = built.functions.ct_variants(), built.functions.ct_variant_name

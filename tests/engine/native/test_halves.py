@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.execute.cpu.executor import NativeDecoder
-from engine.kernels.native.library import Library, Pool
+from engine.kernels.native.library import NativeLibrary, Pool
 from models.network import Network
 from models.reference.decoder import Decoder
 from models.spec import FeedForward
@@ -24,7 +24,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_rows_have_the_bits_that_each_has_alone(name: str, library: Library, pool: Pool) -> None:
+def test_rows_have_the_bits_that_each_has_alone(name: str, library: NativeLibrary, pool: Pool) -> None:
     network = a_network(SPECS[name], BF16)
     for variant in library.variants.values():
         decoder = NativeDecoder(network, cache_for(network, torch.float32), pool, variant)
@@ -35,7 +35,7 @@ def test_rows_have_the_bits_that_each_has_alone(name: str, library: Library, poo
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_prompt_has_the_bits_of_its_parts(name: str, library: Library, pool: Pool) -> None:
+def test_a_prompt_has_the_bits_of_its_parts(name: str, library: NativeLibrary, pool: Pool) -> None:
     network = a_network(SPECS[name], BF16)
     prompt = Prompt(network, 170)
     for variant in library.variants.values():
@@ -46,7 +46,9 @@ def test_a_prompt_has_the_bits_of_its_parts(name: str, library: Library, pool: P
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_no_error_is_larger_than_that_of_the_plain_modules(name: str, library: Library, pool: Pool) -> None:
+def test_no_error_is_larger_than_that_of_the_plain_modules(
+    name: str, library: NativeLibrary, pool: Pool
+) -> None:
     spec = SPECS[name]
     network, exact = a_network(spec, BF16), a_network(spec, torch.float32, BF16)
     prompt = Prompt(network, 60)

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from engine.execute.cpu import interleaving
 from engine.execute.cpu.executor import NativeDecoder
 from engine.execute.cpu.interleaving import Interleaving
-from engine.kernels.native.library import INTERLEAVED, Library, Matrix, NativeError, Pool
+from engine.kernels.native.library import INTERLEAVED, Matrix, NativeError, NativeLibrary, Pool
 from models.load import load_model
 from models.network import Linear, Network
 from tests.engine.native.test_native_chunks import COUNT, Prompt, run
@@ -37,13 +37,13 @@ FEEDS: dict[str, Mapping[str, Kind]] = {
 
 
 @pytest.fixture(params=["avx2", "avxvnni", "avx512"])
-def variant(request: pytest.FixtureRequest, library: Library) -> int:
+def variant(request: pytest.FixtureRequest, library: NativeLibrary) -> int:
     if request.param not in library.variants:
         pytest.skip(f"this machine does not run {request.param}")
     return library.variants[request.param]
 
 
-def interleaved(library: Library, weight: Weight) -> Weight | None:
+def interleaved(library: NativeLibrary, weight: Weight) -> Weight | None:
     """The same weight, at an address that no vector likes; None where the library does not interleave it."""
     put = np.zeros(1 + weight.data.nbytes, dtype=np.uint8)[1:].reshape(weight.data.shape)
     if not library.functions.ct_interleave(weight.matrix, put.ctypes.data):
@@ -56,7 +56,7 @@ def interleaved(library: Library, weight: Weight) -> Weight | None:
 @pytest.mark.parametrize("kind", SMALL, ids=lambda kind: kind.name)
 @pytest.mark.parametrize(("rows", "columns"), [(16, 32), (48, 96), (4096, 64)])
 def test_products_have_the_bits_of_rows_that_lie_one_after_the_other(
-    library: Library, pool: Pool, variant: int, kind: Kind, rows: int, columns: int
+    library: NativeLibrary, pool: Pool, variant: int, kind: Kind, rows: int, columns: int
 ) -> None:
     weight = random_weight(kind, rows, columns)
     changed = interleaved(library, weight)
@@ -68,7 +68,7 @@ def test_products_have_the_bits_of_rows_that_lie_one_after_the_other(
         np.testing.assert_array_equal(found, plain)
 
 
-def test_what_cannot_be_interleaved_stays(library: Library, pool: Pool) -> None:
+def test_what_cannot_be_interleaved_stays(library: NativeLibrary, pool: Pool) -> None:
     for kind in KINDS:
         found = interleaved(library, random_weight(kind, 32, 256))
         assert (found is not None) == (kind in SMALL)
@@ -114,7 +114,9 @@ def test_a_network_has_the_same_bits_before_meanwhile_and_afterwards(
     assert decoder.interleave(1 << 20) == 0
 
 
-def test_portable_kernels_leave_everything_where_it_is(tmp_path: Path, library: Library, pool: Pool) -> None:
+def test_portable_kernels_leave_everything_where_it_is(
+    tmp_path: Path, library: NativeLibrary, pool: Pool
+) -> None:
     model = mapped_network("qwen3", tmp_path)
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool, library.variants["portable"])
     assert decoder.interleave(0) == 0

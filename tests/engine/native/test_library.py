@@ -9,8 +9,8 @@ import pytest
 from engine.kernels.native import compile as compiling
 from engine.kernels.native import library as native
 from engine.kernels.native.library import (
-    Library,
     NativeError,
+    NativeLibrary,
     Pool,
     default_threads,
     open_library,
@@ -18,7 +18,7 @@ from engine.kernels.native.library import (
 )
 
 
-def test_there_is_a_portable_variant_and_a_best_one(library: Library) -> None:
+def test_there_is_a_portable_variant_and_a_best_one(library: NativeLibrary) -> None:
     assert next(iter(library.variants)) == "portable"
     assert list(library.variants.values())[-1] == library.best
     assert set(library.variants) <= set(native.VARIANT_NAMES)
@@ -37,7 +37,9 @@ def test_what_is_no_library_is_said_in_a_line(tmp_path: Path) -> None:
         open_library(path)
 
 
-def test_a_library_of_other_sources_is_refused(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_of_other_sources_is_refused(
+    library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiling, "source_hash", lambda: "another")
     with pytest.raises(NativeError, match="other sources"):
         open_library(Path(library.functions._name))
@@ -78,13 +80,13 @@ def test_the_quota_of_a_container(tmp_path: Path, text: str, processors: int | N
     assert native._cgroup_processors(tmp_path / "cpu.max") == processors
 
 
-def test_an_impossible_number_of_threads_is_refused(library: Library) -> None:
+def test_an_impossible_number_of_threads_is_refused(library: NativeLibrary) -> None:
     with pytest.raises(NativeError):
         Pool(100_000, library)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
-def test_a_forked_process_is_refused_and_ends_in_peace(library: Library) -> None:
+def test_a_forked_process_is_refused_and_ends_in_peace(library: NativeLibrary) -> None:
     pool = Pool(2, library)
     child = os.fork()
     if child == 0:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.batch import Span
 from engine.execute.cpu.executor import NativeDecoder
-from engine.kernels.native.library import Library, Pool
+from engine.kernels.native.library import NativeLibrary, Pool
 from models.network import Network
 from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_decode import BLOCK, cache_for, plain_model, quantized_model
@@ -78,7 +78,7 @@ def networks(draw: st.DrawFn) -> Network:
     random=st.randoms(use_true_random=False),
 )
 def test_a_row_has_the_same_bits_whatever_is_beside_it(
-    library: Library,
+    library: NativeLibrary,
     model: Network,
     lengths: list[int],
     dtype: torch.dtype,

@@ -13,7 +13,7 @@ from engine.batch import Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_native
 from engine.execute.cpu.executor import NativeDecoder
-from engine.kernels.native.library import Library, NativeError, Pool
+from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.load import load_model
 from models.network import FeedForwardWeights, Network
 from models.reference.decoder import Decoder
@@ -86,7 +86,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig) ->
 
 
 def test_parts_that_a_checkpoint_packs_are_cut_into_blocks(
-    pool: Pool, library: Library, tmp_path: Path
+    pool: Pool, library: NativeLibrary, tmp_path: Path
 ) -> None:
     config = tiny(Phi3Config, hidden_size=64, intermediate_size=96, num_attention_heads=4)
     model = load_model(
@@ -115,7 +115,7 @@ def test_parts_that_a_checkpoint_packs_are_cut_into_blocks(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_prompt_is_within_what_rounding_the_activations_does(
-    model: Network, pool: Pool, library: Library, dtype: torch.dtype
+    model: Network, pool: Pool, library: NativeLibrary, dtype: torch.dtype
 ) -> None:
     prompt = Prompt(model)
     attention, exact = RoundedAttention(dtype), RoundedAttention(dtype)
@@ -136,7 +136,7 @@ def test_a_prompt_is_within_what_rounding_the_activations_does(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_prompt_that_is_split_otherwise_is_the_same_to_the_bit(
-    model: Network, pool: Pool, library: Library, dtype: torch.dtype
+    model: Network, pool: Pool, library: NativeLibrary, dtype: torch.dtype
 ) -> None:
     prompt = Prompt(model)
     for variant in library.variants.values():
@@ -149,7 +149,7 @@ def test_a_prompt_that_is_split_otherwise_is_the_same_to_the_bit(
 
 @pytest.mark.parametrize("threads", [1, 3, 7])
 def test_any_number_of_threads_gives_the_same(
-    model: Network, pool: Pool, library: Library, threads: int
+    model: Network, pool: Pool, library: NativeLibrary, threads: int
 ) -> None:
     prompt = Prompt(model, 37)
     expected, _ = run(model, prompt, pool, library.best, torch.bfloat16, [37])
@@ -157,7 +157,7 @@ def test_any_number_of_threads_gives_the_same(
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_one_thread_of_several_gives_the_same(model: Network, library: Library) -> None:
+def test_one_thread_of_several_gives_the_same(model: Network, library: NativeLibrary) -> None:
     prompt, expected = Prompt(model, 37), []
     for alone in (False, True):
         pool = Pool(3, library)
@@ -179,7 +179,7 @@ THREADS = Path("/proc/self/task")
 
 
 @pytest.mark.skipif(not THREADS.exists(), reason="only Linux tells what a thread does")
-def test_alone_means_that_the_other_threads_do_nothing(model: Network, library: Library) -> None:
+def test_alone_means_that_the_other_threads_do_nothing(model: Network, library: NativeLibrary) -> None:
     before = set(THREADS.iterdir())
     pool = Pool(2, library)
     (other,) = set(THREADS.iterdir()) - before

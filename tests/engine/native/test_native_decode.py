@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.executor import NativeDecoder, unsupported
-from engine.kernels.native.library import Library, NativeError, Pool
+from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.load import load_model
 from models.network import FeedForwardWeights, LayerWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
@@ -202,7 +202,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfi
 
 
 def test_plain_weights_give_the_logits_and_the_cache_of_the_plain_modules(
-    checkpoint: Path, config: PretrainedConfig, pool: Pool, library: Library
+    checkpoint: Path, config: PretrainedConfig, pool: Pool, library: NativeLibrary
 ) -> None:
     model = plain_model(checkpoint, config)
     for variant in library.variants.values():
@@ -211,7 +211,7 @@ def test_plain_weights_give_the_logits_and_the_cache_of_the_plain_modules(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_a_long_sequence_in_a_cache_of_any_dtype(
-    checkpoint: Path, config: PretrainedConfig, pool: Pool, library: Library, dtype: torch.dtype
+    checkpoint: Path, config: PretrainedConfig, pool: Pool, library: NativeLibrary, dtype: torch.dtype
 ) -> None:
     rows = (0, 63, 64, 65, 127, 128, 129, 191, 192, 300, 400)
     # A number next to the middle of two bf16 numbers may go either way, and then everything after it moves a little.
@@ -220,7 +220,7 @@ def test_a_long_sequence_in_a_cache_of_any_dtype(
 
 
 def test_quantised_weights_give_what_rounding_the_activations_does_to_the_plain_modules(
-    checkpoint: Path, config: PretrainedConfig, pool: Pool, library: Library
+    checkpoint: Path, config: PretrainedConfig, pool: Pool, library: NativeLibrary
 ) -> None:
     model = quantized_model(checkpoint, config)
     for variant in library.variants.values():
@@ -232,7 +232,7 @@ def test_quantised_weights_give_what_rounding_the_activations_does_to_the_plain_
 
 @pytest.mark.parametrize("threads", [1, 3, 7])
 def test_any_number_of_threads(
-    checkpoint: Path, config: PretrainedConfig, library: Library, threads: int
+    checkpoint: Path, config: PretrainedConfig, library: NativeLibrary, threads: int
 ) -> None:
     model = plain_model(checkpoint, config)
     assert max(errors(model, Pool(threads, library), library.best, (0, 5, 150), torch.float32)) < 1e-5
@@ -241,7 +241,7 @@ def test_any_number_of_threads(
 @pytest.mark.parametrize("head_dim", [8, 24, 40, 72, 128])
 @pytest.mark.parametrize("heads", [(1, 1), (5, 1), (6, 2), (14, 2)], ids=str)
 def test_heads_of_many_sizes(
-    tmp_path: Path, pool: Pool, library: Library, head_dim: int, heads: tuple[int, int]
+    tmp_path: Path, pool: Pool, library: NativeLibrary, head_dim: int, heads: tuple[int, int]
 ) -> None:
     config = tiny_qwen3(
         hidden_size=40,
@@ -313,7 +313,7 @@ def test_what_has_no_kernels_is_refused(checkpoint: Path, config: PretrainedConf
 
 
 def test_what_is_too_large_for_fp16_becomes_its_largest_number(
-    tmp_path: Path, library: Library, pool: Pool
+    tmp_path: Path, library: NativeLibrary, pool: Pool
 ) -> None:
     model = plain_model(tmp_path, CONFIGS["qwen3"])
     for layer in model.layers:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from engine.execute.compatibility import has_experts, not_native
 from engine.execute.cpu.executor import NativeDecoder
-from engine.kernels.native.library import Library, NativeError, Pool
+from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.load import load_model
 from models.network import ExpertWeights, Linear, Network
 from models.reference.decoder import Decoder
@@ -113,7 +113,7 @@ EXAMPLE = examples(3, *HealthCheck)
 
 @EXAMPLE
 @given(model=networks())
-def test_a_mixture_gives_what_the_reference_gives(library: Library, pool: Pool, model: Network) -> None:
+def test_a_mixture_gives_what_the_reference_gives(library: NativeLibrary, pool: Pool, model: Network) -> None:
     assert not_native(model.spec) is None
     truth = rounded(model) if model.is_quantized else Decoder(model)
     for variant in library.variants.values():
@@ -131,7 +131,7 @@ def test_a_mixture_gives_what_the_reference_gives(library: Library, pool: Pool, 
     random=st.randoms(use_true_random=False),
 )
 def test_a_row_has_the_same_bits_in_any_company(
-    library: Library, pool: Pool, model: Network, lengths: list[int], threads: int, random: Random
+    library: NativeLibrary, pool: Pool, model: Network, lengths: list[int], threads: int, random: Random
 ) -> None:
     blocks = sum(-(-length // BLOCK) for length in lengths)
     free = list(range(blocks))
@@ -152,7 +152,7 @@ MIXTURE = Experts(8, 3, FeedForward(64), shared=FeedForward(96), shared_gate=Tru
 
 
 @pytest.mark.parametrize("rows", range(1, 10))
-def test_so_many_rows_decode_as_each_alone(library: Library, pool: Pool, rows: int) -> None:
+def test_so_many_rows_decode_as_each_alone(library: NativeLibrary, pool: Pool, rows: int) -> None:
     model = in_blocks(a_network(a_spec(MIXTURE, None, MIXTURE)))
     spans = [a_span([3 * row], 0, [0], [row]) for row in range(rows)]
     for variant in library.variants.values():
@@ -162,7 +162,7 @@ def test_so_many_rows_decode_as_each_alone(library: Library, pool: Pool, rows: i
             assert torch.equal(decoder.run([span])[0], row)
 
 
-def test_a_prompt_longer_than_what_is_computed_at_once(library: Library, pool: Pool) -> None:
+def test_a_prompt_longer_than_what_is_computed_at_once(library: NativeLibrary, pool: Pool) -> None:
     """Its experts have hundreds of rows; token by token they have one."""
     model, length = in_blocks(a_network(a_spec(MIXTURE, MIXTURE))), 512 + 40
     prompt = Prompt(model, 500)
@@ -191,7 +191,7 @@ EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 @pytest.mark.parametrize("name", ["qwen3 moe", "ernie moe", "gpt-oss"])
 def test_a_family_with_experts_gives_what_the_plain_modules_give(
-    name: str, tmp_path: Path, library: Library, pool: Pool
+    name: str, tmp_path: Path, library: NativeLibrary, pool: Pool
 ) -> None:
     model = plain_model(tmp_path, FAMILIES[name])
     assert not_native(model.spec) is None
@@ -202,7 +202,7 @@ def test_a_family_with_experts_gives_what_the_plain_modules_give(
 @pytest.mark.parametrize("source", ["gguf", "safetensors"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_family_with_experts_in_blocks(
-    name: str, source: str, tmp_path: Path, library: Library, pool: Pool
+    name: str, source: str, tmp_path: Path, library: NativeLibrary, pool: Pool
 ) -> None:
     config, quantize = CONFIGS[name], "auto"
     if source == "gguf":
@@ -228,7 +228,7 @@ def test_a_family_with_experts_in_blocks(
         assert torch.equal(kv_again, kv)
 
 
-def test_equal_scores_choose_the_first_experts(library: Library, pool: Pool) -> None:
+def test_equal_scores_choose_the_first_experts(library: NativeLibrary, pool: Pool) -> None:
     """As the reference does, where nothing tells experts from each other."""
     model = a_network(a_spec(Experts(8, 3, FeedForward(64))))
     feed = model.layers[0].feed_forward
@@ -244,7 +244,7 @@ def test_equal_scores_choose_the_first_experts(library: Library, pool: Pool) -> 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("part", ["router", "gate", "up", "down"])
 def test_weights_that_are_no_numbers_show_in_the_logits(
-    library: Library, pool: Pool, part: str, scoring: Any
+    library: NativeLibrary, pool: Pool, part: str, scoring: Any
 ) -> None:
     model = a_network(a_spec(Experts(8, 3, FeedForward(64, limit=0.1), scoring=scoring)))
     feed = model.layers[0].feed_forward

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.attention.unusual import Unusual
 from engine.execute.compatibility import not_native
 from engine.execute.cpu.executor import NativeDecoder
-from engine.kernels.native.library import Library, Pool
+from engine.kernels.native.library import NativeLibrary, Pool
 from models.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
@@ -53,7 +53,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_a_family_gives_the_logits_and_the_cache_of_the_plain_modules(
-    name: str, pool: Pool, library: Library, tmp_path: Path
+    name: str, pool: Pool, library: NativeLibrary, tmp_path: Path
 ) -> None:
     """`errors` leaves no row in the cache that lies before a window."""
     model = plain_model(tmp_path, DENSE[name])
@@ -63,7 +63,7 @@ def test_a_family_gives_the_logits_and_the_cache_of_the_plain_modules(
 
 
 def test_a_quantised_family_is_within_what_rounding_the_activations_does(
-    name: str, pool: Pool, library: Library, tmp_path: Path
+    name: str, pool: Pool, library: NativeLibrary, tmp_path: Path
 ) -> None:
     config = deepcopy(DENSE[name])
     config.max_position_embeddings = 256
@@ -91,7 +91,7 @@ def test_a_quantised_family_is_within_what_rounding_the_activations_does(
 
 @pytest.mark.parametrize("start", [20, 80, 100, 140, COUNT - 1])
 def test_rows_before_the_window_are_not_read(
-    start: int, pool: Pool, library: Library, tmp_path: Path
+    start: int, pool: Pool, library: NativeLibrary, tmp_path: Path
 ) -> None:
     """By a chunk of a prompt and by a single row: what lies there is no number."""
     model = plain_model(tmp_path, FAMILIES["mistral window"])
@@ -134,7 +134,7 @@ def logits_of(decoder: Decoder, text: Sequence) -> Tensor:
     seed=st.integers(0, 2**16),
 )
 def test_any_dense_network_computes_what_its_description_says(
-    library: Library, spec: ModelSpec, quantize: str, lengths: list[int], threads: int, seed: int
+    library: NativeLibrary, spec: ModelSpec, quantize: str, lengths: list[int], threads: int, seed: int
 ) -> None:
     if spec.attention.heads * spec.attention.head_dim % 32:
         quantize = "none"

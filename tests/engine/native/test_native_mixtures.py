@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.execute.cpu.mixtures import NativeMixtures
 from engine.execute.cuda import host_call
-from engine.kernels.native.library import Library, NativeError, Pool
+from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.network import PLAIN, ExpertWeights, FeedForwardWeights, Linear, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward
@@ -70,7 +70,7 @@ class Case:
 @CASES
 @pytest.mark.parametrize("rows", [1, 2, 8, 40, 700])
 def test_they_give_what_the_reference_gives(
-    name: str, kind: Kind | None, rows: int, library: Library, pool: Pool
+    name: str, kind: Kind | None, rows: int, library: NativeLibrary, pool: Pool
 ) -> None:
     for variant in library.variants.values():
         case = Case(name, kind, pool, variant)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from engine.kernels.native.library import Library, Matrix, Pool
+from engine.kernels.native.library import Matrix, NativeLibrary, Pool
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PLAIN = (Kind.F32, Kind.F16, Kind.BF16)
@@ -122,7 +122,7 @@ def terms(weight: Weight, x: Array) -> Any:
 
 
 @pytest.fixture(params=["portable", "avx2", "avxvnni", "avx512", "avx512bf16"])
-def variant(request: pytest.FixtureRequest, library: Library) -> int:
+def variant(request: pytest.FixtureRequest, library: NativeLibrary) -> int:
     if request.param not in library.variants:
         pytest.skip(f"this machine does not run {request.param}")
     return library.variants[request.param]
@@ -200,7 +200,7 @@ def test_what_is_no_number_stays_none(pool: Pool, variant: int, kind: Kind, bad:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_single_rows_have_the_numbers_of_the_gguf_package(library: Library, kind: Kind) -> None:
+def test_single_rows_have_the_numbers_of_the_gguf_package(library: NativeLibrary, kind: Kind) -> None:
     weight = random_weight(kind, 9, 768)
     out = np.zeros(768, dtype=np.float32)
     for row in range(9):
@@ -210,7 +210,7 @@ def test_single_rows_have_the_numbers_of_the_gguf_package(library: Library, kind
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 @pytest.mark.parametrize("rows", [1, 2, 63, 1000])
-def test_any_number_of_threads_gives_the_same(library: Library, threads: int, rows: int) -> None:
+def test_any_number_of_threads_gives_the_same(library: NativeLibrary, threads: int, rows: int) -> None:
     weight = random_weight(Kind.Q4_1, rows, 96)
     x = np.random.default_rng(4).standard_normal(96).astype(np.float32)
     alone = multiply(Pool(1, library), library.best, weight, x)

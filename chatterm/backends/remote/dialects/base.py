@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from chatterm.backends.backend import EngineError, FinishReason, Message, ThinkMode, Tool
-from chatterm.backends.pictures import parted
-from chatterm.backends.remote.dialects.calls import Called, CallPart, Told
-from chatterm.backends.remote.thinking import Piece
+from chatterm.backends.pictures import replace_pictures
+from chatterm.backends.remote.dialects.calls import CallingMessage, CallPart, CallResult
+from chatterm.backends.remote.thinking import AnswerPiece
 from engine.params import Constraint
 
-Entry = Message | Called | Told
+Entry = Message | CallingMessage | CallResult
 """What one message of a conversation is."""
 _MOST = 2**40
 """No count of tokens is larger."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AnswerRequest:
     """One request for one answer."""
 
     model: str
@@ -41,7 +41,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ReportedUsage:
     """What a server says about one answer, in tokens; None where it does not."""
 
     prompt: int | None = None
@@ -51,12 +51,12 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ParsedMessage:
     """What one message of a stream says."""
 
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[AnswerPiece] = ()
     finish: FinishReason | None = None
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     problem: str = ""
     """What went wrong there, as the server says it; the answer is over."""
     calls: Sequence[CallPart] = ()
@@ -65,7 +65,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedModel:
     """A model that a server has."""
 
     name: str
@@ -93,12 +93,12 @@ class Dialect(Protocol):
     def unknown(self) -> Sequence[str]:
         """Fields of SamplingParams that it has no place for."""
 
-    def body(self, asked: Asked, server: str) -> dict[str, Any]:
+    def body(self, asked: AnswerRequest, server: str) -> dict[str, Any]:
         """The request for a streamed answer; `server` as in Listed. Raises EngineError for what cannot be asked."""
 
-    def heard(self, message: Mapping[str, Any]) -> Heard: ...
+    def heard(self, message: Mapping[str, Any]) -> ParsedMessage: ...
 
-    def listed(self, document: Any) -> list[Listed] | None:
+    def listed(self, document: Any) -> list[ListedModel] | None:
         """The models of a listing; None where it is none."""
 
     def can_go_on(self, server: str) -> bool:
@@ -156,7 +156,7 @@ def schema_format(constraint: Constraint) -> dict[str, Any]:
     )
 
 
-def message_of(message: Message, content: object = None) -> dict[str, Any]:
+def to_message(message: Message, content: object = None) -> dict[str, Any]:
     """With its text, or with another content."""
     return {"role": message.role, "content": message.content if content is None else content}
 
@@ -165,5 +165,5 @@ def seen(message: Message, pictures: Mapping[str, bytes]) -> tuple[str, list[tup
     """The text of a message, and its pictures: of each its kind and its bytes in base64."""
     if message.role != "user":
         return message.content, []
-    said, found = parted(message.content, pictures)
+    said, found = replace_pictures(message.content, pictures)
     return said, [(picture.kind, b64encode(pictures[picture.digest]).decode()) for picture in found]

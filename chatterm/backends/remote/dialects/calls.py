@@ -16,7 +16,7 @@ _MOST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class HistoryCall:
     """A call of an answer in the history: its arguments are a JSON object, its name is one that any API takes."""
 
     id: str
@@ -30,16 +30,16 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class CallingMessage:
     """An answer that calls tools."""
 
     content: str
     reasoning: str
-    calls: Sequence[Asking]
+    calls: Sequence[HistoryCall]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CallResult:
     """What came of a call."""
 
     id: str
@@ -70,7 +70,7 @@ class _Call:
     size: int = 0
 
 
-class Calls:
+class CallAssembler:
     """The calls of one answer. What a server says of their number, places and lengths is believed nothing."""
 
     def __init__(self) -> None:

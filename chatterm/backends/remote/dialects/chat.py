@@ -5,22 +5,28 @@ from typing import Any
 
 from chatterm.backends.backend import FinishReason
 from chatterm.backends.remote.dialects.base import (
-    Asked,
+    AnswerRequest,
     Entry,
-    Heard,
-    Listed,
-    Usage,
+    ListedModel,
+    ParsedMessage,
+    ReportedUsage,
     complaint,
     count,
     items,
     mapping,
-    message_of,
     schema_format,
     seen,
     text,
+    to_message,
 )
-from chatterm.backends.remote.dialects.calls import Called, CallPart, Told, arguments_text, functions
-from chatterm.backends.remote.thinking import Piece
+from chatterm.backends.remote.dialects.calls import (
+    CallingMessage,
+    CallPart,
+    CallResult,
+    arguments_text,
+    functions,
+)
+from chatterm.backends.remote.thinking import AnswerPiece
 
 _REASONS = {
     "stop": FinishReason.EOS,
@@ -48,7 +54,7 @@ class ChatCompletions:
     is_lines = False
     unknown = ("logprobs", "logit_bias", "stop_repetition", "speculation")
 
-    def body(self, asked: Asked, server: str) -> dict[str, Any]:
+    def body(self, asked: AnswerRequest, server: str) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": asked.model,
             "messages": [_message(entry, server, asked.pictures) for entry in asked.messages],
@@ -79,7 +85,7 @@ class ChatCompletions:
     def can_go_on(self, server: str) -> bool:
         return server in _PREFIXES
 
-    def heard(self, message: Mapping[str, Any]) -> Heard:
+    def heard(self, message: Mapping[str, Any]) -> ParsedMessage:
         choices = items(message.get("choices"))
         problem = complaint(message) if "error" in message or not choices else ""
         choice = mapping(choices[0]) if choices else {}
@@ -87,30 +93,30 @@ class ChatCompletions:
         pieces = []
         thought = text(said.get("reasoning_content")) or text(said.get("reasoning"))
         if thought:
-            pieces.append(Piece(thought, "reasoning"))
+            pieces.append(AnswerPiece(thought, "reasoning"))
         for part in ("content", "refusal"):  # a refusal is shown like an answer
             if content := _content(said.get(part)):
-                pieces.append(Piece(content))
+                pieces.append(AnswerPiece(content))
         reason = text(choice.get("finish_reason"))
         if reason == "content_filter" and not problem:
             problem = "its filter ended the answer"
         if reason == "error" and not problem:
             problem = complaint(choice) or "it did not say why"
-        return Heard(
+        return ParsedMessage(
             pieces,
             (_REASONS.get(reason, FinishReason.EOS) if reason else None),
-            usage_of(message.get("usage")),
+            parse_usage(message.get("usage")),
             problem,
             calls=_calls(said),
         )
 
-    def listed(self, document: Any) -> list[Listed] | None:
+    def listed(self, document: Any) -> list[ListedModel] | None:
         return listed_models(document)
 
 
 def _message(entry: Entry, server: str, pictures: Mapping[str, bytes]) -> dict[str, Any]:
     match entry:
-        case Called():
+        case CallingMessage():
             calls = [
                 {
                     "id": call.id,
@@ -127,7 +133,7 @@ def _message(entry: Entry, server: str, pictures: Mapping[str, bytes]) -> dict[s
                 **(thought if entry.reasoning else {}),
                 "tool_calls": calls,
             }
-        case Told():
+        case CallResult():
             return {"role": "tool", "tool_call_id": entry.id, "content": entry.content}
         case _:
             said, shown = seen(entry, pictures)
@@ -136,7 +142,7 @@ def _message(entry: Entry, server: str, pictures: Mapping[str, bytes]) -> dict[s
                 {"type": "text", "text": said},
                 *({"type": "image_url", "image_url": url} for url in urls),
             ]
-            return message_of(entry, parts if shown else said)
+            return to_message(entry, parts if shown else said)
 
 
 def _calls(said: Mapping[str, Any]) -> list[CallPart]:
@@ -166,7 +172,7 @@ def _content(value: object) -> str:
     return text(value)
 
 
-def usage_of(value: object) -> Usage | None:
+def parse_usage(value: object) -> ReportedUsage | None:
     """What `usage` says, under the names of either API of OpenAI."""
     told = mapping(value)
     if not told:
@@ -175,7 +181,7 @@ def usage_of(value: object) -> Usage | None:
     inside = mapping(told.get("prompt_tokens_details") or told.get("input_tokens_details"))
     made = mapping(told.get("completion_tokens_details") or told.get("output_tokens_details"))
     cached = inside.get("cached_tokens", told.get("prompt_cache_hit_tokens"))
-    return Usage(
+    return ReportedUsage(
         count(prompt),
         count(cached),
         count(told.get("completion_tokens", told.get("output_tokens"))),
@@ -186,12 +192,12 @@ def usage_of(value: object) -> Usage | None:
 _KINDS = ("vllm", "sglang", "llamacpp", "chatterm", "openai", "openrouter")
 
 
-def listed_models(document: Any) -> list[Listed] | None:
+def listed_models(document: Any) -> list[ListedModel] | None:
     """What `/models` says; None where it says nothing of the kind."""
     data = mapping(document).get("data")
     if not isinstance(data, list):
         return None
-    found: list[Listed] = []
+    found: list[ListedModel] = []
     for entry in map(mapping, data):
         name = text(entry.get("id"))
         if not name or len(name) > 300:
@@ -200,5 +206,5 @@ def listed_models(document: Any) -> list[Listed] | None:
         lengths = (entry.get("max_model_len"), entry.get("context_length"), meta.get("n_ctx"))
         length = next((size for value in lengths if (size := count(value))), 0)
         owner = text(entry.get("owned_by")).lower()
-        found.append(Listed(name, length, owner if owner in _KINDS else ""))
+        found.append(ListedModel(name, length, owner if owner in _KINDS else ""))
     return found

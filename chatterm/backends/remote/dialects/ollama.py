@@ -5,22 +5,28 @@ from typing import Any
 
 from chatterm.backends.backend import FinishReason
 from chatterm.backends.remote.dialects.base import (
-    Asked,
+    AnswerRequest,
     Entry,
-    Heard,
-    Listed,
-    Usage,
+    ListedModel,
+    ParsedMessage,
+    ReportedUsage,
     complaint,
     count,
     items,
     mapping,
-    message_of,
     schema_format,
     seen,
     text,
+    to_message,
 )
-from chatterm.backends.remote.dialects.calls import Called, CallPart, Told, arguments_text, functions
-from chatterm.backends.remote.thinking import Piece
+from chatterm.backends.remote.dialects.calls import (
+    CallingMessage,
+    CallPart,
+    CallResult,
+    arguments_text,
+    functions,
+)
+from chatterm.backends.remote.thinking import AnswerPiece
 
 _NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 
@@ -33,7 +39,7 @@ class Ollama:
     is_lines = True
     unknown = ("logprobs", "logit_bias", "stop_repetition", "speculation")
 
-    def body(self, asked: Asked, server: str) -> dict[str, Any]:
+    def body(self, asked: AnswerRequest, server: str) -> dict[str, Any]:
         options = {
             _NAMES.get(name, name): list(value) if name == "stop" else value
             for name, value in asked.sampling.items()
@@ -60,42 +66,44 @@ class Ollama:
     def can_go_on(self, server: str) -> bool:
         return True
 
-    def heard(self, message: Mapping[str, Any]) -> Heard:
+    def heard(self, message: Mapping[str, Any]) -> ParsedMessage:
         if problem := complaint(message) if "error" in message else "":
-            return Heard(problem=problem)
+            return ParsedMessage(problem=problem)
         said = mapping(message.get("message"))
         pieces = []
         if thought := text(said.get("thinking")):
-            pieces.append(Piece(thought, "reasoning"))
+            pieces.append(AnswerPiece(thought, "reasoning"))
         if content := text(said.get("content")):
-            pieces.append(Piece(content))
+            pieces.append(AnswerPiece(content))
         calls = [_call(entry) for entry in map(mapping, items(said.get("tool_calls")))]
         if message.get("done") is not True:
-            return Heard(pieces, calls=calls)
+            return ParsedMessage(pieces, calls=calls)
         reason = FinishReason.LENGTH if message.get("done_reason") == "length" else FinishReason.EOS
         # The time for the prompt gives no speed, because how much of it was cached is not reported.
-        usage = Usage(count(message.get("prompt_eval_count")), generated=count(message.get("eval_count")))
-        return Heard(pieces, reason, usage, calls=calls, is_last=True)
+        usage = ReportedUsage(
+            count(message.get("prompt_eval_count")), generated=count(message.get("eval_count"))
+        )
+        return ParsedMessage(pieces, reason, usage, calls=calls, is_last=True)
 
-    def listed(self, document: Any) -> list[Listed] | None:
+    def listed(self, document: Any) -> list[ListedModel] | None:
         data = mapping(document).get("models")
         if not isinstance(data, list):
             return None
         names = [text(mapping(entry).get("name")) for entry in data]
-        return [Listed(name, server="ollama") for name in names if name and len(name) <= 300]
+        return [ListedModel(name, server="ollama") for name in names if name and len(name) <= 300]
 
 
 def _message(entry: Entry, pictures: Mapping[str, bytes]) -> dict[str, Any]:
     match entry:
-        case Called():
+        case CallingMessage():
             calls = [{"function": {"name": call.name, "arguments": call.given}} for call in entry.calls]
             thought = {"thinking": entry.reasoning} if entry.reasoning else {}
             return {"role": "assistant", "content": entry.content, **thought, "tool_calls": calls}
-        case Told():
+        case CallResult():
             return {"role": "tool", "content": entry.content, "tool_name": entry.name}
         case _:
             said, shown = seen(entry, pictures)
-            return {**message_of(entry, said), **({"images": [data for _, data in shown]} if shown else {})}
+            return {**to_message(entry, said), **({"images": [data for _, data in shown]} if shown else {})}
 
 
 def _call(entry: Mapping[str, Any]) -> CallPart:

@@ -5,22 +5,22 @@ from typing import Any
 
 from chatterm.backends.backend import FinishReason
 from chatterm.backends.remote.dialects.base import (
-    Asked,
+    AnswerRequest,
     Entry,
-    Heard,
-    Listed,
+    ListedModel,
+    ParsedMessage,
     complaint,
     count,
     items,
     mapping,
-    message_of,
     schema_format,
     seen,
     text,
+    to_message,
 )
-from chatterm.backends.remote.dialects.calls import Called, CallPart, Told, arguments_text
-from chatterm.backends.remote.dialects.chat import listed_models, usage_of
-from chatterm.backends.remote.thinking import Piece
+from chatterm.backends.remote.dialects.calls import CallingMessage, CallPart, CallResult, arguments_text
+from chatterm.backends.remote.dialects.chat import listed_models, parse_usage
+from chatterm.backends.remote.thinking import AnswerPiece
 
 _THINKING = ("response.reasoning_text.delta", "response.reasoning_summary_text.delta")
 _ANSWER = ("response.output_text.delta", "response.refusal.delta")
@@ -38,7 +38,7 @@ class Responses:
         *("logprobs", "logit_bias", "stop_repetition", "speculation"),
     )
 
-    def body(self, asked: Asked, server: str) -> dict[str, Any]:
+    def body(self, asked: AnswerRequest, server: str) -> dict[str, Any]:
         messages = [item for entry in asked.messages for item in _items(entry, asked.pictures)]
         body: dict[str, Any] = {"model": asked.model, "stream": True, "store": False}
         if messages and messages[0].get("role") == "system":
@@ -72,51 +72,51 @@ class Responses:
     def can_go_on(self, server: str) -> bool:
         return False
 
-    def heard(self, message: Mapping[str, Any]) -> Heard:
+    def heard(self, message: Mapping[str, Any]) -> ParsedMessage:
         kind = text(message.get("type"))
         if kind in _ANSWER:
-            return Heard([Piece(text(message.get("delta")))])
+            return ParsedMessage([AnswerPiece(text(message.get("delta")))])
         if kind in _THINKING:
-            return Heard([Piece(text(message.get("delta")), "reasoning")])
+            return ParsedMessage([AnswerPiece(text(message.get("delta")), "reasoning")])
         if kind == "error" or (not kind and message.get("error")):
-            return Heard(problem=complaint(message) or "it did not say why")
+            return ParsedMessage(problem=complaint(message) or "it did not say why")
         if kind in _ENDS:
             return _ended(kind, mapping(message.get("response")))
         if message.get("object") == "response":  # not streamed, whatever was asked for
             ended = _ended(f"response.{text(message.get('status'))}", message)
-            return Heard(_said(message), ended.finish, ended.usage, ended.problem, ended.calls, True)
-        return Heard(calls=_call(kind, message))
+            return ParsedMessage(_said(message), ended.finish, ended.usage, ended.problem, ended.calls, True)
+        return ParsedMessage(calls=_call(kind, message))
 
-    def listed(self, document: Any) -> list[Listed] | None:
+    def listed(self, document: Any) -> list[ListedModel] | None:
         return listed_models(document)
 
 
-def _ended(kind: str, response: Mapping[str, Any]) -> Heard:
-    usage = usage_of(response.get("usage"))
+def _ended(kind: str, response: Mapping[str, Any]) -> ParsedMessage:
+    usage = parse_usage(response.get("usage"))
     if kind in ("response.failed", "response.cancelled"):
         why = complaint({"error": response.get("error")}) or "it did not say why"
-        return Heard(usage=usage, problem=why, is_last=True)
+        return ParsedMessage(usage=usage, problem=why, is_last=True)
     if kind == "response.incomplete" or response.get("status") == "incomplete":  # vLLM says completed there
         why = text(mapping(response.get("incomplete_details")).get("reason")) or "max_output_tokens"
         if why != "max_output_tokens":
             problem = "its filter ended the answer" if why == "content_filter" else f"incomplete: {why}"
-            return Heard((), FinishReason.CANCELLED, usage, problem, is_last=True)
-        return Heard((), FinishReason.LENGTH, usage, is_last=True)
+            return ParsedMessage((), FinishReason.CANCELLED, usage, problem, is_last=True)
+        return ParsedMessage((), FinishReason.LENGTH, usage, is_last=True)
     output = map(mapping, items(response.get("output")))
     calls = [_whole(number, item, is_again=True) for number, item in enumerate(output) if _is_call(item)]
-    return Heard((), FinishReason.EOS, usage, calls=calls, is_last=True)
+    return ParsedMessage((), FinishReason.EOS, usage, calls=calls, is_last=True)
 
 
 def _items(entry: Entry, pictures: Mapping[str, bytes]) -> list[dict[str, Any]]:
     match entry:
-        case Called():
+        case CallingMessage():
             said = [{"role": "assistant", "content": entry.content}] if entry.content else []
             calls = [
                 {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
                 for call in entry.calls
             ]
             return [*said, *calls]
-        case Told():
+        case CallResult():
             return [{"type": "function_call_output", "call_id": entry.id, "output": entry.content}]
         case _:
             words, shown = seen(entry, pictures)
@@ -125,7 +125,7 @@ def _items(entry: Entry, pictures: Mapping[str, bytes]) -> list[dict[str, Any]]:
                 {"type": "input_text", "text": words},
                 *({"type": "input_image", "image_url": url} for url in urls),
             ]
-            return [message_of(entry, parts if shown else words)]
+            return [to_message(entry, parts if shown else words)]
 
 
 def _call(kind: str, message: Mapping[str, Any]) -> list[CallPart]:
@@ -152,7 +152,7 @@ def _whole(key: int | str, item: Mapping[str, Any], *, is_again: bool = False) -
     return CallPart(key, "", text(item.get("name")), given, is_whole=True, is_again=is_again)
 
 
-def _said(response: Mapping[str, Any]) -> list[Piece]:
+def _said(response: Mapping[str, Any]) -> list[AnswerPiece]:
     pieces = []
     for item in map(mapping, items(response.get("output"))):
         thinks = item.get("type") == "reasoning"
@@ -163,5 +163,5 @@ def _said(response: Mapping[str, Any]) -> list[Piece]:
         )
         for part in parts:
             if said := text(mapping(part).get("text")) or text(mapping(part).get("refusal")):
-                pieces.append(Piece(said, "reasoning" if thinks else "answer"))
+                pieces.append(AnswerPiece(said, "reasoning" if thinks else "answer"))
     return pieces

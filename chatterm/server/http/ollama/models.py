@@ -53,7 +53,7 @@ def running(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def shown(model: ServedModel) -> dict[str, Any]:
+def show_response(model: ServedModel) -> dict[str, Any]:
     """/api/show."""
     family = model.family or "unknown"
     return {

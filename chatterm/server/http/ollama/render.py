@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from chatterm.server.http.answer_state import AnswerState, Item, Likelihoods, Part, Thought, Totals
+from chatterm.server.http.answer_state import AnswerItem, AnswerState, Likelihoods, Part, Thought, Totals
 from chatterm.server.http.openai.chat import logprob_object
 from chatterm.server.http.sse import line
 from chatterm.server.service import Logprob, RequestError
-from chatterm.tool_calls.parser import CallEnded, Text
+from chatterm.tool_calls.parser import AnswerText, CallEnded
 
 
 def stamp() -> str:
@@ -35,7 +35,7 @@ class _Renderer:
                     logprobs += map(_likelihood, tokens)
                 case Thought(text):
                     lines.append(self._line({"thinking": text}))
-                case Text(text):
+                case AnswerText(text):
                     lines.append(self._line({"content": text}))
                 case CallEnded(number):
                     lines.append(self._line(_called(state.calls[number])))
@@ -73,7 +73,7 @@ class _Renderer:
         return {"model": self.model, "created_at": stamp()}
 
 
-class ChatRenderer(_Renderer):
+class OllamaChatRenderer(_Renderer):
     """Of /api/chat."""
 
     def _line(self, said: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _likelihood(entry: Logprob) -> dict[str, Any]:
     return {name: value for name, value in logprob_object(entry).items() if value != []}
 
 
-def _called(call: Item) -> dict[str, Any]:
+def _called(call: AnswerItem) -> dict[str, Any]:
     """A call; as text where its arguments were cut off."""
     try:
         arguments = msgspec.json.decode(call.text or "{}")

@@ -9,27 +9,27 @@ from msgspec import Meta, Struct
 
 from chatterm.server.http.fields import Table, wrong
 from chatterm.server.http.limits import Limits
-from chatterm.server.http.ollama.render import ChatRenderer, GenerateRenderer, stamp
+from chatterm.server.http.ollama.render import GenerateRenderer, OllamaChatRenderer, stamp
 from chatterm.server.http.openai.common import (
     Strings,
-    Tool,
-    sampling_of,
+    ToolDefinition,
+    given_sampling,
+    parse_stops,
+    parse_tools,
     schema_constraint,
-    stops_of,
     thinking,
-    tools_of,
     with_tools,
 )
 from chatterm.server.http.openai.completions_base import MOST_ALTERNATIVES
-from chatterm.server.http.renderer import Asked
+from chatterm.server.http.renderer import ParsedRequest
 from chatterm.server.service import (
+    AnswerConstraint,
     ChatMessage,
-    Constraint,
     Generation,
+    HistoryToolCall,
     ServedModel,
     Service,
     Think,
-    ToolCall,
 )
 
 KeepAlive = str | float
@@ -37,7 +37,7 @@ _DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class Options(Struct):
+class OllamaOptions(Struct):
     """The options that have an effect."""
 
     temperature: float | None = None
@@ -55,7 +55,7 @@ class Options(Struct):
 
 OPTIONS = Table(
     "options",
-    Options,
+    OllamaOptions,
     harmless={
         # How a machine computes is what this server was started with.
         **dict.fromkeys(
@@ -71,24 +71,24 @@ OPTIONS = Table(
 )
 
 
-class CalledFunction(Struct, forbid_unknown_fields=True):
+class OllamaFunctionCall(Struct, forbid_unknown_fields=True):
     name: str
     arguments: dict[str, Any] = {}
     index: int | None = None
     description: str | None = None
 
 
-class Call(Struct, forbid_unknown_fields=True):
-    function: CalledFunction
+class OllamaCall(Struct, forbid_unknown_fields=True):
+    function: OllamaFunctionCall
     id: str | None = None
     type: str | None = None
 
 
-class Message(Struct, forbid_unknown_fields=True):
+class OllamaMessage(Struct, forbid_unknown_fields=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = ""
     thinking: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -108,11 +108,11 @@ class _Request(Struct, kw_only=True):
     top_logprobs: int = 0
 
 
-class ChatRequest(_Request, kw_only=True):
+class OllamaChatRequest(_Request, kw_only=True):
     """Those of /api/chat."""
 
-    messages: list[Message] = []
-    tools: list[Tool] | None = None
+    messages: list[OllamaMessage] = []
+    tools: list[ToolDefinition] | None = None
 
 
 class GenerateRequest(_Request, kw_only=True):
@@ -125,7 +125,7 @@ class GenerateRequest(_Request, kw_only=True):
 
 CHAT = Table(
     "/api/chat",
-    ChatRequest,
+    OllamaChatRequest,
     harmless={"truncate": None, "shift": None},
 )
 GENERATE = Table(
@@ -142,10 +142,10 @@ GENERATE = Table(
 )
 
 
-def parse_chat(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> Asked:
+def parse_chat(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
     """What the client wants. Raises RequestError."""
     given = CHAT.of(body)
-    tools = tools_of(given.tools)
+    tools = parse_tools(given.tools)
     constraint = with_tools(_constraint(given.format), model, tools, "auto", True)
     think, template = _think(given.think, model)
     generation = Generation(
@@ -159,12 +159,12 @@ def parse_chat(body: dict[str, Any], model: ServedModel, limits: Limits, client:
         most_tokens=limits.context,
         deadline_s=limits.request_s,
         client=client,
-        keep_alive_s=seconds_of(given.keep_alive),
+        keep_alive_s=parse_keep_alive(given.keep_alive),
     )
-    return Asked((generation,), given.stream, ChatRenderer(given.model))
+    return ParsedRequest((generation,), given.stream, OllamaChatRenderer(given.model))
 
 
-def parse_generate(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> Asked:
+def parse_generate(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
     """What the client wants. Raises RequestError."""
     given = GENERATE.of(body)
     think, template = _think(given.think, model)
@@ -183,9 +183,9 @@ def parse_generate(body: dict[str, Any], model: ServedModel, limits: Limits, cli
         most_tokens=limits.context,
         deadline_s=limits.request_s,
         client=client,
-        keep_alive_s=seconds_of(given.keep_alive),
+        keep_alive_s=parse_keep_alive(given.keep_alive),
     )
-    return Asked((generation,), given.stream, GenerateRenderer(given.model))
+    return ParsedRequest((generation,), given.stream, GenerateRenderer(given.model))
 
 
 async def load_chat(body: dict[str, Any], model: ServedModel, service: Service) -> bytes | None:
@@ -208,14 +208,14 @@ async def load_generate(body: dict[str, Any], model: ServedModel, service: Servi
 async def _loaded(
     keep_alive: KeepAlive | None, model: ServedModel, service: Service, said: dict[str, Any]
 ) -> bytes:
-    seconds = seconds_of(keep_alive)
+    seconds = parse_keep_alive(keep_alive)
     await service.hold(model.name, seconds)
     reason = "unload" if seconds == 0 else "load"
     head = {"model": model.name, "created_at": stamp()}
     return msgspec.json.encode({**head, **said, "done": True, "done_reason": reason})
 
 
-def seconds_of(given: KeepAlive | None) -> float | None:
+def parse_keep_alive(given: KeepAlive | None) -> float | None:
     """A duration as Ollama's clients write it: seconds, or "5m". Below 0 is for ever. Raises RequestError 400."""
     if given is None:
         return None
@@ -235,15 +235,15 @@ def seconds_of(given: KeepAlive | None) -> float | None:
     return -1.0 if seconds < 0 else seconds
 
 
-def _messages(given: Sequence[Message]) -> tuple[ChatMessage, ...]:
+def _messages(given: Sequence[OllamaMessage]) -> tuple[ChatMessage, ...]:
     """The conversation. Results of tools, which have no ids here, belong to the calls in their order."""
     found: list[ChatMessage] = []
-    waiting: list[ToolCall] = []
+    waiting: list[HistoryToolCall] = []
     for number, message in enumerate(given):
         if message.images:
             raise wrong(f"messages[{number}].images", "Images are not supported; send text.")
         calls = [
-            ToolCall(
+            HistoryToolCall(
                 call.id or f"call_{number}_{at}",
                 call.function.name,
                 msgspec.json.encode(call.function.arguments).decode(),
@@ -265,14 +265,14 @@ def _messages(given: Sequence[Message]) -> tuple[ChatMessage, ...]:
     return tuple(found)
 
 
-def _constraint(format: str | dict[str, Any] | None) -> Constraint | None:
+def _constraint(format: str | dict[str, Any] | None) -> AnswerConstraint | None:
     if format is None or format == "":
         return None
     if isinstance(format, dict):
         return schema_constraint(format)
     if format != "json":
         raise wrong("format", 'format must be "json" or a JSON schema.')
-    return Constraint("json_object")
+    return AnswerConstraint("json_object")
 
 
 def _think(given: bool | str | None, model: ServedModel) -> tuple[Think, dict[str, Any]]:
@@ -302,13 +302,13 @@ def _sampling(given: Mapping[str, Any] | None, model: ServedModel, limits: Limit
             f"num_ctx is {options.num_ctx}; this server was started with a context of {room:,} tokens.",
         )
     same = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
-    found = sampling_of(options, same)
+    found = given_sampling(options, same)
     if options.seed == -1:
         del found["seed"]  # any
     if options.repeat_penalty is not None:
         found["repetition_penalty"] = options.repeat_penalty
     if options.num_predict is not None and options.num_predict > 0:  # otherwise, until the model ends
         found["max_tokens"] = options.num_predict
-    if (stops := stops_of(options.stop)) is not None:
+    if (stops := parse_stops(options.stop)) is not None:
         found["stop"] = stops
     return found

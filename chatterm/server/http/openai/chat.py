@@ -8,14 +8,14 @@ from chatterm.server.http.answer_state import AnswerState, Finished, Likelihoods
 from chatterm.server.http.fields import Table, TokenCount, wrong
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.openai.common import (
-    Message,
-    Tool,
-    constraint_of,
-    count_of,
-    finish_of,
-    messages_of,
+    ChatMessagePart,
+    ToolDefinition,
     named_tool,
     new_id,
+    openai_finish_reason,
+    parse_constraint,
+    parse_count,
+    parse_messages,
     thinking,
 )
 from chatterm.server.http.openai.completions_base import (
@@ -27,21 +27,21 @@ from chatterm.server.http.openai.completions_base import (
     sampling,
     usage_wanted,
 )
-from chatterm.server.http.renderer import Asked
+from chatterm.server.http.renderer import ParsedRequest
 from chatterm.server.service import Logprob, ServedModel, TokenLogprob
-from chatterm.tool_calls.parser import CallArguments, CallBegan, Text
+from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan
 
 
 class ChatRequest(CompletionsRequest, kw_only=True):
     """The fields that have an effect."""
 
-    messages: list[Message]
+    messages: list[ChatMessagePart]
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: TokenCount | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: list[ToolDefinition] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     safety_identifier: str | None = None
@@ -71,10 +71,10 @@ TABLE = Table(
 )
 
 
-def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> Asked:
+def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
     """What the client wants. Raises RequestError."""
     given = TABLE.of(body)
-    constraint = constraint_of(given.response_format, given.structured_outputs)
+    constraint = parse_constraint(given.response_format, given.structured_outputs)
     choice = named_tool(given.tool_choice)
     calls = calling(given.tools or (), choice, given.parallel_tool_calls, constraint, model)
     think, template = thinking(given.reasoning_effort, given.chat_template_kwargs, model)
@@ -83,8 +83,8 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
         given,
         limits,
         client,
-        messages=messages_of(given.messages),
-        count=count_of(given.n, limits),
+        messages=parse_messages(given.messages),
+        count=parse_count(given.n, limits),
         sampling=sampling(given, _limit(given), _alternatives(given)),
         think=think,
         template=template,
@@ -97,7 +97,7 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
         with_usage=with_usage,
         running_usage=running,
     )
-    return Asked((asked,), given.stream, renderer)
+    return ParsedRequest((asked,), given.stream, renderer)
 
 
 def _limit(given: ChatRequest) -> int | None:
@@ -140,7 +140,7 @@ class ChatRenderer(CompletionsRenderer):
                     likelihoods = {"content": [logprob_object(token) for token in tokens], "refusal": None}
                 case Thought(text):
                     chunks.append(self._event(state, {"reasoning_content": text}))
-                case Text(text):
+                case AnswerText(text):
                     chunks.append(self._event(state, {"content": text}, likelihoods))
                     likelihoods = None
                 case CallBegan(number, name):
@@ -157,7 +157,7 @@ class ChatRenderer(CompletionsRenderer):
                     chunks.append(self._event(state, {"tool_calls": [more]}, likelihoods))
                     likelihoods = None
                 case Finished():
-                    chunks.append(self._event(state, {}, likelihoods, finish_of(state)))
+                    chunks.append(self._event(state, {}, likelihoods, openai_finish_reason(state)))
                     likelihoods = None
                 case _:
                     pass
@@ -170,7 +170,7 @@ class ChatRenderer(CompletionsRenderer):
             "index": state.index,
             "message": self._message(state),
             "logprobs": self._logprobs(state),
-            "finish_reason": finish_of(state),
+            "finish_reason": openai_finish_reason(state),
         }
 
     def _message(self, state: AnswerState) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from chatterm.server.http.answer_state import AnswerState, Totals
 from chatterm.server.http.fields import convert, wrong
 from chatterm.server.http.limits import Limits
 from chatterm.server.service import (
+    AnswerConstraint,
     ChatMessage,
-    Constraint,
+    HistoryToolCall,
     Role,
     ServedModel,
     Think,
-    ToolCall,
 )
 from chatterm.tool_calls.grammar import NO_PARAMETERS, calls_or, forced_calls, free_calls
 from engine.errors import EngineError
@@ -48,20 +48,20 @@ class CalledFunction(Struct, forbid_unknown_fields=True):
     arguments: str = "{}"
 
 
-class Call(Struct, forbid_unknown_fields=True):
+class FunctionCallPart(Struct, forbid_unknown_fields=True):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
     index: int | None = None
 
 
-class Message(Struct, forbid_unknown_fields=True):
+class ChatMessagePart(Struct, forbid_unknown_fields=True):
     """A message as clients send it, and as they got it (they send answers back as they are)."""
 
     role: Role
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[FunctionCallPart] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -78,7 +78,7 @@ class Function(Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class Tool(Struct, forbid_unknown_fields=True):
+class ToolDefinition(Struct, forbid_unknown_fields=True):
     type: Literal["function"]
     function: Function
 
@@ -114,16 +114,16 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     json_object: bool | None = None
 
 
-def messages_of(given: Sequence[Message], place: str = "messages") -> tuple[ChatMessage, ...]:
+def parse_messages(given: Sequence[ChatMessagePart], place: str = "messages") -> tuple[ChatMessage, ...]:
     """The conversation. Raises RequestError 400 that names the message."""
     if not given:
         raise wrong(place, f"{place} is empty; write something first.")
     found = []
     for number, message in enumerate(given):
         where = f"{place}[{number}]"
-        text = text_of(message.content, f"{where}.content") or message.refusal or ""
+        text = parse_text(message.content, f"{where}.content") or message.refusal or ""
         calls = tuple(
-            ToolCall(call.id, call.function.name, call.function.arguments)
+            HistoryToolCall(call.id, call.function.name, call.function.arguments)
             for call in message.tool_calls or ()
         )
         if message.role != "assistant" and (calls or message.reasoning_content or message.reasoning):
@@ -147,7 +147,7 @@ def messages_of(given: Sequence[Message], place: str = "messages") -> tuple[Chat
     return tuple(found)
 
 
-def text_of(content: str | Sequence[Mapping[str, Any]] | None, place: str) -> str:
+def parse_text(content: str | Sequence[Mapping[str, Any]] | None, place: str) -> str:
     """The text of a message that may come in parts. Raises RequestError 400 for parts that are not text."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -166,7 +166,7 @@ def text_of(content: str | Sequence[Mapping[str, Any]] | None, place: str) -> st
     return "".join(texts)
 
 
-def tools_of(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
+def parse_tools(given: Sequence[ToolDefinition] | None) -> tuple[Mapping[str, Any], ...]:
     """The functions that a model may call. Raises RequestError 400."""
     tools = given or ()
     if len(tools) > _MOST_TOOLS:
@@ -195,7 +195,7 @@ def tools_of(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
     )
 
 
-def choice_of(
+def parse_tool_choice(
     given: str | NamedTool | None, tools: Sequence[Mapping[str, Any]], parallel: bool = True
 ) -> str:
     """ "auto", "none", "required" or the name of a function. Raises RequestError 400."""
@@ -212,27 +212,27 @@ def choice_of(
     return choice
 
 
-def constraint_of(
+def parse_constraint(
     format: ResponseFormat | None, structured: StructuredOutputs | None = None
-) -> Constraint | None:
+) -> AnswerConstraint | None:
     """What the answer has to be. Raises RequestError 400."""
     if structured is not None:
         return _structured(structured, format)
     if format is None or format.type == "text":
         return None
     if format.type == "json_object":
-        return Constraint("json_object")
+        return AnswerConstraint("json_object")
     if format.json_schema is None or format.json_schema.schema is None:
         raise wrong("response_format.json_schema", "response_format.json_schema.schema is missing.")
     return schema_constraint(format.json_schema.schema)
 
 
-def schema_constraint(schema: Mapping[str, Any]) -> Constraint:
+def schema_constraint(schema: Mapping[str, Any]) -> AnswerConstraint:
     """JSON of this schema."""
-    return Constraint("json_schema", msgspec.json.encode(schema).decode())
+    return AnswerConstraint("json_schema", msgspec.json.encode(schema).decode())
 
 
-def _structured(given: StructuredOutputs, format: ResponseFormat | None) -> Constraint | None:
+def _structured(given: StructuredOutputs, format: ResponseFormat | None) -> AnswerConstraint | None:
     place = "structured_outputs"
     kinds = [name for name in given.__struct_fields__ if getattr(given, name) not in (None, False)]
     if len(kinds) != 1 or (format is not None and format.type != "text"):
@@ -240,25 +240,25 @@ def _structured(given: StructuredOutputs, format: ResponseFormat | None) -> Cons
     if given.json is not None:
         return schema_constraint(given.json)
     if given.regex is not None:
-        return Constraint("regex", given.regex)
+        return AnswerConstraint("regex", given.regex)
     if given.choice is not None:
         if not given.choice:
             raise wrong(f"{place}.choice", f"{place}.choice is empty.")
         choices = " | ".join(map(json.dumps, given.choice))  # one terminal takes any number of them
-        return Constraint("lark", f"start: CHOICE\nCHOICE: {choices}")
+        return AnswerConstraint("lark", f"start: CHOICE\nCHOICE: {choices}")
     if given.grammar is not None:
-        return Constraint("lark", given.grammar)
-    return Constraint("json_object")
+        return AnswerConstraint("lark", given.grammar)
+    return AnswerConstraint("json_object")
 
 
 def with_tools(
-    constraint: Constraint | None,
+    constraint: AnswerConstraint | None,
     model: ServedModel,
     tools: Sequence[Mapping[str, Any]],
     choice: str,
     parallel: bool,
     strict: Collection[str] = (),
-) -> Constraint | None:
+) -> AnswerConstraint | None:
     """The constraint where the model has these tools: calls that are required, calls besides a format, or calls with
     arguments that fit (of the tools named in `strict`).
 
@@ -281,12 +281,12 @@ def with_tools(
     return free_calls(model.tool_format, tools, strict, parallel) if strict or not parallel else None
 
 
-def strict_of(given: Sequence[Tool] | None) -> frozenset[str]:
+def strict_functions(given: Sequence[ToolDefinition] | None) -> frozenset[str]:
     """The functions whose arguments have to fit their schema."""
     return frozenset(tool.function.name for tool in given or () if tool.function.strict)
 
 
-def sampling_of(given: Struct, names: Sequence[str]) -> dict[str, Any]:
+def given_sampling(given: Struct, names: Sequence[str]) -> dict[str, Any]:
     """Those of these fields that were given."""
     found = {name: value for name in names if (value := getattr(given, name)) is not None}
     if "seed" in found:
@@ -296,7 +296,7 @@ def sampling_of(given: Struct, names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def stops_of(given: Strings | None) -> tuple[str, ...] | None:
+def parse_stops(given: Strings | None) -> tuple[str, ...] | None:
     """The stop strings; None where nothing was given. Raises RequestError 400."""
     if given is None:
         return None
@@ -307,7 +307,7 @@ def stops_of(given: Strings | None) -> tuple[str, ...] | None:
     return stops
 
 
-def bias_of(given: Mapping[str, float] | None) -> dict[int, float] | None:
+def parse_logit_bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
     """Biases by token id. Raises RequestError 400."""
     if given is None:
         return None
@@ -324,7 +324,7 @@ def bias_of(given: Mapping[str, float] | None) -> dict[int, float] | None:
     return bias
 
 
-def count_of(given: int | None, limits: Limits, prompts: int = 1) -> int:
+def parse_count(given: int | None, limits: Limits, prompts: int = 1) -> int:
     """How many answers. Raises RequestError 400."""
     count = 1 if given is None else given
     if not 1 <= count * prompts <= limits.answers or count < 1:
@@ -367,7 +367,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(12)}"
 
 
-def usage_of(states: Sequence[AnswerState], totals: Totals) -> dict[str, Any]:
+def usage_fields(states: Sequence[AnswerState], totals: Totals) -> dict[str, Any]:
     """Tokens of a request."""
     completion = sum(state.usage.completion_tokens for state in states if state.usage)
     return {
@@ -381,7 +381,7 @@ def usage_of(states: Sequence[AnswerState], totals: Totals) -> dict[str, Any]:
     }
 
 
-def finish_of(state: AnswerState) -> str:
+def openai_finish_reason(state: AnswerState) -> str:
     """OpenAI's finish_reason. A stop string may end an answer within a call, which is then not to be executed."""
     if state.is_incomplete:
         return "length"

@@ -9,7 +9,7 @@ import msgspec
 from chatterm.server.http.answer_state import AnswerState, Finished, Likelihoods, Part, Thought
 from chatterm.server.http.fields import Table, wrong
 from chatterm.server.http.limits import Limits
-from chatterm.server.http.openai.common import constraint_of, count_of, finish_of, new_id
+from chatterm.server.http.openai.common import new_id, openai_finish_reason, parse_constraint, parse_count
 from chatterm.server.http.openai.completions_base import (
     MOST_ALTERNATIVES,
     CompletionsRenderer,
@@ -18,9 +18,9 @@ from chatterm.server.http.openai.completions_base import (
     sampling,
     usage_wanted,
 )
-from chatterm.server.http.renderer import Asked
+from chatterm.server.http.renderer import ParsedRequest
 from chatterm.server.service import Logprob, ServedModel
-from chatterm.tool_calls.parser import Text
+from chatterm.tool_calls.parser import AnswerText
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Prompt = str | list[str] | list[int] | list[list[int]]
@@ -49,7 +49,7 @@ TABLE = Table(
 )
 
 
-def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> Asked:
+def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
     """What the client wants. Raises RequestError."""
     given = TABLE.of(body)
     prompts = _prompts(given.prompt)
@@ -57,11 +57,11 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
         raise wrong("logprobs", f"logprobs must be 0 to {MOST_ALTERNATIVES}.")
     with_usage, running = usage_wanted(given)
     asked = {
-        "count": count_of(given.n, limits, len(prompts)),
+        "count": parse_count(given.n, limits, len(prompts)),
         "sampling": sampling(
             given, _TOKENS if given.max_tokens is None else given.max_tokens, given.logprobs
         ),
-        "constraint": constraint_of(given.response_format, given.structured_outputs),
+        "constraint": parse_constraint(given.response_format, given.structured_outputs),
     }
     generations = tuple(generation(given, limits, client, prompt=prompt, **asked) for prompt in prompts)
     renderer = CompletionRenderer(
@@ -71,7 +71,7 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
         with_usage=with_usage,
         running_usage=running,
     )
-    return Asked(generations, given.stream, renderer)
+    return ParsedRequest(generations, given.stream, renderer)
 
 
 def _prompts(given: object) -> list[str | tuple[int, ...]]:
@@ -113,12 +113,12 @@ class CompletionRenderer(CompletionsRenderer):
         text, tokens, finish = "", tuple[Logprob, ...](), None
         for part in parts:
             match part:
-                case Text(more) | Thought(more):
+                case AnswerText(more) | Thought(more):
                     text += more
                 case Likelihoods(found):
                     tokens += found
                 case Finished():
-                    finish = finish_of(state)
+                    finish = openai_finish_reason(state)
                 case _:
                     pass
         likelihoods = self._logprobs(tokens, self._offsets.get(state.index, 0)) if self.logprobs else None
@@ -129,7 +129,7 @@ class CompletionRenderer(CompletionsRenderer):
 
     def _choice(self, state: AnswerState) -> dict[str, Any]:
         likelihoods = self._logprobs(state.logprobs, 0) if self.logprobs else None
-        return self._said(state.index, state.reasoning + state.text, likelihoods, finish_of(state))
+        return self._said(state.index, state.reasoning + state.text, likelihoods, openai_finish_reason(state))
 
     def _said(
         self, index: int, text: str, likelihoods: dict[str, Any] | None, finish: str | None

@@ -17,18 +17,18 @@ from chatterm.server.http.openai.common import (
     ResponseFormat,
     Strings,
     StructuredOutputs,
-    Tool,
-    bias_of,
-    choice_of,
-    sampling_of,
-    stops_of,
-    strict_of,
-    tools_of,
-    usage_of,
+    ToolDefinition,
+    given_sampling,
+    parse_logit_bias,
+    parse_stops,
+    parse_tool_choice,
+    parse_tools,
+    strict_functions,
+    usage_fields,
     with_tools,
 )
 from chatterm.server.http.sse import DONE, event
-from chatterm.server.service import Constraint, Generation, RequestError, ServedModel
+from chatterm.server.service import AnswerConstraint, Generation, RequestError, ServedModel
 
 _SAMPLING = (
     *("seed", "temperature", "top_p", "top_k", "min_p"),
@@ -43,7 +43,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
-class Request(Struct, kw_only=True):
+class CompletionRequest(Struct, kw_only=True):
     """Fields of every request for an answer."""
 
     model: str
@@ -54,7 +54,7 @@ class Request(Struct, kw_only=True):
     user: str | None = None
 
 
-class CompletionsRequest(Request, kw_only=True):
+class CompletionsRequest(CompletionRequest, kw_only=True):
     """Fields of chats and of texts that are completed."""
 
     stream_options: StreamOptions | None = None
@@ -75,10 +75,10 @@ class CompletionsRequest(Request, kw_only=True):
 
 def sampling(given: CompletionsRequest, most: int | None, logprobs: int | None) -> dict[str, Any]:
     """How to draw tokens, `most` of them, with so many alternatives each. Raises RequestError 400."""
-    found = sampling_of(given, _SAMPLING)
+    found = given_sampling(given, _SAMPLING)
     others = {
-        "stop": stops_of(given.stop),
-        "logit_bias": bias_of(given.logit_bias),
+        "stop": parse_stops(given.stop),
+        "logit_bias": parse_logit_bias(given.logit_bias),
         "max_tokens": most,
         "logprobs": logprobs,
     }
@@ -95,7 +95,7 @@ def usage_wanted(given: CompletionsRequest) -> tuple[bool, bool]:
     return bool(options.include_usage), bool(options.continuous_usage_stats)
 
 
-def generation(given: Request, limits: Limits, client: str, **asked: Any) -> Generation:
+def generation(given: CompletionRequest, limits: Limits, client: str, **asked: Any) -> Generation:
     """What the engine is asked for: `asked` are fields of a Generation."""
     user = getattr(given, "safety_identifier", None) or given.user or ""
     return Generation(
@@ -109,17 +109,17 @@ def generation(given: Request, limits: Limits, client: str, **asked: Any) -> Gen
 
 
 def calling(
-    given: Sequence[Tool],
+    given: Sequence[ToolDefinition],
     choice: str | NamedTool | None,
     parallel: bool | None,
-    constraint: Constraint | None,
+    constraint: AnswerConstraint | None,
     model: ServedModel,
 ) -> dict[str, Any]:
     """What a Generation has of the tools, and of the form of the answer besides. Raises RequestError 400."""
-    tools = tools_of(given)
-    chosen = choice_of(choice, tools)
+    tools = parse_tools(given)
+    chosen = parse_tool_choice(choice, tools)
     tools = () if chosen == "none" else tools
-    bound = with_tools(constraint, model, tools, chosen, parallel is not False, strict_of(given))
+    bound = with_tools(constraint, model, tools, chosen, parallel is not False, strict_functions(given))
     return {"tools": tools, "tool_choice": chosen, "constraint": bound}
 
 
@@ -147,7 +147,7 @@ class CompletionsRenderer:
     def end(self, states: Sequence[AnswerState], totals: Totals) -> list[bytes]:
         if not self.with_usage:
             return [DONE]
-        return [event({**self._document(self.chunk_object, []), "usage": usage_of(states, totals)}), DONE]
+        return [event({**self._document(self.chunk_object, []), "usage": usage_fields(states, totals)}), DONE]
 
     def failed(self, error: RequestError) -> list[bytes]:
         return [event(error_object(error)), DONE]
@@ -155,7 +155,7 @@ class CompletionsRenderer:
     def whole(self, states: Sequence[AnswerState], totals: Totals) -> bytes:
         choices = [self._choice(state) for state in states]
         made = self._document(self.whole_object, choices)
-        return msgspec.json.encode({**made, "usage": usage_of(states, totals)})
+        return msgspec.json.encode({**made, "usage": usage_fields(states, totals)})
 
     def _choice(self, state: AnswerState) -> dict[str, Any]:
         """A whole answer."""

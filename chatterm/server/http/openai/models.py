@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from chatterm.server.http.fields import Table, wrong
 from chatterm.server.http.limits import Limits
-from chatterm.server.http.openai.common import Message, messages_of
+from chatterm.server.http.openai.common import ChatMessagePart, parse_messages
 from chatterm.server.service import ServedModel, Service
 
 
@@ -29,7 +29,7 @@ class TokenizeRequest(Struct):
 
     model: str
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[ChatMessagePart] | None = None
     return_token_strs: bool = False
 
 
@@ -53,7 +53,7 @@ async def tokenized(
     """The tokens of a text or a conversation. Raises RequestError."""
     if (given.prompt is None) == (given.messages is None):
         raise wrong("prompt", "Give either prompt or messages.")
-    text = given.prompt if given.prompt is not None else messages_of(given.messages or [])
+    text = given.prompt if given.prompt is not None else parse_messages(given.messages or [])
     ids = await service.tokenize(model.name, text)
     texts = await service.token_texts(model.name, ids) if given.return_token_strs else None
     room = limits.room(model.context_length)

@@ -12,16 +12,21 @@ from chatterm.server.http.openai.common import (
     Function,
     NamedFunction,
     NamedTool,
-    Tool,
-    sampling_of,
+    ToolDefinition,
+    given_sampling,
+    parse_text,
     schema_constraint,
-    text_of,
     thinking,
 )
-from chatterm.server.http.openai.completions_base import MOST_ALTERNATIVES, Request, calling, generation
+from chatterm.server.http.openai.completions_base import (
+    MOST_ALTERNATIVES,
+    CompletionRequest,
+    calling,
+    generation,
+)
 from chatterm.server.http.openai.responses_render import ResponseRenderer
-from chatterm.server.http.renderer import Asked
-from chatterm.server.service import ChatMessage, Constraint, Role, ServedModel, ToolCall
+from chatterm.server.http.renderer import ParsedRequest
+from chatterm.server.service import AnswerConstraint, ChatMessage, HistoryToolCall, Role, ServedModel
 
 
 class Reasoning(Struct, forbid_unknown_fields=True):
@@ -51,7 +56,7 @@ class FunctionTool(Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ResponsesRequest(Request, kw_only=True):
+class ResponsesRequest(CompletionRequest, kw_only=True):
     """The fields that have an effect."""
 
     input: str | list[dict[str, Any]]
@@ -92,14 +97,14 @@ TABLE = Table(
 _INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 
 
-def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> Asked:
+def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
     """What the client wants. Raises RequestError."""
     if body.get("store") is True:
         raise wrong(
             "store", "Nothing is stored here; leave out store, or set it to false.", "unsupported_value"
         )
     given = TABLE.of(body)
-    functions = [Tool("function", _function(tool)) for tool in given.tools or ()]
+    functions = [ToolDefinition("function", _function(tool)) for tool in given.tools or ()]
     choice, parallel = _choice(given.tool_choice), given.parallel_tool_calls
     calls = calling(functions, choice, parallel, _constraint(given.text), model)
     effort = given.reasoning.effort if given.reasoning is not None else None
@@ -108,7 +113,7 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
     if unknown is not None:
         raise wrong("include", f"include can only have {' and '.join(_INCLUDED)} here.", "unsupported_value")
     logprobs = given.top_logprobs is not None or _INCLUDED[0] in (given.include or ())
-    sampling = sampling_of(given, ("temperature", "top_p"))
+    sampling = given_sampling(given, ("temperature", "top_p"))
     if given.max_output_tokens is not None:
         sampling["max_tokens"] = given.max_output_tokens
     if logprobs:
@@ -125,7 +130,7 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
         template=template,
         **calls,
     )
-    return Asked((asked,), given.stream, ResponseRenderer(given.model, _echo(given), logprobs))
+    return ParsedRequest((asked,), given.stream, ResponseRenderer(given.model, _echo(given), logprobs))
 
 
 def _echo(given: ResponsesRequest) -> dict[str, Any]:
@@ -163,11 +168,11 @@ def _choice(given: Any) -> str | NamedTool | None:
     return NamedTool("function", NamedFunction(found.name))
 
 
-def _constraint(text: TextOptions | None) -> Constraint | None:
+def _constraint(text: TextOptions | None) -> AnswerConstraint | None:
     if text is None or text.format is None or text.format.type == "text":
         return None
     if text.format.type == "json_object":
-        return Constraint("json_object")
+        return AnswerConstraint("json_object")
     if text.format.schema is None:
         raise wrong("text.format.schema", "text.format.schema is missing.")
     return schema_constraint(text.format.schema)
@@ -216,7 +221,7 @@ def _messages(instructions: str | None, given: str | Sequence[Mapping[str, Any]]
         return (*found, ChatMessage("user", given))
     if not given:
         raise wrong("input", "input is empty; write something first.")
-    answer: _Answer | None = None
+    answer: _AssistantMessage | None = None
     for number, item in enumerate(given):
         place = f"input[{number}]"
         kind = item.get("type", "message")
@@ -230,19 +235,19 @@ def _messages(instructions: str | None, given: str | Sequence[Mapping[str, Any]]
                     raise wrong(
                         f"{place}.role", f"{place}: results of tools are items of type function_call_output."
                     )
-                found.append(ChatMessage(message.role, text_of(message.content, f"{place}.content")))
+                found.append(ChatMessage(message.role, parse_text(message.content, f"{place}.content")))
             else:
                 result = convert(item, _ResultItem, place)
-                text = text_of(result.output, f"{place}.output")
+                text = parse_text(result.output, f"{place}.output")
                 found.append(ChatMessage("tool", text, tool_call_id=result.call_id))
             continue
-        answer = answer or _Answer()
+        answer = answer or _AssistantMessage()
         if kind == "message":
             message = convert(item, _MessageItem, place)
-            answer.text += text_of(message.content, f"{place}.content")
+            answer.text += parse_text(message.content, f"{place}.content")
         elif kind == "function_call":
             call = convert(item, _CallItem, place)
-            answer.calls.append(ToolCall(call.call_id, call.name, call.arguments))
+            answer.calls.append(HistoryToolCall(call.call_id, call.name, call.arguments))
         elif kind == "reasoning":
             thought = convert(item, _ReasoningItem, place)
             parts = thought.content or []
@@ -255,13 +260,13 @@ def _messages(instructions: str | None, given: str | Sequence[Mapping[str, Any]]
     return tuple(found)
 
 
-class _Answer:
+class _AssistantMessage:
     """An assistant's message that is put together."""
 
     def __init__(self) -> None:
         self.text = ""
         self.reasoning = ""
-        self.calls: list[ToolCall] = []
+        self.calls: list[HistoryToolCall] = []
 
     def message(self) -> ChatMessage:
         return ChatMessage("assistant", self.text, self.reasoning, tuple(self.calls))

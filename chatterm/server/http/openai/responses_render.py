@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from chatterm.server.http.answer_state import AnswerState, Item, Likelihoods, Part, Thought, Totals
+from chatterm.server.http.answer_state import AnswerItem, AnswerState, Likelihoods, Part, Thought, Totals
 from chatterm.server.http.errors import error_object
 from chatterm.server.http.openai.chat import logprob_object
 from chatterm.server.http.openai.common import new_id
 from chatterm.server.http.sse import event
 from chatterm.server.service import Logprob, RequestError
-from chatterm.tool_calls.parser import CallArguments, CallBegan, CallEnded, Text
+from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, CallEnded
 
 _PREFIX = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 
@@ -22,12 +22,12 @@ _PREFIX = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 class _Item:
     """One item of the output."""
 
-    said: Item
+    said: AnswerItem
     id: str
     call_id: str
 
     @classmethod
-    def of(cls, said: Item) -> "_Item":
+    def of(cls, said: AnswerItem) -> "_Item":
         """This, with new ids."""
         return cls(said, new_id(_PREFIX[said.kind]), new_id("call_"))
 
@@ -66,7 +66,7 @@ class ResponseRenderer:
                     self._likelihoods += tokens
                 case Thought(text):
                     events += self._more(state, "reasoning", text)
-                case Text(text):
+                case AnswerText(text):
                     events += self._more(state, "message", text)
                 case CallBegan():
                     events += self._open(state)
@@ -123,7 +123,7 @@ class ResponseRenderer:
         self._items.append(_Item.of(state.items[place]))
         self._is_open = True
         said = state.items[place]
-        empty = replace(self._items[-1], said=Item(said.kind, name=said.name))
+        empty = replace(self._items[-1], said=AnswerItem(said.kind, name=said.name))
         shown = self._object(empty, "in_progress")
         if said.kind == "function_call":
             return [*events, self._event("response.output_item.added", output_index=place, item=shown)]

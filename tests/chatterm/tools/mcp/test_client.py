@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from chatterm.backends.backend import ToolCall
-from chatterm.tools.box import Box
+from chatterm.tools.box import ToolRegistry
 from chatterm.tools.mcp import client, stdio_transport
 from chatterm.tools.mcp.client import RESTARTS, Servers, log_path
 from chatterm.tools.mcp.config import Server
 from chatterm.tools.mcp.planner import planners
 from chatterm.tools.output import MOST_CHARACTERS
 from chatterm.tools.session import performed
-from chatterm.tools.tool import Running, ToolError
+from chatterm.tools.tool import ToolError, ToolRun
 
 pytest.importorskip("mcp")
 PROGRAM = str(Path(__file__).with_name("server.py"))
@@ -56,17 +56,17 @@ def test_tools_are_listed_and_called_and_what_they_say_is_harmless(servers: Serv
     assert "\U000e0061" not in f"{tools['test__large'].tool.description}{tools['test__say'].tool.parameters}"
     plan = tools["test__add"].plan({"a": 2, "b": 3})
     assert (plan.effect, plan.subject) == ("server", '{"a": 2, "b": 3}')
-    assert plan.run(Running()) == "5"
-    assert tools["test__say"].plan({"text": "a\x1b]0;x\x07b"}).run(Running()) == "ab"
-    large = tools["test__large"].plan({}).run(Running())
+    assert plan.run(ToolRun()) == "5"
+    assert tools["test__say"].plan({"text": "a\x1b]0;x\x07b"}).run(ToolRun()) == "ab"
+    large = tools["test__large"].plan({}).run(ToolRun())
     assert len(large) < MOST_CHARACTERS + 100
     assert "\x1b" not in large
     with pytest.raises(ToolError) as failed:
-        tools["test__fail"].plan({}).run(Running())
+        tools["test__fail"].plan({}).run(ToolRun())
     assert "\n" not in str(failed.value)
     assert "\x1b" not in str(failed.value)
     with pytest.raises(ToolError):
-        tools["test__add"].plan({"a": "x"}).run(Running())
+        tools["test__add"].plan({"a": "x"}).run(ToolRun())
     assert "started" in log_path("test").read_text()
 
 
@@ -74,8 +74,8 @@ def test_a_server_gets_its_own_variables_and_not_the_persons(monkeypatch: pytest
     monkeypatch.setenv("MY_SECRET", "hush")
     servers = Servers([stdio(env={"GIVEN": "yes"})])
     try:
-        assert servers.call("test", "secret", {"name": "GIVEN"}, Running()) == "yes"
-        assert servers.call("test", "secret", {"name": "MY_SECRET"}, Running()) == "nothing"
+        assert servers.call("test", "secret", {"name": "GIVEN"}, ToolRun()) == "yes"
+        assert servers.call("test", "secret", {"name": "MY_SECRET"}, ToolRun()) == "nothing"
     finally:
         servers.close()
 
@@ -83,37 +83,37 @@ def test_a_server_gets_its_own_variables_and_not_the_persons(monkeypatch: pytest
 def test_a_server_that_dies_is_started_again_so_many_times(servers: Servers) -> None:
     for _ in range(RESTARTS + 1):
         with pytest.raises(ToolError, match="has ended"):
-            servers.call("test", "die", {}, Running())
+            servers.call("test", "die", {}, ToolRun())
     with pytest.raises(ToolError, match="not started again"):
-        servers.call("test", "add", {"a": 1, "b": 2}, Running())
+        servers.call("test", "add", {"a": 1, "b": 2}, ToolRun())
 
 
 def test_a_server_that_died_while_nobody_asked_it_is_started_for_the_next_call(servers: Servers) -> None:
     servers.tools("test")
     link = servers._links["test"]
-    pid = int(servers.call("test", "pid", {}, Running()))
+    pid = int(servers.call("test", "pid", {}, ToolRun()))
     os.kill(pid, signal.SIGKILL)
     for _ in range(500):
         if link._is_dead:
             break
         time.sleep(0.01)
-    assert servers.call("test", "add", {"a": 1, "b": 2}, Running()) == "3"
-    assert int(servers.call("test", "pid", {}, Running())) != pid
+    assert servers.call("test", "add", {"a": 1, "b": 2}, ToolRun()) == "3"
+    assert int(servers.call("test", "pid", {}, ToolRun())) != pid
 
 
 def test_a_server_that_sends_a_line_without_an_end_is_ended(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stdio_transport, "MOST_LINE", 8 << 20)
-    assert servers.call("test", "add", {"a": 1, "b": 2}, Running()) == "3"
+    assert servers.call("test", "add", {"a": 1, "b": 2}, ToolRun()) == "3"
     with pytest.raises(ToolError, match=r"^test sent a message of more than 8 MB; it was stopped\.$"):
-        servers.call("test", "pour", {}, Running())
-    assert servers.call("test", "add", {"a": 1, "b": 2}, Running()) == "3", "it is started again"
+        servers.call("test", "pour", {}, ToolRun())
+    assert servers.call("test", "add", {"a": 1, "b": 2}, ToolRun()) == "3", "it is started again"
     assert log_path("test").stat().st_size < 2_500_000
 
 
 def test_a_call_is_stopped_by_the_person(servers: Servers) -> None:
-    running = Running()
+    running = ToolRun()
     servers.tools("test")
     threading.Timer(0.3, running.stopped.set).start()
     with pytest.raises(ToolError, match="Stopped"):
@@ -224,7 +224,7 @@ async def test_a_process_is_ended_although_nobody_waits_for_it(
 
     async def hold() -> None:
         with (tmp_path / "log").open("wb") as log:
-            async with stdio_transport.process_of(server, log, lambda: None):
+            async with stdio_transport.open_stdio(server, log, lambda: None):
                 assert is_running(tmp_path)
 
     held = asyncio.create_task(hold())
@@ -253,7 +253,7 @@ def test_a_server_over_http() -> None:
                 socket.create_connection(("127.0.0.1", port)).close()
                 break
             time.sleep(0.1)
-        assert servers.call("web", "add", {"a": 2, "b": 3}, Running()) == "5"
+        assert servers.call("web", "add", {"a": 2, "b": 3}, ToolRun()) == "5"
     finally:
         servers.close()
         process.kill()
@@ -261,14 +261,14 @@ def test_a_server_over_http() -> None:
 
 
 def test_all_tools_of_a_server_are_named_in_a_word_and_a_stopped_call_is_no_failure(servers: Servers) -> None:
-    box = Box(planners(servers, "test"))
+    box = ToolRegistry(planners(servers, "test"))
     count = len(box.names)
     assert (
         box.switch("test")
         == f"The model may ask to use: test ({count} tools). You are asked before each call."
     )
     assert "test__add" in box.switch("off test__die")
-    running = Running()
+    running = ToolRun()
     threading.Timer(0.3, running.stopped.set).start()
     call = ToolCall("test__wait", "{}")
     assert performed(call, box.planner("test__wait").plan({}), running).state == "stopped"

@@ -15,7 +15,7 @@ import pytest
 from chatterm.tools.mcp import client, http_transport
 from chatterm.tools.mcp.client import Servers
 from chatterm.tools.mcp.config import Server
-from chatterm.tools.tool import Running, ToolError
+from chatterm.tools.tool import ToolError, ToolRun
 from tests.chatterm.remote.rough_server import (
     Handler,
     Request,
@@ -104,7 +104,7 @@ def asked(*handlers: Handler, **headers: str) -> Iterator[tuple[Servers, RoughSe
 
 def why(servers: Servers) -> str:
     with pytest.raises(ToolError) as error:
-        servers.call("web", "any", {}, Running())
+        servers.call("web", "any", {}, ToolRun())
     (line,) = str(error.value).splitlines()
     assert line.startswith("web")
     return line
@@ -171,9 +171,9 @@ def test_who_is_listened_to_may_say_much_but_no_event_is_longer_than_others(
 
     with asked(serving(answer(said("fine")), listen)) as (servers, _):
         for event in (heard, long):
-            assert servers.call("web", "any", {}, Running()) == "fine"
+            assert servers.call("web", "any", {}, ToolRun()) == "fine"
             assert event.wait(60)
-        assert servers.call("web", "any", {}, Running()) == "fine"
+        assert servers.call("web", "any", {}, ToolRun()) == "fine"
 
 
 @pytest.mark.parametrize(
@@ -259,8 +259,8 @@ def test_one_that_trickles_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) 
 def test_one_that_has_forgotten_the_session_is_connected_to_again() -> None:
     answers = [answer(said("one")), status(404), answer(said("two")), status(404), status(404)]
     with asked(serving(lambda request, sock: answers.pop(0)(request, sock))) as (servers, _):
-        assert servers.call("web", "any", {}, Running()) == "one"
-        assert servers.call("web", "any", {}, Running()) == "two"
+        assert servers.call("web", "any", {}, ToolRun()) == "one"
+        assert servers.call("web", "any", {}, ToolRun()) == "two"
         assert why(servers) == "web: Session terminated."
         assert not answers
 
@@ -278,7 +278,7 @@ def test_nobody_is_sent_elsewhere_with_the_keys(code: int, method: str) -> None:
             if method:
                 assert "localhost" in why(servers)
             else:
-                assert servers.call("web", "any", {}, Running()) == "fine"
+                assert servers.call("web", "any", {}, ToolRun()) == "fine"
             assert {request.headers["authorization"] for request in server.requests} == {"hush"}
         assert not elsewhere.connections
 
@@ -290,7 +290,7 @@ def test_a_way_within_its_own_place_is_followed() -> None:
         return serving(answer(said("fine")))(request, sock)
 
     with asked(handle, Authorization="hush") as (servers, server):
-        assert servers.call("web", "any", {}, Running()) == "fine"
+        assert servers.call("web", "any", {}, ToolRun()) == "fine"
         assert {request.headers["authorization"] for request in server.requests} == {"hush"}
 
 
@@ -303,10 +303,10 @@ def test_how_often_it_is_listened_to_again_is_not_for_it_to_say(monkeypatch: pyt
         return stream(b"retry: 0\nid: 1\n\n")(request, sock)
 
     with asked(serving(answer(said("fine")), listen)) as (servers, server):
-        assert servers.call("web", "any", {}, Running()) == "fine"
+        assert servers.call("web", "any", {}, ToolRun()) == "fine"
         assert first.wait(60)
         for _ in range(20):
-            assert servers.call("web", "any", {}, Running()) == "fine"
+            assert servers.call("web", "any", {}, ToolRun()) == "fine"
         assert [request.method for request in server.requests].count("GET") == 1
 
 
@@ -319,4 +319,4 @@ def test_a_large_result_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         return stream(b"data: " + json.dumps(told).encode() + b"\n\n")(request, sock)
 
     with asked(serving(handle)) as (servers, _):
-        assert servers.call("web", "any", {}, Running()).startswith("xxx")
+        assert servers.call("web", "any", {}, ToolRun()).startswith("xxx")

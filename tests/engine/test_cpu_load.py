@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.schedule import cpu_load
-from engine.schedule.cpu_load import Others, Used
+from engine.schedule.cpu_load import OtherPrograms, Used
 
 
 class Machine:
@@ -23,8 +23,8 @@ class Machine:
         self.looks += 1
         return Used(self.at, self.everybody if self.told else None, self.own)
 
-    def others(self) -> Others:
-        return Others(2, self.used, lambda: self.at)
+    def others(self) -> OtherPrograms:
+        return OtherPrograms(2, self.used, lambda: self.at)
 
     def run(self, seconds: float, own: float, others: float) -> None:
         """So many cores each for a while."""

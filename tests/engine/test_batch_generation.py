@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.cache.rows import Rows
-from engine.conversation.batch_generation import Ended, Part, Prompt, Several
+from engine.conversation.batch_generation import AnswerEnd, BatchGenerator, Part, Prompt
 from engine.conversation.turns import Answer, Turn
 from engine.errors import ContextFullError, EngineError
 from engine.events import FinishReason, TokenEvent
@@ -25,10 +25,10 @@ def prompt(text: str, engine: TinyEngine, **params: object) -> Prompt:
     return Prompt(rows, SamplingParams(**{"max_tokens": 8, "seed": 1, **params}))  # type: ignore[arg-type]
 
 
-def endings(parts: Iterator[tuple[int, Part]]) -> dict[int, Ended | Exception]:
+def endings(parts: Iterator[tuple[int, Part]]) -> dict[int, AnswerEnd | Exception]:
     found = {}
     for index, part in parts:
-        if isinstance(part, Ended | Exception):
+        if isinstance(part, AnswerEnd | Exception):
             assert index not in found
             found[index] = part
     return found
@@ -45,16 +45,16 @@ def test_each_answer_is_what_it_is_alone(engine: TinyEngine) -> None:
     prompts = (prompt(text, engine, seed=number) for number, text in enumerate(texts))
     tokens: dict[int, list[int]] = {}
     kinds: dict[int, list[type]] = {}
-    for index, part in Several(engine).run(prompts):
+    for index, part in BatchGenerator(engine).run(prompts):
         kinds.setdefault(index, []).append(type(part))
         if isinstance(part, TokenEvent):
             tokens.setdefault(index, []).append(part.token_id)
-        if isinstance(part, Ended):
+        if isinstance(part, AnswerEnd):
             assert part.answer.token_ids == tokens[index]
             assert part.answer.seed == index
     assert [tokens[number] for number in range(len(texts))] == alone
     for seen in kinds.values():
-        assert (seen[0], seen[-1], set(seen[1:-1])) == (Answer, Ended, {TokenEvent})
+        assert (seen[0], seen[-1], set(seen[1:-1])) == (Answer, AnswerEnd, {TokenEvent})
 
 
 def test_what_prompts_share_is_computed_once(engine: TinyEngine) -> None:
@@ -62,7 +62,7 @@ def test_what_prompts_share_is_computed_once(engine: TinyEngine) -> None:
     shared = "a system prompt that all of them begin with, "
     before = engine.scripted.rows_computed
     prompts = [prompt(f"{shared}{n}", engine, max_tokens=1) for n in range(6)]
-    assert len(endings(Several(engine).run(prompts))) == 6
+    assert len(endings(BatchGenerator(engine).run(prompts))) == 6
     size = len(prompts[0].rows) - 1
     assert engine.scripted.rows_computed - before <= size + 6 * (engine.block_size + 2)
 
@@ -70,23 +70,25 @@ def test_what_prompts_share_is_computed_once(engine: TinyEngine) -> None:
 def test_what_is_wrong_with_one_is_its_own(engine: TinyEngine) -> None:
     wrong = EngineError("there is no prompt")
     too_long = Prompt(Rows.of([1] * 5000), SamplingParams())
-    found = endings(Several(engine).run(iter([wrong, prompt("a", engine), too_long, prompt("b", engine)])))
+    found = endings(
+        BatchGenerator(engine).run(iter([wrong, prompt("a", engine), too_long, prompt("b", engine)]))
+    )
     assert found[0] is wrong
     assert isinstance(found[2], ContextFullError)
-    assert all(isinstance(found[n], Ended) for n in (1, 3))
+    assert all(isinstance(found[n], AnswerEnd) for n in (1, 3))
 
 
 def test_a_failing_step_ends_only_those_in_it_and_a_closed_engine_ends_all(tmp_path: Path) -> None:
     with tiny_engine(tmp_path) as engine:
         engine.scripted.fail_next = RuntimeError("bad luck")
-        found = endings(Several(engine).run([prompt("a", engine)]))
+        found = endings(BatchGenerator(engine).run([prompt("a", engine)]))
         assert isinstance(found[0], EngineError)
-        assert isinstance(endings(Several(engine).run([prompt("a", engine)]))[0], Ended)
-        parts = Several(engine).run(prompt(f"{n}", engine, max_tokens=None) for n in range(3))
+        assert isinstance(endings(BatchGenerator(engine).run([prompt("a", engine)]))[0], AnswerEnd)
+        parts = BatchGenerator(engine).run(prompt(f"{n}", engine, max_tokens=None) for n in range(3))
         next(parts)
         engine.close()
         with pytest.raises(EngineError, match="closed"):
-            list(Several(engine).run([prompt("a", engine)]))
+            list(BatchGenerator(engine).run([prompt("a", engine)]))
 
 
 def test_prompts_are_taken_as_they_are_needed(engine: TinyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +101,8 @@ def test_prompts_are_taken_as_they_are_needed(engine: TinyEngine, monkeypatch: p
             taken.append(number)
             yield prompt(f"{number}", engine, max_tokens=1 + number % 3)
 
-    for _, part in Several(engine).run(source()):
-        ended += isinstance(part, Ended)
+    for _, part in BatchGenerator(engine).run(source()):
+        ended += isinstance(part, AnswerEnd)
         assert len(taken) <= ended + 5
     assert (ended, taken) == (40, list(range(40)))
 
@@ -110,22 +112,22 @@ def test_a_slow_answer_is_not_overtaken_for_ever(engine: TinyEngine, monkeypatch
     lengths = [200, *[1] * 20]
     order = [
         index
-        for index, part in Several(engine).run(
+        for index, part in BatchGenerator(engine).run(
             prompt(f"{n} is asked", engine, max_tokens=length) for n, length in enumerate(lengths)
         )
-        if isinstance(part, Ended)
+        if isinstance(part, AnswerEnd)
     ]
     assert sorted(order) == list(range(21))
     assert order.index(0) <= 3
 
 
 def test_stopping_all_but_one(engine: TinyEngine) -> None:
-    several = Several(engine)
-    found: dict[int, Ended] = {}
+    several = BatchGenerator(engine)
+    found: dict[int, AnswerEnd] = {}
     for index, part in several.run(prompt(f"q{n}", engine, max_tokens=60, seed=n) for n in range(3)):
         if isinstance(part, TokenEvent) and not several._stopped:
             several.stop(but=1)
-        if isinstance(part, Ended):
+        if isinstance(part, AnswerEnd):
             found[index] = part
     reasons = [found[n].answer.finish_reason for n in range(3)]
     assert reasons[0] == reasons[2] == FinishReason.CANCELLED
@@ -133,7 +135,7 @@ def test_stopping_all_but_one(engine: TinyEngine) -> None:
 
 
 def test_closing_ends_them(engine: TinyEngine) -> None:
-    parts = Several(engine).run(prompt(f"q{n}", engine, max_tokens=None) for n in range(3))
+    parts = BatchGenerator(engine).run(prompt(f"q{n}", engine, max_tokens=None) for n in range(3))
     next(parts)
     parts.close()  # type: ignore[attr-defined]
     engine.warm([1])  # comes after what runs
@@ -146,7 +148,9 @@ def test_candidates_leave_the_conversation_and_one_can_be_loaded(engine: TinyEng
     list(chat.send("hello there", SamplingParams(max_tokens=6, seed=3)))
     before = list(chat.turns)
     params = SamplingParams(max_tokens=6, seed=70)  # answers that are text: others are encoded anew
-    ends = {index: part for index, part in chat.candidates("and again", 4, params) if isinstance(part, Ended)}
+    ends = {
+        index: part for index, part in chat.candidates("and again", 4, params) if isinstance(part, AnswerEnd)
+    }
     assert chat.turns == before
     for index, seed in enumerate(seeds(70, 4)):
         alone = engine.chat(system="Be brief.")

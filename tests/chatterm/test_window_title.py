@@ -11,7 +11,7 @@ from textual import events
 
 from chatterm.app import way_back
 from chatterm.screens.chat import window_title
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.terminal.title import BELL, attention, has_title, title_sequence
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -53,7 +53,7 @@ class Window:
 
 async def test_the_title_says_the_model_and_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     window = Window()
-    monkeypatch.setattr(window_title, "driver_of", lambda app: window)
+    monkeypatch.setattr(window_title, "titled_driver", lambda app: window)
     async with driven(ScriptedBackend([Script("one two three", tokens_per_s=50)])) as driver:
         await driver.send("hello")
         await driver.until(lambda: window.titles[-1:] == ["ready - scripted - chatterm"])
@@ -73,7 +73,7 @@ async def test_a_long_answer_rings_while_nobody_looks(
     is_long: bool, away: bool, stopped: bool, rings: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = Window()
-    monkeypatch.setattr(window_title, "driver_of", lambda app: window)
+    monkeypatch.setattr(window_title, "titled_driver", lambda app: window)
     monkeypatch.setattr(window_title, "LONG", 0.0 if is_long else 1e9)
     gate = threading.Event()
     backend = ScriptedBackend([Script("said", gate=gate)])
@@ -93,7 +93,7 @@ def test_leaving_says_how_to_come_back(tmp_path: Path) -> None:
     from chatterm.backends.backend import Exchange
     from chatterm.sessions.records import SessionInfo
 
-    store = Store.open(tmp_path / "s.db")
+    store = SessionStore.open(tmp_path / "s.db")
     empty = store.new(SessionInfo())
     assert way_back(store, empty) == ""
     assert way_back(store, None) == way_back(None, None) == ""

@@ -10,24 +10,24 @@ from chatterm.backends import local
 from chatterm.backends.backend import ChatOptions
 from chatterm.backends.local import LocalBackend
 from chatterm.screens.chat import auto_title
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SessionStore]:
     monkeypatch.setattr(auto_title, "_PAUSE", 0.0)
-    opened = Store.open(tmp_path / "sessions.db")
+    opened = SessionStore.open(tmp_path / "sessions.db")
     yield opened
     opened.close()
 
 
-def titles(store: Store) -> list[str]:
+def titles(store: SessionStore) -> list[str]:
     return [info.title for info in store.find()]
 
 
-async def test_the_model_makes_the_title(store: Store) -> None:
+async def test_the_model_makes_the_title(store: SessionStore) -> None:
     backend = ScriptedBackend([Script("Six minutes.")], title='"Boiling an egg."')
     async with driven(backend, store=store) as driver:
         await driver.send("how long?")
@@ -41,7 +41,7 @@ async def test_the_model_makes_the_title(store: Store) -> None:
 
 
 @pytest.mark.parametrize("said", [None, "", "the the the the the"])
-async def test_the_first_words_stay_where_it_makes_none(store: Store, said: str | None) -> None:
+async def test_the_first_words_stay_where_it_makes_none(store: SessionStore, said: str | None) -> None:
     backend = ScriptedBackend(title=said)
     async with driven(backend, store=store) as driver:
         await driver.send("how long?")
@@ -50,7 +50,7 @@ async def test_the_first_words_stay_where_it_makes_none(store: Store, said: str 
         assert titles(store) == ["how long?"]
 
 
-async def test_a_title_that_a_person_gave_is_never_overwritten(store: Store) -> None:
+async def test_a_title_that_a_person_gave_is_never_overwritten(store: SessionStore) -> None:
     backend = ScriptedBackend(title="Boiling an egg")
     async with driven(backend, store=store) as driver:
         await driver.send("how long?", wait=False)
@@ -64,7 +64,7 @@ async def test_a_title_that_a_person_gave_is_never_overwritten(store: Store) -> 
     assert titles(store) == ["Mine"]
 
 
-async def test_the_first_answer_is_undone_while_it_runs(store: Store) -> None:
+async def test_the_first_answer_is_undone_while_it_runs(store: SessionStore) -> None:
     gate = threading.Event()
     backend = ScriptedBackend([Script("Six minutes.", gate=gate, gate_after=1)], title="Boiling an egg")
     async with driven(backend, store=store) as driver:
@@ -76,7 +76,7 @@ async def test_the_first_answer_is_undone_while_it_runs(store: Store) -> None:
         assert driver.app.chat.titling._wanted is None
 
 
-async def test_nothing_is_asked_while_somebody_types_or_where_it_is_off(store: Store) -> None:
+async def test_nothing_is_asked_while_somebody_types_or_where_it_is_off(store: SessionStore) -> None:
     gate = threading.Event()
     backend = ScriptedBackend([Script(), Script(gate=gate)], title="Boiling an egg")
     async with driven(backend, store=store) as driver:

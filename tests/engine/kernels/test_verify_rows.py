@@ -21,7 +21,7 @@ from engine.execute.cuda.verify import PART, Checking
 from engine.kernels.triton.verify_rows import follow_kernel, spread_kernel
 from engine.params import Constraint, SamplingParams
 from engine.sampling.device_sampler import DeviceSampler
-from engine.sampling.sampler import Drawn
+from engine.sampling.sampler import SampledToken
 from engine.schedule.forced_tokens import permitted
 from engine.schedule.guide import Guide
 from engine.schedule.output import Output
@@ -95,12 +95,12 @@ class World:
             self.runner.join(sequence, logits)
             self.take(self.runner.read())
 
-    def take(self, drawn: list[tuple[Sequence, Drawn]]) -> None:
+    def take(self, drawn: list[tuple[Sequence, SampledToken]]) -> None:
         for sequence, token in drawn:
             sequence.generated.append(token.token_id)
             sequence.rows.append(token.token_id)
 
-    def plain(self, sequences: list[Sequence]) -> list[Drawn]:
+    def plain(self, sequences: list[Sequence]) -> list[SampledToken]:
         if self.runner.launch(sequences):
             for sequence in sequences:
                 self.runner.guide(sequence, None)
@@ -159,7 +159,7 @@ def test_right_and_wrong_guesses_leave_what_steps_of_one_row_leave(model: Networ
     state = one_by_one.state()
     world, random = World(model, ruled), Random(1)
     of = dict(zip(world.sequences, texts, strict=True))
-    heard: dict[Sequence, list[Drawn]] = {sequence: [] for sequence in world.sequences}
+    heard: dict[Sequence, list[SampledToken]] = {sequence: [] for sequence in world.sequences}
     while any(len(sequence.generated) <= COUNT for sequence in world.sequences):
         spans, rows = [], 0
         for sequence in world.sequences:

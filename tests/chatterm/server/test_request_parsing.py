@@ -2,20 +2,20 @@
 
 import pytest
 
-from chatterm.server.process.request_parsing import message_of
-from chatterm.server.service import ChatMessage, ToolCall
-from chatterm.tool_calls.format import marks_of, said_by, tool_format
+from chatterm.server.process.request_parsing import template_message
+from chatterm.server.service import ChatMessage, HistoryToolCall
+from chatterm.tool_calls.format import call_marks, said_by, tool_format
 from tests.engine.tiny import TEMPLATE, harmony_tokenizer, tiny_tokenizer
 
 
 def test_messages_are_what_templates_know() -> None:
-    calls = (ToolCall("c1", "look", '{"where": "here"}'), ToolCall("c2", "look", "no json"))
-    made = message_of(ChatMessage("assistant", "", reasoning="hm", tool_calls=calls))
+    calls = (HistoryToolCall("c1", "look", '{"where": "here"}'), HistoryToolCall("c2", "look", "no json"))
+    made = template_message(ChatMessage("assistant", "", reasoning="hm", tool_calls=calls))
     assert made["reasoning_content"] == "hm"
     functions = [call["function"] for call in made["tool_calls"]]
     assert [function["arguments"] for function in functions] == [{"where": "here"}, "no json"]
-    assert message_of(ChatMessage("developer", "x")) == {"role": "system", "content": "x"}
-    assert message_of(ChatMessage("tool", "x", tool_call_id="c1", name="look"))["tool_call_id"] == "c1"
+    assert template_message(ChatMessage("developer", "x")) == {"role": "system", "content": "x"}
+    assert template_message(ChatMessage("tool", "x", tool_call_id="c1", name="look"))["tool_call_id"] == "c1"
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,11 @@ def test_the_template_tells_how_tools_are_called(template: str, format: str | No
 
 
 def test_marks_around_calls() -> None:
-    assert marks_of(tiny_tokenizer()) == frozenset()
+    assert call_marks(tiny_tokenizer()) == frozenset()
     harmony = harmony_tokenizer()
     assert tool_format(harmony) == "harmony"
     names = ("start", "channel", "constrain", "message")
-    assert marks_of(harmony) == {harmony.token_id(f"<|{name}|>") for name in names}
+    assert call_marks(harmony) == {harmony.token_id(f"<|{name}|>") for name in names}
 
 
 def test_what_a_client_reads_of_an_answer() -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from engine.execute.cuda import fused_program
 from engine.execute.cuda.fused_program import FusedDecoder
-from engine.execute.cuda.kernel_configs import Cuts, numbers
+from engine.execute.cuda.kernel_configs import KernelConfigs, numbers
 from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.cuda.tiles import LANES
 from models.load import load_model
@@ -46,9 +46,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return load_model(files_of(write_checkpoint(folder, config)), dtype=torch.float32, device=CPU)
 
 
-def laned_cuts(decoder: FusedDecoder) -> Cuts:
+def laned_cuts(decoder: FusedDecoder) -> KernelConfigs:
     """Quantised output projections have lanes: only those combine."""
-    return Cuts(
+    return KernelConfigs(
         chosen={
             name: numbers(cut)
             for name, cuts in decoder.cuts.candidates.items()

@@ -18,10 +18,10 @@ pytest.importorskip("triton")
 
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
-from engine.execute.cuda.all_reduce import Exchange
-from engine.execute.cuda.all_reduce_layout import Plan
+from engine.execute.cuda.all_reduce import AllReduce
+from engine.execute.cuda.all_reduce_layout import AllReduceLayout
 from engine.execute.cuda.decode_runner import DecodeRunner
-from engine.execute.cuda.following import Counting
+from engine.execute.cuda.following import NullSampler
 from engine.execute.cuda.fused_program import FusedDecoder, unsupported
 from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep, Slots
 from engine.execute.cuda.tiles import FEW
@@ -72,8 +72,8 @@ def logits_of(rank: int, ranks: int, path: Path, folder: Path, steps: list[list[
     assert unsupported(network) is None
     exchange = None
     if network.share is not None:
-        plan = Plan.of(network, SLOTS, 0)
-        exchange = Exchange(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
+        plan = AllReduceLayout.of(network, SLOTS, 0)
+        exchange = AllReduce(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
         exchange.wait_at_most(60.0)
     shape = network.spec.attention
     cache = KVCache(1, 2 * SLOTS, 16, shape.kv_heads, shape.head_dim, torch.float32, CPU)
@@ -152,13 +152,13 @@ class Now:
 def runner_of(rank: int, ranks: int, path: Path, folder: Path) -> DecodeRunner[Answer]:
     network = load_model(files_of(path), dtype=torch.float32, device=CPU, rank=(rank, ranks))
     vocab, exchange = network.whole.vocab_size, None
-    sampler: DeviceSampler | Counting = DeviceSampler(vocab, 2, CPU)
+    sampler: DeviceSampler | NullSampler = DeviceSampler(vocab, 2, CPU)
     if network.share is not None:
-        plan = Plan.of(network, FEW, 0)
-        exchange = Exchange(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
+        plan = AllReduceLayout.of(network, FEW, 0)
+        exchange = AllReduce(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
         exchange.wait_at_most(60.0)
         if rank:
-            sampler = Counting(vocab, 2, CPU, exchange.count)
+            sampler = NullSampler(vocab, 2, CPU, exchange.count)
     shape = network.spec.attention
     cache = KVCache(1, 8, 16, shape.kv_heads, shape.head_dim, torch.float32, CPU)
     cache.kv.zero_()  # the row of the prompt was never computed
@@ -272,7 +272,7 @@ def test_a_step_of_guesses_is_told_whole(
 
 def test_a_follower_counts_where_rank_0_samples() -> None:
     counted: list[Tensor] = []
-    counting = Counting(11, 2, CPU, lambda active, counters: counted.append(counters))
+    counting = NullSampler(11, 2, CPU, lambda active, counters: counted.append(counters))
     counters = torch.zeros(2, 2)
     counting.sample(torch.zeros(1, 11), torch.zeros(1), None)
     assert not counted, "as where the first token of an answer is drawn"

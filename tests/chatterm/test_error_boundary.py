@@ -21,7 +21,7 @@ from chatterm.screens.chat.screen import ChatScreen
 from chatterm.screens.models import ModelPicker
 from chatterm.screens.sessions import SessionPicker
 from chatterm.screens.tools import ToolsScreen
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.terminal.error_log import log_path, write_down
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
@@ -56,7 +56,7 @@ class Once:
 @asynccontextmanager
 async def chatting(folder: Path) -> AsyncIterator[Driver]:
     """A conversation with a draft. What is there at the end is on the disk, and can be gone on with."""
-    store = Store.open(folder / "sessions.db")
+    store = SessionStore.open(folder / "sessions.db")
     async with driven(ScriptedBackend([Script("one"), Script("two")]), store=store, failing=True) as driver:
         await driver.send("first")
         await driver.types("a draft")

@@ -11,8 +11,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from engine.execute.cuda.add_norm import AddNorm
-from engine.execute.cuda.all_reduce import Exchange
-from engine.execute.cuda.all_reduce_layout import Plan
+from engine.execute.cuda.all_reduce import AllReduce
+from engine.execute.cuda.all_reduce_layout import AllReduceLayout
 from engine.execute.cuda.prefill_all_reduce import PromptSums
 from engine.execute.cuda.slots import StepInput
 from models.network import NormWeights
@@ -20,18 +20,18 @@ from models.spec import Norm
 from tests.engine.kernels.two_ranks import memory_in, run_ranks
 
 CPU = torch.device("cpu")
-PLAN = Plan(ranks=3, rows=3, size=700, columns=6, vocab=17, layers=2)
+PLAN = AllReduceLayout(ranks=3, rows=3, size=700, columns=6, vocab=17, layers=2)
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="fp32 in the interpreter only")
 
 
-def exchange(rank: int, folder: Path, plan: Plan) -> Exchange:
+def exchange(rank: int, folder: Path, plan: AllReduceLayout) -> AllReduce:
     memory = memory_in(folder, plan.ranks, plan.nbytes)
-    found = Exchange(memory, plan, rank, CPU, torch.float32, False)
+    found = AllReduce(memory, plan, rank, CPU, torch.float32, False)
     found.wait_at_most(60.0)  # looks, in the interpreter: as good as for ever
     return found
 
 
-def given(rank: int, plan: Plan, step: int) -> StepInput:
+def given(rank: int, plan: AllReduceLayout, step: int) -> StepInput:
     """Three slots, the tokens of which rank 0 alone knows."""
     tokens = torch.tensor([step, 16 - step, 8]) if rank == 0 else torch.zeros(3, dtype=torch.int64)
     nothing = torch.zeros(1, dtype=torch.int32)
@@ -47,7 +47,7 @@ def numbers(rank: int, step: int, place: int, *shape: int) -> Tensor:
     return found
 
 
-def steps(rank: int, folder: Path, plan: Plan, count: int) -> list[tuple[Tensor, ...]]:
+def steps(rank: int, folder: Path, plan: AllReduceLayout, count: int) -> list[tuple[Tensor, ...]]:
     """What a rank has of each step: rows and tokens, tokens of the slots, sums, logits."""
     peers, found = exchange(rank, folder, plan), []
     for step in range(count):
@@ -134,10 +134,12 @@ def norms(dtype: torch.dtype) -> tuple[AddNorm, AddNorm, AddNorm]:
     )
 
 
-def normed_sums(rank: int, folder: Path, plan: Plan, dtype: torch.dtype, pulls: bool) -> list[list[Tensor]]:
+def normed_sums(
+    rank: int, folder: Path, plan: AllReduceLayout, dtype: torch.dtype, pulls: bool
+) -> list[list[Tensor]]:
     """`out` and `total` of each sum, twice with each norm: of different numbers of rows, also of parts of products."""
     memory = memory_in(folder, plan.ranks, plan.nbytes)
-    peers = Exchange(memory, plan, rank, CPU, dtype, False)
+    peers = AllReduce(memory, plan, rank, CPU, dtype, False)
     peers.wait_at_most(60.0)
     sums = PromptSums(peers, Nobody(), CPU, dtype) if pulls else peers
     found = []

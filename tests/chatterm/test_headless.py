@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from chatterm.backends.backend import EngineError, Exchange, FinishReason, TokenEvent
-from chatterm.cli.inline.chat import HERE, Inline, Lines, run_inline
+from chatterm.cli.inline.chat import HERE, Inline, LineInput, run_inline
 from chatterm.cli.main import call
 from chatterm.cli.oneshot import answer
 from chatterm.commands.registry import find
 from chatterm.conversation.headless import Talk
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 
@@ -23,15 +23,15 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(tmp_path / "sessions.db")
+def store(tmp_path: Path) -> Iterator[SessionStore]:
+    store = SessionStore.open(tmp_path / "sessions.db")
     yield store
     store.close()
 
 
 def saved(path: Path) -> tuple[SessionInfo, list[Exchange]]:
     """The latest session as another process finds it."""
-    store = Store.open(path)
+    store = SessionStore.open(path)
     try:
         latest = store.latest()
         assert latest is not None
@@ -41,7 +41,7 @@ def saved(path: Path) -> tuple[SessionInfo, list[Exchange]]:
         store.close()
 
 
-def talk_of(backend: ScriptedBackend, store: Store) -> Talk:
+def talk_of(backend: ScriptedBackend, store: SessionStore) -> Talk:
     backend.open()
     return Talk(backend, store)
 
@@ -53,7 +53,7 @@ def texts(path: Sequence[Exchange]) -> list[tuple[str, str]]:
 # -- Talk
 
 
-def test_every_turn_is_saved_with_what_the_engine_needs_to_go_on(store: Store) -> None:
+def test_every_turn_is_saved_with_what_the_engine_needs_to_go_on(store: SessionStore) -> None:
     talk = talk_of(ScriptedBackend([Script("first answer", reasoning="hm, hm"), Script("second")]), store)
     list(talk.ask("one"))
     list(talk.ask("two"))
@@ -69,7 +69,7 @@ def test_every_turn_is_saved_with_what_the_engine_needs_to_go_on(store: Store) -
     assert path[0].stats["generated_tokens"] == 5
 
 
-def test_a_session_goes_on_and_the_backend_gets_its_path(store: Store) -> None:
+def test_a_session_goes_on_and_the_backend_gets_its_path(store: SessionStore) -> None:
     list(talk_of(ScriptedBackend([Script("first")]), store).ask("one"))
     store.flush()
     latest = store.latest()
@@ -84,7 +84,7 @@ def test_a_session_goes_on_and_the_backend_gets_its_path(store: Store) -> None:
     assert texts(saved(store.path)[1]) == [("one", "first"), ("two", "second")]
 
 
-def test_a_running_answer_is_saved(store: Store) -> None:
+def test_a_running_answer_is_saved(store: SessionStore) -> None:
     talk = talk_of(ScriptedBackend([Script("word " * 100)]), store)
     events = talk.ask("go")
     for _ in range(20):
@@ -101,7 +101,7 @@ def test_a_running_answer_is_saved(store: Store) -> None:
     assert store.load(session)[1].path(1)[0].finish_reason == "cancelled"
 
 
-def test_a_retry_is_a_branch_and_undo_goes_back(store: Store) -> None:
+def test_a_retry_is_a_branch_and_undo_goes_back(store: SessionStore) -> None:
     backend = ScriptedBackend([Script("one"), Script("a"), Script("b")])
     talk = talk_of(backend, store)
     list(talk.ask("first"))
@@ -120,7 +120,7 @@ def test_a_retry_is_a_branch_and_undo_goes_back(store: Store) -> None:
 
 
 @pytest.mark.parametrize("error", [EngineError("It does not fit."), KeyboardInterrupt()])
-def test_what_is_refused_was_never_there(store: Store, error: BaseException) -> None:
+def test_what_is_refused_was_never_there(store: SessionStore, error: BaseException) -> None:
     backend = ScriptedBackend([Script("one"), Script(error=error), Script(error=error), Script("two")])
     talk = talk_of(backend, store)
     list(talk.ask("first"))
@@ -133,7 +133,7 @@ def test_what_is_refused_was_never_there(store: Store, error: BaseException) -> 
     assert texts(saved(store.path)[1]) == [("first", "one"), ("second", "two")]
 
 
-def test_an_error_in_mid_answer_keeps_what_was_said(store: Store) -> None:
+def test_an_error_in_mid_answer_keeps_what_was_said(store: SessionStore) -> None:
     talk = talk_of(ScriptedBackend([Script("abcdefgh", error=EngineError("Boom."), error_after=1)]), store)
     with pytest.raises(EngineError, match="Boom"):
         list(talk.ask("go"))
@@ -143,7 +143,7 @@ def test_an_error_in_mid_answer_keeps_what_was_said(store: Store) -> None:
     assert path[0].finish_reason == "cancelled"
 
 
-def test_continue_adds_to_the_exchange(store: Store) -> None:
+def test_continue_adds_to_the_exchange(store: SessionStore) -> None:
     backend = ScriptedBackend([Script("one", finish_reason=FinishReason.LENGTH), Script(" two")])
     talk = talk_of(backend, store)
     list(talk.ask("go"))
@@ -157,7 +157,7 @@ def test_continue_adds_to_the_exchange(store: Store) -> None:
 # -- run -p with a session
 
 
-def test_one_shot_prompts_go_on_with_a_session(store: Store) -> None:
+def test_one_shot_prompts_go_on_with_a_session(store: SessionStore) -> None:
     talk = talk_of(ScriptedBackend([Script("first")]), store)
     list(talk.ask("one"))
     assert talk.session is not None
@@ -168,7 +168,7 @@ def test_one_shot_prompts_go_on_with_a_session(store: Store) -> None:
     assert texts(saved(store.path)[1]) == [("one", "first"), ("two", "second"), ("three", "third")]
 
 
-def test_without_a_session_a_one_shot_keeps_nothing(store: Store) -> None:
+def test_without_a_session_a_one_shot_keeps_nothing(store: SessionStore) -> None:
     answer(ScriptedBackend(), ["hi"], out=io.StringIO(), err=io.StringIO())
     assert store.latest() is None
 
@@ -177,7 +177,7 @@ def test_a_database_that_cannot_be_written_is_told_and_the_answer_comes(tmp_path
     folder = tmp_path / "file"
     folder.write_text("no folder")
     out, err = io.StringIO(), io.StringIO()
-    store = Store.open(folder / "sessions.db")
+    store = SessionStore.open(folder / "sessions.db")
     assert run(["hi"], ScriptedBackend(), store=store, out=out, err=err) == 0
     assert "Hello there." in out.getvalue()
     assert "not saved" in err.getvalue()
@@ -190,19 +190,19 @@ def run(
     lines: Sequence[str],
     backend: ScriptedBackend,
     *,
-    store: Store,
+    store: SessionStore,
     out: io.StringIO | None = None,
     err: io.StringIO | None = None,
     by_hand: bool = False,
     **options: object,
 ) -> int:
     stream = io.BytesIO("".join(f"{line}\n" for line in lines).encode())
-    source = Lines(stream, by_hand)
+    source = LineInput(stream, by_hand)
     out, err = out or io.StringIO(), err or io.StringIO()
     return run_inline(backend, store=store, lines=source, out=out, err=err, **options)  # type: ignore[arg-type]
 
 
-def test_a_pipe_gets_the_answers_and_nothing_else(store: Store) -> None:
+def test_a_pipe_gets_the_answers_and_nothing_else(store: SessionStore) -> None:
     out, err = io.StringIO(), io.StringIO()
     backend = ScriptedBackend([Script("One.", reasoning="hm"), Script("Two.\n")])
     assert run(["first", "", "second \\", "and more"], backend, store=store, out=out, err=err) == 0
@@ -211,22 +211,24 @@ def test_a_pipe_gets_the_answers_and_nothing_else(store: Store) -> None:
     assert backend.history == [("first", "One."), ("second \nand more", "Two.\n")]
     assert backend.closed
     assert texts(saved(store.path)[1]) == backend.history
-    again = Store.open(store.path)
+    again = SessionStore.open(store.path)
     assert again.prompts() == ["first", "second \nand more"]
     again.close()
 
 
-def test_the_last_line_may_lack_its_end_or_ask_for_another(store: Store) -> None:
+def test_the_last_line_may_lack_its_end_or_ask_for_another(store: SessionStore) -> None:
     backend = ScriptedBackend()
     assert (
-        run_inline(backend, store=store, lines=Lines(io.BytesIO(b"one\\\ntwo\\"), False), out=io.StringIO())
+        run_inline(
+            backend, store=store, lines=LineInput(io.BytesIO(b"one\\\ntwo\\"), False), out=io.StringIO()
+        )
         == 0
     )
     assert [question for question, _ in backend.history] == ["one\ntwo"]
 
 
 def test_thinking_is_marked_by_words_and_dim_only_where_there_is_colour(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -240,7 +242,7 @@ def test_thinking_is_marked_by_words_and_dim_only_where_there_is_colour(
             patch.setenv(variable, value)
             out = Terminal()
             backend = ScriptedBackend([Script("Yes.", reasoning="hm")])
-            assert run(["go"], backend, store=Store.open(tmp_path / name), out=out, by_hand=True) == 0
+            assert run(["go"], backend, store=SessionStore.open(tmp_path / name), out=out, by_hand=True) == 0
             shown[name] = out.getvalue()
     assert "(thinking)\n\x1b[2mhm\x1b[22m\n(answer)\nYes.\n\n" in shown["colour"]
     assert "(thinking)\nhm\n(answer)\nYes.\n\n" in shown["none"]
@@ -248,7 +250,7 @@ def test_thinking_is_marked_by_words_and_dim_only_where_there_is_colour(
     assert "\x1b" not in shown["none"]
 
 
-def test_commands_of_the_registry_work_or_say_that_they_need_the_screen(store: Store) -> None:
+def test_commands_of_the_registry_work_or_say_that_they_need_the_screen(store: SessionStore) -> None:
     out, err = io.StringIO(), io.StringIO()
     scripts = [Script("cut", finish_reason=FinishReason.LENGTH), Script(" whole"), Script("other")]
     backend = ScriptedBackend(scripts, thinks=True)
@@ -295,22 +297,22 @@ def test_commands_of_the_registry_work_or_say_that_they_need_the_screen(store: S
     assert [exchange.user for exchange in path] == [" /usr/bin is a path"]
 
 
-def test_what_the_model_writes_never_commands_the_terminal(store: Store) -> None:
+def test_what_the_model_writes_never_commands_the_terminal(store: SessionStore) -> None:
     out = Terminal()
     assert run(["go"], ScriptedBackend([Script("\x1b[2Jboo\x07")]), store=store, out=out, by_hand=True) == 0
     assert "\x1b" not in out.getvalue()
     assert "\u241b[2Jboo\u2407" in out.getvalue()
 
 
-def test_a_line_that_is_no_text_is_not_sent(store: Store) -> None:
+def test_a_line_that_is_no_text_is_not_sent(store: SessionStore) -> None:
     err, backend = io.StringIO(), ScriptedBackend()
-    lines = Lines(io.BytesIO(b"caf\xe9\nfine\n"), by_hand=False)
+    lines = LineInput(io.BytesIO(b"caf\xe9\nfine\n"), by_hand=False)
     assert run_inline(backend, store=store, lines=lines, out=io.StringIO(), err=err) == 1
     assert "not UTF-8" in err.getvalue()
     assert [question for question, _ in backend.history] == ["fine"]
 
 
-def test_a_model_that_cannot_be_loaded_is_an_error_and_everything_is_closed(store: Store) -> None:
+def test_a_model_that_cannot_be_loaded_is_an_error_and_everything_is_closed(store: SessionStore) -> None:
     backend = ScriptedBackend(load_error=EngineError("No memory."))
     with pytest.raises(EngineError, match="No memory"):
         run(["go"], backend, store=store)
@@ -333,7 +335,7 @@ class Interrupting(ScriptedBackend):
 
 def test_ctrl_c_stops_the_answer_of_a_person_and_ends_a_pipe(tmp_path: Path) -> None:
     for by_hand in (True, False):
-        store = Store.open(tmp_path / f"{by_hand}.db")
+        store = SessionStore.open(tmp_path / f"{by_hand}.db")
         out, err, backend = Terminal(), io.StringIO(), Interrupting([Script("word word word")])
         if by_hand:
             assert run(["go", "on"], backend, store=store, out=out, err=err, by_hand=True) == 0
@@ -346,8 +348,8 @@ def test_ctrl_c_stops_the_answer_of_a_person_and_ends_a_pipe(tmp_path: Path) -> 
         assert len(path) == (2 if by_hand else 1)
 
 
-def test_ctrl_c_at_the_prompt_forgets_the_lines_so_far(store: Store) -> None:
-    class Typed(Lines):
+def test_ctrl_c_at_the_prompt_forgets_the_lines_so_far(store: SessionStore) -> None:
+    class Typed(LineInput):
         def next(self, prompt: str) -> str | None:
             line = super().next(prompt)
             if line == "^C":
@@ -362,7 +364,7 @@ def test_ctrl_c_at_the_prompt_forgets_the_lines_so_far(store: Store) -> None:
     assert [question for question, _ in backend.history] == ["but this"]
 
 
-def test_going_on_by_hand_says_where_it_was(store: Store) -> None:
+def test_going_on_by_hand_says_where_it_was(store: SessionStore) -> None:
     list(talk_of(ScriptedBackend(), store).ask("the first words"))
     store.flush()
     latest = store.latest()
@@ -373,14 +375,14 @@ def test_going_on_by_hand_says_where_it_was(store: Store) -> None:
     assert "Your last message: the first words" in out.getvalue()
 
 
-def test_every_command_that_is_promised_is_there(store: Store) -> None:
+def test_every_command_that_is_promised_is_there(store: SessionStore) -> None:
     for name in HERE:
         command = find(name)
         assert command is not None
         argument = "x" if command.default is None and not command.arguments.startswith("[") else ""
         argument = "why" if name == "cache" else argument
         err = io.StringIO()
-        run([f"/{name} {argument}".strip()], ScriptedBackend(), store=Store.open(store.path), err=err)
+        run([f"/{name} {argument}".strip()], ScriptedBackend(), store=SessionStore.open(store.path), err=err)
         assert "needs" not in err.getvalue()
 
 
@@ -397,7 +399,7 @@ def test_the_command_line(
     assert call(["run", "--continue"]) == 0
     assert capsys.readouterr().out == "third\n"
     assert ("load_path", (1, 2)) in backend.calls
-    store = Store.open()
+    store = SessionStore.open()
     latest = store.latest()
     assert latest is not None
     assert (latest.exchanges, latest.sampling) == (3, {"top_k": 3})
@@ -407,7 +409,7 @@ def test_the_command_line(
 
 
 def test_the_library_is_there_without_a_screen(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "paper.md").write_text("They are shared.")
@@ -438,7 +440,7 @@ def test_the_library_is_there_without_a_screen(
     assert "with the same text" in err.getvalue()
     assert "did you mean paper" in err.getvalue()
     assert backend.documents == ()
-    again = Store.open(store.path)
+    again = SessionStore.open(store.path)
     begun = {info.title: again.load(info.id)[0].documents for info in again.find()}
     assert [document.name for document in begun["about it"]] == ["paper"]
     assert begun["hello"] == ()

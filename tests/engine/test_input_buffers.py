@@ -2,11 +2,11 @@
 
 import torch
 
-from engine.execute.cuda.input_buffers import Given
+from engine.execute.cuda.input_buffers import StagedInputs
 
 
 def test_every_step_reads_what_was_sent_for_it_at_the_same_place() -> None:
-    given = Given((3, 1, 5), torch.device("cpu"))
+    given = StagedInputs((3, 1, 5), torch.device("cpu"))
     places = [part.data_ptr() for part in given.parts]
     assert [len(part) for part in given.parts] == [3, 1, 5]
     assert all((place - places[0]) % 16 == 0 for place in places)
@@ -29,7 +29,7 @@ def test_every_step_reads_what_was_sent_for_it_at_the_same_place() -> None:
 
 def test_what_is_being_copied_is_not_written_to() -> None:
     """A copy that nobody waits for reads host memory later."""
-    given = Given((4,), torch.device("cpu"))
+    given = StagedInputs((4,), torch.device("cpu"))
     (first,) = given.begin()
     first.fill(1)
     given.send()

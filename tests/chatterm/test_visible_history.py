@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.backends.backend import Compaction, EngineError, Exchange
-from chatterm.conversation.attachments import attach, files_of, without_files
+from chatterm.conversation.attachments import attach, attached_files, without_files
 from chatterm.conversation.compaction import Room, checked_summary, summary_request, ways
 from chatterm.conversation.headless import Talk
 from chatterm.conversation.visible_history import seen, sees_last, summarised
 from chatterm.sessions.as_json import from_json, to_json
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.store import Store
+from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -58,10 +58,10 @@ def test_the_content_of_attached_files_can_be_left_out_again(
         (folder / name).write_bytes(text.replace("\0", "").encode("utf-8", "replace"))
     attached = attach("look at " + " ".join("@" + name for name in names), folder)
     message = "\n\n".join([attached.message, *attached.blocks])
-    assert files_of(message) == names
+    assert attached_files(message) == names
     left = without_files(message)
     assert left.startswith(attached.message)
-    assert files_of(left) == []
+    assert attached_files(left) == []
     assert without_files("no\n\nfile:\nhere") == "no\n\nfile:\nhere"
 
 
@@ -74,7 +74,7 @@ def test_sessions_in_files_keep_it(path: list[Exchange]) -> None:
 
 
 def test_the_store_keeps_it_and_a_talk_goes_on_with_it(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "s.db")
+    store = SessionStore.open(tmp_path / "s.db")
     try:
         backend = ScriptedBackend([Script("an answer")])
         backend.open()

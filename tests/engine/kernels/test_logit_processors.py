@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.params import Constraint, SamplingParams
 from engine.sampling import sampler as plain
-from engine.sampling.device_sampler import HISTORY, DeviceSampler, Draw
+from engine.sampling.device_sampler import HISTORY, DeviceSampler, DrawFeatures
 from engine.sampling.sampler import SamplerState
 from tests.fresh import examples
 
@@ -71,7 +71,9 @@ def test_slots_of_every_kind_in_one_launch(
     order = torch.randperm(3, generator=generator).tolist()
     active = torch.tensor([order[0], -1, *order[1:]], dtype=torch.int32, device=DEVICE)
     draw = sampler.draw(range(3))
-    assert draw == Draw(True, any(kind != "nothing" for kind in of_slot), any(c is not None for c in counts))
+    assert draw == DrawFeatures(
+        True, any(kind != "nothing" for kind in of_slot), any(c is not None for c in counts)
+    )
     sampler.sample(logits.to(DEVICE), active, draw=draw)
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
@@ -114,4 +116,4 @@ def test_damaged_logits_tell_nothing() -> None:
     sampler.load(0, SamplingParams(logprobs=3), [], [], seed=5)
     active = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     sampler.sample(torch.full((1, 500), torch.nan, device=DEVICE), active, draw=sampler.draw([0]))
-    assert sampler.drawn([(0, 0, 3)]) == [plain.Drawn(-1)]
+    assert sampler.drawn([(0, 0, 3)]) == [plain.SampledToken(-1)]

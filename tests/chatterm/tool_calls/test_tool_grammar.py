@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.server.service import Constraint, ToolFormat
-from chatterm.tool_calls.grammar import calls_or, forced_calls, free_calls, refusal, spelled
+from chatterm.server.service import AnswerConstraint, ToolFormat
+from chatterm.tool_calls.grammar import calls_or, explain_refusal, forced_calls, free_calls, spell_marks
 from chatterm.tool_calls.parser import CallArguments, CallBegan, Parser
 from engine.errors import EngineError
 from engine.params import Constraint as EngineConstraint
@@ -31,15 +31,15 @@ GO = ("go", '{"place": {"name": "Rome"}}')
 STOP = ("stop", "{}")
 
 
-def goes_on(constraint: Constraint, text: str) -> bool:
+def goes_on(constraint: AnswerConstraint, text: str) -> bool:
     """Whether an answer may begin like that."""
-    grammar = llguidance.grammar_from("lark", spelled(constraint.text, lambda mark: None))
+    grammar = llguidance.grammar_from("lark", spell_marks(constraint.text, lambda mark: None))
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
     return matcher.try_consume_tokens(list(text.encode())) == len(text.encode())
 
 
-def accepts(constraint: Constraint, text: str) -> bool:
-    grammar = llguidance.grammar_from("lark", spelled(constraint.text, lambda mark: None))
+def accepts(constraint: AnswerConstraint, text: str) -> bool:
+    grammar = llguidance.grammar_from("lark", spell_marks(constraint.text, lambda mark: None))
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
     assert not matcher.is_error(), matcher.get_error()
     data = text.encode()
@@ -141,7 +141,7 @@ def test_a_call_takes_what_its_parameters_take(b, c, d, value):
         "additionalProperties": False,
     }
     text = json.dumps(value, sort_keys=True)
-    alone = calls_or(Constraint("json_schema", json.dumps(parameters)), "hermes", TOOLS, True)
+    alone = calls_or(AnswerConstraint("json_schema", json.dumps(parameters)), "hermes", TOOLS, True)
     forced = forced_calls("hermes", [{"function": {"name": "go", "parameters": parameters}}], False)
     assert accepts(forced, written("hermes", [("go", text)])) == accepts(alone, text)
 
@@ -157,11 +157,11 @@ def test_what_only_looks_like_a_reference_stays():
 @pytest.mark.parametrize("format", ["hermes", "llama3"])
 def test_calls_besides_a_format_of_the_answer(format):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    both = calls_or(Constraint("json_schema", json.dumps(schema)), format, TOOLS, True)
+    both = calls_or(AnswerConstraint("json_schema", json.dumps(schema)), format, TOOLS, True)
     assert accepts(both, '{"a": 1}')
     assert accepts(both, written(format, [STOP]))
     assert not accepts(both, '{"a": "b"}')
-    text = calls_or(Constraint("regex", "a/b+"), format, TOOLS, True)
+    text = calls_or(AnswerConstraint("regex", "a/b+"), format, TOOLS, True)
     assert accepts(text, "a/bb")
     assert not accepts(text, "ab")
 
@@ -179,7 +179,7 @@ def test_calls_besides_a_format_of_the_answer(format):
     ],
 )
 def test_an_expression_means_the_same_besides_calls(expression, text):
-    both = calls_or(Constraint("regex", expression), "hermes", TOOLS, True)
+    both = calls_or(AnswerConstraint("regex", expression), "hermes", TOOLS, True)
     assert accepts(both, text)
     assert accepts(both, written("hermes", [STOP]))
     assert not accepts(both, f"{text}/")
@@ -191,7 +191,7 @@ def test_an_expression_without_an_end_is_refused_as_it_is_without_tools(format, 
     with pytest.raises(EngineError) as alone:
         check(EngineConstraint("regex", expression))
     with pytest.raises(EngineError) as besides:
-        calls_or(Constraint("regex", expression), format, TOOLS, True)
+        calls_or(AnswerConstraint("regex", expression), format, TOOLS, True)
     assert str(alone.value) == str(besides.value)
     assert "regular expression cannot be used: it ends in a backslash" in str(alone.value)
 
@@ -215,8 +215,8 @@ def test_calls_after_any_text(format):
 def test_calls_after_any_text_where_marks_are_tokens():
     for format, mark in (("hermes", "<tool_call>"), ("mistral", "[TOOL_CALLS]")):
         constraint = free_calls(format, TOOLS, {"go"}, True)
-        assert "lead: TEXT? <[9]>" in spelled(constraint.text, {mark: 9}.get)
-        text = spelled(constraint.text, {}.get)
+        assert "lead: TEXT? <[9]>" in spell_marks(constraint.text, {mark: 9}.get)
+        text = spell_marks(constraint.text, {}.get)
         assert "suffix=" in text
         matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), llguidance.grammar_from("lark", text))
         assert not matcher.is_error(), matcher.get_error()
@@ -225,7 +225,7 @@ def test_calls_after_any_text_where_marks_are_tokens():
 
 @pytest.mark.parametrize("more", [0, 5000])
 def test_a_choice_is_one_of_them(more):
-    from chatterm.server.http.openai.common import StructuredOutputs, constraint_of
+    from chatterm.server.http.openai.common import StructuredOutputs, parse_constraint
 
     choices = [
         "yes",
@@ -242,7 +242,7 @@ def test_a_choice_is_one_of_them(more):
         "yes, yes",
     ]
     choices += map(str, range(more))
-    constraint = constraint_of(None, StructuredOutputs(choice=choices))
+    constraint = parse_constraint(None, StructuredOutputs(choice=choices))
     for choice in choices[:20]:
         assert accepts(constraint, choice)
     for other in ("maybe", "", "ye", "yes,", "yesyes", "5", "c", "x", "é\\n", " ", "  y"):
@@ -252,25 +252,25 @@ def test_a_choice_is_one_of_them(more):
 @pytest.mark.parametrize("format", get_args(ToolFormat))
 def test_what_is_wrong_is_said_of_what_was_asked(format):
     def said(constraint):
-        grammar = EngineConstraint("lark", spelled(constraint.text, {}.get))
+        grammar = EngineConstraint("lark", spell_marks(constraint.text, {}.get))
         with pytest.raises(EngineError) as caught:
             check(grammar)
-        return refusal(str(caught.value), constraint.text)
+        return explain_refusal(str(caught.value), constraint.text)
 
     bad = {"function": {"name": "wait", "parameters": {"properties": {"a": {"not": {}}}}}}
     unknown = 'cannot be used: Unimplemented keys: ["not"].'
     assert said(forced_calls(format, [*TOOLS, bad], True)) == f"The parameters of wait {unknown}"
     assert said(free_calls(format, [bad, *TOOLS], {"wait"}, True)) == f"The parameters of wait {unknown}"
-    schema = Constraint("json_schema", '{"not": {}}')
+    schema = AnswerConstraint("json_schema", '{"not": {}}')
     assert said(calls_or(schema, format, TOOLS, True)) == f"The JSON schema {unknown}"
-    expression = calls_or(Constraint("regex", "(a"), format, TOOLS, True)
+    expression = calls_or(AnswerConstraint("regex", "(a"), format, TOOLS, True)
     assert said(expression).endswith("the parameters of a function cannot be used: unclosed group.")
     deep: dict = {}
     for _ in range(300):
         deep = {"items": deep}
     nested = {"function": {"name": "wait", "parameters": deep}}
     assert said(forced_calls(format, [nested], True)).endswith("it is nested too deeply.")
-    assert refusal("The model has ended.", schema.text) is None
+    assert explain_refusal("The model has ended.", schema.text) is None
 
 
 @pytest.mark.parametrize("format", ["hermes", "llama3"])
@@ -286,7 +286,7 @@ def test_a_parameter_that_nothing_matches_is_never_given(format):
     assert accepts(forced_calls(format, [tool], False), written(format, [("go", "{}")]))
     begun = written(format, [("go", '{"a": {"next": 1}}')])
     assert not goes_on(forced_calls(format, [tool], False), begun[: begun.index('": {"next')])
-    answer = calls_or(Constraint("json_schema", json.dumps(parameters)), format, TOOLS, False)
+    answer = calls_or(AnswerConstraint("json_schema", json.dumps(parameters)), format, TOOLS, False)
     assert accepts(answer, "{}")
     assert not goes_on(answer, '{"a')
 
@@ -297,16 +297,16 @@ def test_parameters_that_nothing_matches_are_refused(format):
     tool = {"function": {"name": "wait", "parameters": node}}
     grammar = forced_calls(format, [*TOOLS, tool], True).text
     with pytest.raises(EngineError) as caught:
-        check(EngineConstraint("lark", spelled(grammar, {}.get)))
-    assert refusal(str(caught.value), grammar).startswith("The parameters of wait cannot be used: ")
+        check(EngineConstraint("lark", spell_marks(grammar, {}.get)))
+    assert explain_refusal(str(caught.value), grammar).startswith("The parameters of wait cannot be used: ")
 
 
 def test_marks_are_tokens_where_they_are_and_text_elsewhere():
     text = forced_calls("mistral", TOOLS, True).text
-    assert '"[TOOL_CALLS]" "["' in spelled(text, {}.get)
-    assert '<[9]> "["' in spelled(text, {"[TOOL_CALLS]": 9}.get)
+    assert '"[TOOL_CALLS]" "["' in spell_marks(text, {}.get)
+    assert '<[9]> "["' in spell_marks(text, {"[TOOL_CALLS]": 9}.get)
     known = {"<|channel|>": 1, "<|constrain|>": 2, "<|message|>": 3, "<|call|>": 4}
-    text = spelled(forced_calls("harmony", TOOLS, True).text, known.get)
+    text = spell_marks(forced_calls("harmony", TOOLS, True).text, known.get)
     assert all(f"<[{id}]>" in text for id in known.values())
     assert "⟦" not in text
 
@@ -315,12 +315,12 @@ def test_what_people_write_is_no_mark():
     parameters = {"type": "object", "properties": {"a": {"enum": ["⟦<tool_call>⟧"]}}}
     tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
     constraint = forced_calls("llama3", [tool], False)
-    assert spelled(constraint.text, {"<tool_call>": 9}.get) == constraint.text
+    assert spell_marks(constraint.text, {"<tool_call>": 9}.get) == constraint.text
 
 
 @pytest.mark.parametrize("format", ["mistral", "harmony"])
 def test_the_other_formats_are_grammars(format):
-    grammar = llguidance.grammar_from("lark", spelled(forced_calls(format, TOOLS, True).text, {}.get))
+    grammar = llguidance.grammar_from("lark", spell_marks(forced_calls(format, TOOLS, True).text, {}.get))
     assert not llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar).is_error()
 
 
@@ -329,9 +329,9 @@ def test_only_the_mark_itself_may_begin_a_call():
     special = [id for id in range(tokenizer.vocab_size) if not tokenizer.is_text(id)]
     assert len(special) > 2
     mark = special[1]
-    text = calls_or(Constraint("json_object"), "hermes", TOOLS, True).text
+    text = calls_or(AnswerConstraint("json_object"), "hermes", TOOLS, True).text
     matcher = Grammars(tokenizer, 272).matcher(
-        EngineConstraint("lark", spelled(text, {"<tool_call>": mark}.get))
+        EngineConstraint("lark", spell_marks(text, {"<tool_call>": mark}.get))
     )
     words = np.zeros(9, dtype=np.int32)
     matcher.fill(words)

@@ -18,7 +18,7 @@ from chatterm.backends.backend import (
     ToolCall,
     ToolResult,
 )
-from chatterm.backends.remote.dialects.calls import MOST_CALLS, Asking, CallPart, Calls
+from chatterm.backends.remote.dialects.calls import MOST_CALLS, CallAssembler, CallPart, HistoryCall
 from chatterm.backends.remote.history import history
 from chatterm.screens.approval import ApprovalScreen
 from chatterm.tools.keypress_guard import QUIET
@@ -290,7 +290,7 @@ def test_whatever_comes_as_calls_can_be_kept_and_sent_again(parts: list[Any]) ->
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.text(max_size=9)), max_size=30))
 def test_arguments_are_put_together_however_they_are_cut(parts: list[tuple[int, str]]) -> None:
-    calls, wanted = Calls(), dict[int, str]()
+    calls, wanted = CallAssembler(), dict[int, str]()
     for key, text in parts:
         calls.take([CallPart(key, arguments=text)])
         wanted[key] = wanted.get(key, "") + text
@@ -313,7 +313,7 @@ def test_calls_that_no_api_takes_are_mended_the_same_way_each_time() -> None:
     assert once == history(None, path)
     assert [call.arguments for call in once[1].calls] == ["{}"] * 5  # type: ignore[union-attr]
     assert {call.name for call in once[1].calls} == {"a_b_" + "x" * 60}  # type: ignore[union-attr]
-    assert Asking("call00000", "a", "{}").given == {}
+    assert HistoryCall("call00000", "a", "{}").given == {}
 
 
 def test_an_outcome_of_a_path_has_its_calls() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.server.service import ToolFormat
-from chatterm.tool_calls.parser import CallArguments, CallBegan, CallEnded, Event, Parser, Text
+from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, CallEnded, Event, Parser
 from tests.fresh import examples
 
 few = examples(30)
@@ -24,8 +24,8 @@ def parse(format: ToolFormat, pieces: list[str]) -> list[Event]:
     merged: list[Event] = []
     for event in events:
         match merged[-1] if merged else None, event:
-            case Text(before), Text(more):
-                merged[-1] = Text(before + more)
+            case AnswerText(before), AnswerText(more):
+                merged[-1] = AnswerText(before + more)
             case CallArguments(number, before), CallArguments(same, more) if number == same:
                 merged[-1] = CallArguments(number, before + more)
             case _:
@@ -41,7 +41,7 @@ def calls(events: list[Event]) -> list[tuple[str, str]]:
 
 
 def said(events: list[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Text))
+    return "".join(event.text for event in events if isinstance(event, AnswerText))
 
 
 def written(format: ToolFormat, made: list[tuple[str, str]], text: str) -> str:
@@ -156,7 +156,7 @@ def test_an_answer_that_is_cut_off_loses_no_arguments(format, made, places, shor
 def test_arguments_stream_before_the_call_is_complete():
     parser = Parser("hermes", TOOLS)
     events = parser.push('Hm <tool_call>{"name": "add", "arguments": {"a": ')
-    assert events == [Text("Hm"), CallBegan(0, "add"), CallArguments(0, '{"a": ')]
+    assert events == [AnswerText("Hm"), CallBegan(0, "add"), CallArguments(0, '{"a": ')]
 
 
 @pytest.mark.parametrize(
@@ -185,4 +185,4 @@ def test_other_ways_to_write_a_call(format, text, expected):
 def test_without_tools_everything_is_text():
     parser = Parser("hermes", ())
     text = ' <tool_call>{"name": "add", "arguments": {}}</tool_call> '
-    assert parser.push(text) + parser.end() == [Text(text)]
+    assert parser.push(text) + parser.end() == [AnswerText(text)]
