@@ -28,12 +28,7 @@ from benchmarks.formats import FORMATS, random_quantized, read_bytes
 from benchmarks.machine import Budget, Record, copy_bandwidth, describe, synchronize
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.llama_cpp import LlamaCpp
-from benchmarks.shapes import (
-    SHAPES,
-    random_engine,
-    random_prompt,
-    shared_tensors,
-)
+from benchmarks.shapes import SHAPES, random_engine, random_prompt, shared_tensors
 from engine import Engine
 from engine.cache.kv_rows import token_bytes
 from engine.execute.compatibility import has_experts

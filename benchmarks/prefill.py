@@ -204,9 +204,9 @@ def main() -> None:
     parser.add_argument("--shapes", type=names, default=["0.6B", "8B"])
     parser.add_argument("--lengths", type=numbers, default=[512, 4096, 16384])
     parser.add_argument("--peers", type=names, default=["transformers"])
-    quantised = tuple(name for name in FORMATS if name != "bf16")
-    parser.add_argument("--formats", type=names, default=[], help=", ".join(quantised))
-    arguments = parse(parser, PEERS, quantised)
+    quantized = tuple(name for name in FORMATS if name != "bf16")
+    parser.add_argument("--formats", type=names, default=[], help=", ".join(quantized))
+    arguments = parse(parser, PEERS, quantized)
     bench = Bench(arguments)
     for shape in arguments.shapes:
         bench.run(shape)

@@ -1,7 +1,7 @@
 """The cost in quality of a weight format and of the kernels that run it: next-token distributions over a fixed text,
 compared with the same weights in fp32 with fp32 activations.
 
-    python -m benchmarks.quality [MODEL] [--reference MODEL] [--requantise] [--llama-python PYTHON] [--device cpu|cuda]
+    python -m benchmarks.quality [MODEL] [--reference MODEL] [--requantize] [--llama-python PYTHON] [--device cpu|cuda]
                                  [--kv-dtype auto,fp8,int8] [--text FILE] [--tokens 1024] [--json FILE]
 
 For every weight format and every executor, it reports the mean KL divergence in nats (with its standard error over the
@@ -14,7 +14,7 @@ fused kernels on a GPU; with every KV cache of `--kv-dtype`. `llama.cpp` reads t
 (`prompt`) all at once.
 
 The reference is MODEL itself with its blocks expanded, or the model of `--reference`, whose tokenizer must be the same.
-`--requantise` also holds the reference's weights in other formats. The weights of a quantised GGUF file lie on the grid
+`--requantize` also holds the reference's weights in other formats. The weights of a quantised GGUF file lie on the grid
 of its own blocks, so that quantising them again would cost nothing. Therefore the channels of the network are shuffled
 first, in a way that does not change its results, so that every block holds numbers of 32 different blocks of the file.
 """
@@ -33,7 +33,7 @@ from torch import Tensor
 from benchmarks.machine import describe
 from benchmarks.options import names
 from benchmarks.peers.llama_cpp_python import LlamaCppPython, PeerError
-from benchmarks.requantised import WAYS, requantised
+from benchmarks.requantized import WAYS, requantized
 from benchmarks.stepping import forced_logits
 from engine import Engine
 from engine.batch import Span, StepBatch
@@ -197,10 +197,10 @@ def measure(
         return compare(windows, expected, logits, weights, executor, bits)
 
     yield line(plain, "reference", "fp32", 16.0)
-    if arguments.requantise:
+    if arguments.requantize:
         for way in WAYS:
             for executor, kind in (("fp32", torch.float32), ("engine", dtype)):
-                network = requantised(exact, way, kind, WINDOW, shuffle=reference.gguf is not None)
+                network = requantized(exact, way, kind, WINDOW, shuffle=reference.gguf is not None)
                 bits = bits_of(network) if network.is_quantized else 16.0
                 name, logits = (executor, by_modules(network)) if executor == "fp32" else by_engine(network)
                 yield line(logits, way.name, name, bits)
@@ -236,7 +236,7 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--reference", help="the model that is true; default: MODEL, expanded")
-    parser.add_argument("--requantise", action="store_true", help="the reference in other formats, too")
+    parser.add_argument("--requantize", action="store_true", help="the reference in other formats, too")
     parser.add_argument("--llama-python", help="a Python that has llama_cpp, for GGUF files")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: a GPU, too")
     parser.add_argument("--kv-dtype", type=names, default=["auto"], help="of our KV cache")

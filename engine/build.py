@@ -135,7 +135,7 @@ def build(
         )
     asked = kinds(layer.attention for layer in spec.layers)
     row = kv_row(options.kv_dtype, spec.attention.kv_heads, spec.attention.head_dim, dtype, device)
-    if row.is_quantised and device.type == "cuda" and (reason := on_gpu.problem(device)) is not None:
+    if row.is_quantized and device.type == "cuda" and (reason := on_gpu.problem(device)) is not None:
         raise EngineError(f"--kv-dtype {row.kind} cannot be used: {reason}. Use --kv-dtype auto.")
     choice = choose_attention(
         options.attention, device, dtype, spec.attention.head_dim, asked, options.kv_dtype

@@ -30,7 +30,7 @@ from engine.schedule.loop import Loop
 from engine.schedule.metrics import Traffic
 from engine.schedule.output import Output
 from engine.schedule.outputs import Outputs
-from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, SequenceStatus
+from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence
 from engine.schedule.speculating import how_speculated, make_speculating
 from engine.schedule.step import EngineStep
 from engine.speculation.sources import DraftSource
@@ -212,13 +212,8 @@ class EngineCore:
         """Return how many requests are running, waiting or preempted; returns at once, like `figures`."""
         scheduler = self._scheduler
         there = (*scheduler.running, *scheduler.waiting)
-        where = Counter(s.status for s in there if s.params and s.priority is Priority.PERSON)
-        return Traffic(
-            where[SequenceStatus.RUNNING],
-            where[SequenceStatus.WAITING],
-            where[SequenceStatus.PREEMPTED],
-            scheduler.tally,
-        )
+        where = Counter(s.status.value for s in there if s.params and s.priority is Priority.PERSON)
+        return Traffic(where["running"], where["waiting"], where["preempted"], scheduler.tally)
 
     @property
     def kv_token_bytes(self) -> int:
@@ -402,7 +397,7 @@ class EngineCore:
 
         def job() -> None:
             if (disk := self._engine_step.disk) is not None and owner is not None:
-                disk.wish(owner, rows.keys, rows.masked_until)
+                disk.request_write(owner, rows.keys, rows.masked_until)
 
         self._loop.post(job)
 

@@ -34,9 +34,9 @@ from models.weights.packed_groups import (
 from models.weights.packing import packed_bytes
 from models.weights.placement import Placement, expert_layers, fetch_bytes, place_experts
 from models.weights.quant_config import read_scheme
-from models.weights.quantised_checkpoint import join_quantised, without_empty_biases
 from models.weights.quantize import choose_kinds, conversion_note, is_file, packed_rows, plain_note
 from models.weights.quantized import row_bytes
+from models.weights.quantized_checkpoint import join_quantized, without_empty_biases
 from models.weights.share import Share
 from models.weights.slots import Names, Slot, group_shapes, slots
 from models.weights.staging import Extent, Staging
@@ -207,7 +207,7 @@ def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Name
         (family, spec), scheme = spec_of_hf(raw), read_scheme(raw)
         tensors = map_tensors(
             spec,
-            join_quantised(read_safetensors(folder), scheme),
+            join_quantized(read_safetensors(folder), scheme),
             family.names,
             packed=family.packed,
             rename=family.rename,

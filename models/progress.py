@@ -9,7 +9,7 @@ from typing import Literal
 class Progress:
     """One report. `done` never decreases within a stage; the last report of a stage has `done == total`."""
 
-    stage: Literal["download", "load", "prepare", "check", "quantise"]
+    stage: Literal["download", "load", "prepare", "check", "quantize"]
     what: str
     """What is being worked on, for display: a file name, "weights", "KV cache"."""
     done: int

@@ -209,7 +209,7 @@ class LocalBackend(BackendBase):
 
         try:
             calling = Calling.of(engine.tokenizer, self._tools)
-            params = self._params_of(engine, self._sampling, calling)
+            params = self._merge_sampling(engine, self._sampling, calling)
             chat = engine.chat(system=self._begins, think=self._think, think_cache=self._think_cache)
             chat.tools = calling.use if calling is not None else None
             chat.owner = self._kept_as
@@ -289,7 +289,9 @@ class LocalBackend(BackendBase):
                 messages.insert(0, {"role": "system", "content": system})
             think = {"auto": None, "on": True, "off": False}[request.think or self._think]
             try:
-                params = self._params_of(engine, {"speculation": "off", **self._sampling, **request.sampling})
+                params = self._merge_sampling(
+                    engine, {"speculation": "off", **self._sampling, **request.sampling}
+                )
                 yield make_prompt(asking, messages, think, params)
             except (EngineError, ModelError) as error:
                 yield error
@@ -369,7 +371,7 @@ class LocalBackend(BackendBase):
     def set_sampling(self, sampling: Mapping[str, Any]) -> None:
         sampling = checked(sampling)
         if self._engine is not None:
-            self._params = self._params_of(self._engine, sampling, self._calling)
+            self._params = self._merge_sampling(self._engine, sampling, self._calling)
         self._sampling = sampling
 
     def set_tools(self, tools: Sequence[Tool]) -> None:
@@ -378,7 +380,7 @@ class LocalBackend(BackendBase):
             calling = Calling.of(engine.tokenizer, tools)
             if tools and calling is None:
                 raise no_tools(self._info)
-            self._params = self._params_of(engine, self._sampling, calling)
+            self._params = self._merge_sampling(engine, self._sampling, calling)
             self._calling, chat.tools = calling, calling.use if calling is not None else None
             self._count()
             self.settle()
@@ -461,7 +463,7 @@ class LocalBackend(BackendBase):
             self._keys = self._chat.history.keys
             self._used = len(self._keys)
 
-    def _params_of(
+    def _merge_sampling(
         self, engine: "Engine", sampling: Mapping[str, Any], calling: Calling | None = None
     ) -> SamplingParams:
         """Return the model's own sampling with overrides. A text completion gets a limit, as it has no end of turn."""

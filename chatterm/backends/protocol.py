@@ -7,14 +7,7 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
-from chatterm.backends.backend import (
-    ChatOptions,
-    Figures,
-    ModelInfo,
-    Outcome,
-    TokenEvent,
-    TurnStats,
-)
+from chatterm.backends.backend import ChatOptions, Figures, ModelInfo, Outcome, TokenEvent, TurnStats
 
 
 @cache

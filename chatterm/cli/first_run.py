@@ -85,8 +85,8 @@ def candidates(here: "Here") -> list[str]:
     """The models to choose from: quantised ones, where they are faster; else those that are as good as they can be."""
     from models.hub.catalogue import HUB_FILES, QWEN3
 
-    quantised = [name for name, file in HUB_FILES.items() if file.model in QWEN3]
-    return quantised if here.keeps_blocks else list(QWEN3)
+    quantized = [name for name, file in HUB_FILES.items() if file.model in QWEN3]
+    return quantized if here.keeps_blocks else list(QWEN3)
 
 
 def free_disk() -> int:

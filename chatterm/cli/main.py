@@ -17,7 +17,7 @@ from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
 from chatterm.cli.library import LibraryOption, find_documents, library_app
 from chatterm.cli.mcp import mcp_app
-from chatterm.cli.option_parsers import device_of
+from chatterm.cli.option_parsers import parse_device
 from chatterm.cli.prompts import checked_prompts, checked_texts
 from chatterm.cli.serve import serve
 from chatterm.cli.sessions import sessions_app
@@ -414,7 +414,7 @@ def doctor(
     """Report what this machine can do: GPU, kernels, memory, expected speed."""
     from chatterm.cli import doctor as doctor_command
 
-    device = device_of(device)
+    device = parse_device(device)
     if tune is not None and profile is not None:
         raise WrongUsage("--tune and --profile cannot be combined; use one of them.")
     if options.is_given(invocation, "trace"):
@@ -493,4 +493,4 @@ def show(model: options.OptionalModel = None) -> None:
     the architectures that can be run."""
     from chatterm.cli.show import show as show_model
 
-    show_model(model, device_of(None))
+    show_model(model, parse_device(None))

@@ -15,7 +15,7 @@ def parse_disk(given: float | None) -> float | None:
     return given
 
 
-def device_of(given: str | None) -> str:
+def parse_device(given: str | None) -> str:
     """Return the device that `--device` names; if it was not given, the one in the settings.
 
     Return "auto" if the settings cannot be read. Raises WrongUsage if `given` is no name of a device.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from chatterm.cli.option_parsers import device_of, parse_disk, parse_draft, parse_ranks, seconds_given
+from chatterm.cli.option_parsers import parse_device, parse_disk, parse_draft, parse_ranks, seconds_given
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
@@ -293,7 +293,7 @@ def engine_options(invocation: typer.Context) -> "ChatOptions":
     ]
     return ChatOptions(
         **{name: given[name] for name in same},
-        device=device_of(given["device"]),
+        device=parse_device(given["device"]),
         graphs=not given["no_graph"],
         tune=not given["no_tune"],
         tensor_parallel=parse_ranks(given["tensor_parallel"]),
@@ -331,7 +331,7 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
     )
     return ChatOptions(
         **{name: given[name] for name in same if name in given},
-        device=device_of(given["device"]),
+        device=parse_device(given["device"]),
         graphs=not given["no_graph"],
         tune=not given["no_tune"],
         tensor_parallel=parse_ranks(given["tensor_parallel"]),

@@ -199,7 +199,7 @@ class _Writer:
             self._line({**_name(one), "error": str(part)})
         else:
             self._label(one)
-            self._say_of(one, one_line(str(part)))
+            self._report(one, one_line(str(part)))
         return True
 
     def _ended(self, one: _PromptAnswer, outcome: Outcome) -> None:
@@ -232,7 +232,7 @@ class _Writer:
         self._clear()
         write(self._out, json.dumps(fields) + "\n")
 
-    def _say_of(self, one: _PromptAnswer, text: str) -> None:
+    def _report(self, one: _PromptAnswer, text: str) -> None:
         self._clear()
         self._say(f"chatterm: {one.label}: {text}" if one.label else f"chatterm: {text}")
 

@@ -78,7 +78,7 @@ class PlainLines:
         self._step = -1
 
     def __call__(self, progress: Progress) -> None:
-        if progress.stage not in ("download", "quantise"):
+        if progress.stage not in ("download", "quantize"):
             return
         now = self._clock()
         if progress.what != self._what:
@@ -106,6 +106,6 @@ def title(progress: Progress) -> str:
         "load": "Loading",
         "prepare": "Preparing",
         "check": "Checking",
-        "quantise": "Quantising",
+        "quantize": "Quantising",
     }[progress.stage]
     return f"{verb} {one_line(progress.what, 60)}"

@@ -15,9 +15,9 @@ def quantize(model: str, out: Path) -> None:
     """Write `model` to `out`. Raises ModelError."""
     with progress_on(sys.stderr) as on_progress:
         files = resolve(model, on_progress=on_progress)
-        from models.quantising.quantise import quantise
+        from models.quantizing.quantize import quantize_model
 
-        written = quantise(files, out, local_commit(model), on_progress)
+        written = quantize_model(files, out, local_commit(model), on_progress)
     name = one_line(str(out))
     kept = f"{written.kept} of {written.matrices} matrices in 8 bits"
     print(f"{name}: {bytes_text(written.bytes)}, {kept}, the others in 4.")

@@ -38,7 +38,7 @@ def show(model: str | None, device: str = "auto") -> None:
         ("Parameters", f"{facts.parameters / 1e6:,.1f} million" if facts.parameters else "unknown"),
         ("Context", context),
         ("Weights", facts.dtype or "unknown"),
-        *(quantised(facts.scheme) if facts.scheme is not None else ()),
+        *(quantized(facts.scheme) if facts.scheme is not None else ()),
         ("Chat template", template[facts.has_chat_template]),
         ("Path", where),
         ("Files", f"{len(facts.files)}, {bytes_text(sum(size for _, size in facts.files))}"),
@@ -77,12 +77,12 @@ def _how_it_runs(facts: ModelFacts, spec: ModelSpec, device: str) -> list[tuple[
     unusual = sorted(feature.value for feature in features(spec))
     return [
         ("Features", ", ".join(unusual) or "nothing unusual"),
-        *computed_by(spec, facts.is_quantised),
+        *computed_by(spec, facts.is_quantized),
         *_expected(facts, spec, device),
     ]
 
 
-def quantised(scheme: Scheme) -> list[tuple[str, str]]:
+def quantized(scheme: Scheme) -> list[tuple[str, str]]:
     """Rows that say how a checkpoint is quantised, and how its weights are held where they are computed with."""
     if scheme.held is not None:
         held = f"as {scheme.held} on a CPU, and on a GPU if the fused kernels support the model"
@@ -91,7 +91,7 @@ def quantised(scheme: Scheme) -> list[tuple[str, str]]:
     return [("Quantised", scheme.name), ("Held", held if scheme.note is None else f"{held}. {scheme.note}")]
 
 
-def computed_by(spec: ModelSpec, quantised: bool = False) -> list[tuple[str, str]]:
+def computed_by(spec: ModelSpec, quantized: bool = False) -> list[tuple[str, str]]:
     """Rows that say what computes such a network on a CPU, this one, and on a GPU."""
     from engine.execute.compatibility import by_torch, not_fused, not_native
     from engine.execute.cpu import products
@@ -102,7 +102,7 @@ def computed_by(spec: ModelSpec, quantised: bool = False) -> list[tuple[str, str
     return [
         (
             "On the CPU",
-            by_torch(no_native, quantised and products.problem() is None) if no_native else "native kernels",
+            by_torch(no_native, quantized and products.problem() is None) if no_native else "native kernels",
         ),
         ("On a GPU", by_torch(no_fused) if no_fused else "fused kernels"),
     ]
@@ -117,7 +117,7 @@ def _expected(facts: ModelFacts, spec: ModelSpec, device: str) -> list[tuple[str
     here = look_here(device, "auto")
     if here is None:
         return []
-    in_blocks = facts.is_quantised or any(name.endswith(".gguf") for name, _ in facts.files)
+    in_blocks = facts.is_quantized or any(name.endswith(".gguf") for name, _ in facts.files)
     found = speed_here(facts.name, spec, here, sum(size for _, size in facts.files) if in_blocks else None)
     tokens = min(CONVERSATION, spec.max_positions)
     conversation = bytes_text(found.memory_bytes - found.weight_bytes)

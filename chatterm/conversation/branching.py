@@ -262,7 +262,7 @@ class Branching:
         if self._shown.named != (named := self._names(self._shown.models)):
             self._shown.named, first = named, 0
         entries = self._standing(self._shown, path, first)
-        above = self._last_of(path[:first]) if first and not made else None
+        above = self._last_entry(path[:first]) if first and not made else None
         if first and made:
             entries = [*made[: made.index(entries[0])], *entries]
         if self.choice:  # they are shown elsewhere
@@ -286,7 +286,7 @@ class Branching:
                 entries.append(shown.compaction_of(path[:number]))
         return entries
 
-    def _last_of(self, path: Sequence[Exchange]) -> Entry:
+    def _last_entry(self, path: Sequence[Exchange]) -> Entry:
         """Return the last entry of these exchanges: an answer, or the summary below it."""
         compacted = len(path) == self._shown.compacted
         return self._shown.compaction_of(path) if compacted else self.entries_of(path[-1])[1]

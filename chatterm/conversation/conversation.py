@@ -9,13 +9,7 @@ from time import monotonic
 from typing import Any
 
 from chatterm.backends import worker
-from chatterm.backends.backend import (
-    Backend,
-    EngineError,
-    Exchange,
-    Outcome,
-    ToolResult,
-)
+from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, ToolResult
 from chatterm.conversation.branching import Branching, Prepared
 from chatterm.conversation.ending import Ending
 from chatterm.conversation.entries import AnswerEntry, RetryEntry, UserEntry

@@ -108,7 +108,7 @@ class LibraryPicker(SearchPicker[LibraryEntry]):
             self._about([])
             return
         source = elided(one_line(chosen.source, 500), self._about_width)
-        self._about([(source, "")], about_text(chosen, self._list.chunk_of(chosen), self._model))
+        self._about([(source, "")], about_text(chosen, self._list.find_chunk(chosen), self._model))
 
     def question(self, item: LibraryEntry) -> tuple[str, str, str]:
         asked = f"Remove {elided(item.name, 30)}? Conversations that began with it keep it."
@@ -128,7 +128,7 @@ class LibraryPicker(SearchPicker[LibraryEntry]):
 
     # --- what the person does ---
 
-    def on_item_list_chosen(self, message: ItemList.Chosen) -> None:
+    def on_item_list_item_selected(self, message: ItemList.ItemSelected) -> None:
         if self._asking is None:
             self.dismiss(message.key)
 
@@ -182,14 +182,14 @@ class LibraryList(ItemList[LibraryEntry]):
         mark = f"{order.index(item.name) + 1} " if item.name in order else "  "
         if not mark.strip() and item.name in self._opened:
             mark = "▸ "
-        return entry_line(item, self.chunk_of(item), self._model, mark, width, now)
+        return entry_line(item, self.find_chunk(item), self._model, mark, width, now)
 
     @property
     def order(self) -> list[str]:
         """The names that are marked and still there."""
         return [name for name in self._marked if name in self.there]
 
-    def chunk_of(self, entry: LibraryEntry) -> CachedChunk | None:
+    def find_chunk(self, entry: LibraryEntry) -> CachedChunk | None:
         """What the engine has of a document: alone, else with others before or behind it."""
         having = [chunk for chunk in self._chunks if entry.name in chunk.name.split(", ")]
         return next((chunk for chunk in having if chunk.name == entry.name), having[0] if having else None)

@@ -88,7 +88,7 @@ class ModelPicker(Picker):
         line.choice = message.choice
         line.refresh()
 
-    def on_model_list_chosen(self, message: "ModelList.Chosen") -> None:
+    def on_model_list_model_selected(self, message: "ModelList.ModelSelected") -> None:
         self.dismiss(message.name)
 
     def action_accept(self) -> None:
@@ -122,7 +122,7 @@ class ModelDetail(Canvas):
 class ModelList(PickerList):
     """The choices that match, one a line, one of them chosen."""
 
-    class Chosen(Message):
+    class ModelSelected(Message):
         """A choice was clicked."""
 
         def __init__(self, name: str) -> None:
@@ -209,7 +209,7 @@ class ModelList(PickerList):
         row = self.clicked(event)
         if row is not None:
             event.stop()
-            self.post_message(self.Chosen(self._matching[row].name))
+            self.post_message(self.ModelSelected(self._matching[row].name))
 
     def build(self, width: int) -> list[Line]:
         if not self._matching and (self.waits or not self._typed):

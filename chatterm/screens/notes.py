@@ -31,7 +31,7 @@ class Note(Canvas):
 class Choices(Note):
     """What can be done: parts that can be clicked, with a dot between them where they share a line."""
 
-    class Chosen(Message):
+    class ActionSelected(Message):
         """A part was clicked."""
 
         def __init__(self, action: str) -> None:
@@ -73,4 +73,4 @@ class Choices(Note):
         for column, text, action in rows[event.y] if event.y < len(rows) else ():
             if action and column <= event.x < column + cells(text):
                 event.stop()
-                self.post_message(self.Chosen(action))
+                self.post_message(self.ActionSelected(action))

@@ -96,7 +96,7 @@ class SearchPicker(Picker, Generic[Item]):
 
     # --- what the person does ---
 
-    async def on_choices_chosen(self, message: Choices.Chosen) -> None:
+    async def on_choices_action_selected(self, message: Choices.ActionSelected) -> None:
         await self.run_action(message.action)
 
     def on_key(self, event: events.Key) -> None:
@@ -145,7 +145,7 @@ class SearchPicker(Picker, Generic[Item]):
 class ItemList(PickerList, Generic[Item]):
     """Items, one a line, one of them chosen."""
 
-    class Chosen(Message):
+    class ItemSelected(Message):
         """An item was clicked."""
 
         def __init__(self, key: str) -> None:
@@ -194,7 +194,7 @@ class ItemList(PickerList, Generic[Item]):
             event.stop()
             self._index = row
             self.refresh()
-            self.post_message(self.Chosen(self.key(self.items[row])))
+            self.post_message(self.ItemSelected(self.key(self.items[row])))
 
     def build(self, width: int) -> list[Line]:
         if not self.items:

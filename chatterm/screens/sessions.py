@@ -120,7 +120,7 @@ class SessionPicker(SearchPicker[SessionInfo]):
 
     # --- what the person does ---
 
-    def on_item_list_chosen(self, message: ItemList.Chosen) -> None:
+    def on_item_list_item_selected(self, message: ItemList.ItemSelected) -> None:
         if self._asking is None and self._renaming is None:
             self.dismiss(message.key)
 

@@ -12,17 +12,7 @@ from msgspec import Raw
 
 from chatterm.backends.protocol import Hello, HelloReply, Hold, agreed
 from chatterm.ipc.frames import FrameError, FrameReader
-from chatterm.ipc.messages import (
-    Call,
-    Cancel,
-    Done,
-    Failed,
-    Item,
-    from_server,
-    pack,
-    to_frame,
-    unpack,
-)
+from chatterm.ipc.messages import Call, Cancel, Done, Failed, Item, from_server, pack, to_frame, unpack
 from chatterm.ipc.runtime import connect
 from chatterm.server.service import ChatMessage, Generation, Metrics, Piece, RequestError, ServedModel
 

@@ -107,14 +107,14 @@ def _values(lines: list[str]) -> list[Suggestion]:
 class Completion(Canvas):
     """Opens by itself. Up and Down move; Tab, a click, or Enter after moving chooses; Esc closes."""
 
-    class Chosen(Message):
+    class SuggestionSelected(Message):
         """A row was clicked."""
 
         def __init__(self, suggestion: Suggestion) -> None:
             super().__init__()
             self.suggestion = suggestion
 
-    class Found(Message):
+    class PathsFound(Message):
         """Paths for what was being written when the search began."""
 
         def __init__(self, text: str, token: PathToken, paths: list[FoundPath]) -> None:
@@ -152,7 +152,7 @@ class Completion(Canvas):
         self._wanted: tuple[str, PathToken] | None = None
         """The path to look for, in its text."""
         self._searching = False
-        self._found: Completion.Found | None = None
+        self._found: Completion.PathsFound | None = None
         """The disk's last answer."""
         self.display = False
 
@@ -187,7 +187,7 @@ class Completion(Canvas):
                 names = server_names() if self._tools is not None else []
                 found = [*found_resources(token.path, names), *found]
                 self._learn(unknown_server(token.path, names))
-            self.post_message(self.Found(text, token, found))
+            self.post_message(self.PathsFound(text, token, found))
 
         Thread(target=search, name="path completion", daemon=True).start()
 
@@ -232,8 +232,8 @@ class Completion(Canvas):
             self._lines = message.lines
             self._show(_values(message.lines), message.text)
 
-    @on(Found)
-    def _show_paths(self, message: Found) -> None:
+    @on(PathsFound)
+    def _show_paths(self, message: PathsFound) -> None:
         message.stop()
         self._searching = False
         if self._wanted == (message.text, message.token):
@@ -314,4 +314,4 @@ class Completion(Canvas):
     def on_click(self, event: events.Click) -> None:
         row = self._first + event.y
         if row < len(self._all):
-            self.post_message(self.Chosen(self._all[row]))
+            self.post_message(self.SuggestionSelected(self._all[row]))

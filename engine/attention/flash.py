@@ -55,7 +55,7 @@ class FlashBackend:
         if cache.block_size % PAGE:
             raise ValueError(f"flash-attn needs blocks of a multiple of {PAGE} rows, not {cache.block_size}")
         self._cache = cache
-        self._bytes = TritonBackend(cache, groups, unusual) if cache.row.is_quantised else None
+        self._bytes = TritonBackend(cache, groups, unusual) if cache.row.is_quantized else None
         self._options = {index: _options(layer.spec) for index, layer in unusual.items()}
         self._by_torch = cache.kv.is_cuda and torch.cuda.get_device_capability(cache.kv.device)[0] == HOPPER
         self._attend: Kernel = flash_attn_with_kvcache
@@ -87,7 +87,7 @@ class FlashBackend:
         return _Ragged(self._cache, attend, options, write, q_ends, k_ends, tables, tokens, rows)
 
     def _is_whole(self, span: Span) -> bool:
-        if self._cache.row.is_quantised:
+        if self._cache.row.is_quantized:
             return span.count > FEW and expands(self._cache, span)
         first = self._cache.first_seen(span.start)
         one_run = span.count > FEW and len(self._cache.slots(span.blocks, first, span.stop)) == 1

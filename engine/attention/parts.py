@@ -33,7 +33,7 @@ def expands(cache: KVCache, span: Span) -> bool:
     """Return whether a span may read all its rows as plain numbers. Beyond that, kernels decode tile by tile."""
     rows = span.stop - cache.first_seen(span.start)
     numbers = 2 * rows * cache.row.heads * cache.row.dim
-    return not cache.row.is_quantised or numbers * cache.dtype.itemsize <= EXPANDED_BYTES
+    return not cache.row.is_quantized or numbers * cache.dtype.itemsize <= EXPANDED_BYTES
 
 
 class SpanRows:

@@ -65,7 +65,7 @@ class KVCache:
 
     def write(self, layer: int, at: slice | Tensor, k: Tensor, v: Tensor) -> None:
         """Write K and V [n, num_kv_heads, head_dim] into n slots: a slice, or int64 [n]."""
-        if self.row.is_quantised and self.kv.device.type == "cuda":
+        if self.row.is_quantized and self.kv.device.type == "cuda":
             from engine.kernels.triton.kv_rows import write_rows
 
             if isinstance(at, slice):
@@ -80,7 +80,7 @@ class KVCache:
 
     def read(self, rows: Tensor) -> Tensor:
         """Return rows [n, *row] of `k` or `v` as numbers [n, num_kv_heads, head_dim] in `dtype`."""
-        if self.row.is_quantised and self.kv.device.type == "cuda":
+        if self.row.is_quantized and self.kv.device.type == "cuda":
             from engine.kernels.triton.kv_rows import read_rows
 
             out = torch.empty((len(rows), self.row.heads, self.row.dim), dtype=self.dtype, device=rows.device)
@@ -90,11 +90,11 @@ class KVCache:
     @property
     def keeps_exactly(self) -> bool:
         """Whether reading returns exactly what was written, so that rows just computed need not be read back."""
-        return not self.row.is_quantised and self.row.dtype == self.dtype
+        return not self.row.is_quantized and self.row.dtype == self.dtype
 
     def told(self, layer: int) -> dict[str, Any]:
         """Return the kernel arguments that describe rows in addition to `k` and `v`: none for plain rows."""
-        if not self.row.is_quantised:
+        if not self.row.is_quantized:
             return {}
         scales = {"k_scales": self.row.scales(self.k[layer]), "v_scales": self.row.scales(self.v[layer])}
         return {**scales, "ROW": self.row.nbytes, "FP8": self.row.is_fp8}

@@ -19,7 +19,7 @@ from models.spec import ModelSpec
 
 KVKind = Literal["auto", "bf16", "fp16", "fp8", "int8"]
 """The values of `--kv-dtype`; auto: the dtype in which the model computes."""
-QUANTISED = ("fp8", "int8")
+QUANTIzED = ("fp8", "int8")
 PLAIN = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ALIGN = 16
 """Rows begin at a multiple of this many bytes, the number that one GPU thread copies at once."""
@@ -38,7 +38,7 @@ class KVRow:
     kind: Literal["plain", "fp8", "int8"] = "plain"
 
     @property
-    def is_quantised(self) -> bool:
+    def is_quantized(self) -> bool:
         """Whether each number is stored in one byte."""
         return self.kind != "plain"
 
@@ -49,24 +49,24 @@ class KVRow:
     @property
     def name(self) -> str:
         """The format of its numbers, for display."""
-        return self.kind if self.is_quantised else str(self.dtype).removeprefix("torch.")
+        return self.kind if self.is_quantized else str(self.dtype).removeprefix("torch.")
 
     @property
     def nbytes(self) -> int:
         """Bytes of a row, scales included."""
-        if not self.is_quantised:
+        if not self.is_quantized:
             return self.heads * self.dim * self.dtype.itemsize
         return -(-self.heads * (self.dim + 4) // ALIGN) * ALIGN
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of a row as stored."""
-        return (self.nbytes,) if self.is_quantised else (self.heads, self.dim)
+        return (self.nbytes,) if self.is_quantized else (self.heads, self.dim)
 
     @property
     def stored(self) -> torch.dtype:
         """The dtype of a row as stored."""
-        return torch.uint8 if self.is_quantised else self.dtype
+        return torch.uint8 if self.is_quantized else self.dtype
 
     def scales(self, rows: Tensor) -> Tensor:
         """Return the scales of quantised rows uint8 [..., nbytes] as a view, fp32 [..., heads]."""
@@ -75,7 +75,7 @@ class KVRow:
 
     def encode(self, x: Tensor) -> Tensor:
         """Convert numbers [n, heads, dim] to rows [n, *shape]."""
-        if not self.is_quantised:
+        if not self.is_quantized:
             return x.to(self.dtype)
         wide = x.float()
         most = wide.abs().amax(-1, keepdim=True)
@@ -97,7 +97,7 @@ class KVRow:
     def decode(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Convert rows [n, *shape] to numbers [n, heads, dim] in `dtype` (None: the row's)."""
         dtype = dtype or self.dtype
-        if not self.is_quantised:
+        if not self.is_quantized:
             return rows.to(dtype)
         codes = rows[:, : self.heads * self.dim].view(torch.float8_e4m3fn if self.is_fp8 else torch.int8)
         numbers = codes.float().view(len(rows), self.heads, self.dim)

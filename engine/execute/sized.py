@@ -130,7 +130,7 @@ def _computing(
         found += expert_bytes(network.spec, rows, network.dtype.itemsize)
         found += GRAPH_BYTES * (1 + has_draft)
         found += EXPANDING_BYTES if on_host is not None else 0
-        found += EXPANDED_BYTES if row.is_quantised else 0
+        found += EXPANDED_BYTES if row.is_quantized else 0
         return found + (
             AllReduceLayout.of(network, MOST_ROWS, rows).nbytes if network.share is not None else 0
         )

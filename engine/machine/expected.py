@@ -160,15 +160,15 @@ def _speed_on(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Spe
     return replace(found, int4_tokens_per_s=int4.tokens_per_s)
 
 
-def suited(spec: ModelSpec, here: Here, quantised: bool = False) -> Here:
+def suited(spec: ModelSpec, here: Here, quantized: bool = False) -> Here:
     """Return `here` with the program that decodes this network: plain modules if our kernels do not support it."""
     if here.program is PROGRAMS[NATIVE] and not_native(spec):
-        program = "plain modules, native products" if quantised else "plain modules, CPU"
-        return replace(here, program=PROGRAMS[program], keeps_blocks=quantised)
+        program = "plain modules, native products" if quantized else "plain modules, CPU"
+        return replace(here, program=PROGRAMS[program], keeps_blocks=quantized)
     if here.program is PROGRAMS["fused kernels, CUDA graph"]:
         if not_fused(spec):
             return replace(here, program=PROGRAMS["plain modules, CUDA graph"])
-        if quantised:
+        if quantized:
             return replace(here, program=PROGRAMS["fused kernels, quantised weights"], keeps_blocks=True)
     return here
 

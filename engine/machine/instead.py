@@ -32,5 +32,5 @@ def _rate(files: ModelFiles, dtype: str, quantize: str) -> float | None:
     if quantize == "auto" and products.problem() is not None:
         quantize = "none"
     spec, held = bytes_to_load(files, dtype=here.dtype, device=here.device, quantize=quantize, longest=None)
-    is_quantised = held < parameters(spec) * here.dtype.itemsize
-    return speed_here(files.name, spec, here, held if is_quantised else None).tokens_per_s
+    is_quantized = held < parameters(spec) * here.dtype.itemsize
+    return speed_here(files.name, spec, here, held if is_quantized else None).tokens_per_s

@@ -268,8 +268,8 @@ def _here(
 def _worth_telling(here: Here) -> list[str]:
     """Return the catalogue models to report; quantised ones only if more than their download differs."""
     keeps_them = here.keeps_blocks or here.program is PROGRAMS["fused kernels, CUDA graph"]
-    quantised = {name for name, file in HUB_FILES.items() if keeps_them and file.model in COMMON}
-    return [name for name in names() if name in COMMON or name in quantised]
+    quantized = {name for name, file in HUB_FILES.items() if keeps_them and file.model in COMMON}
+    return [name for name in names() if name in COMMON or name in quantized]
 
 
 def measure_bandwidth(device: torch.device) -> float:

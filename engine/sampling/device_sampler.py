@@ -174,11 +174,13 @@ class DeviceSampler:
         return [
             SampledToken(id)
             if count is None or id < 0
-            else SampledToken(id, *self._told_of(slot, place, count))
+            else SampledToken(id, *self._slot_logprobs(slot, place, count))
             for id, slot, place, (_, _, count) in zip(ids, slots, places, tokens, strict=True)
         ]
 
-    def _told_of(self, slot: int, place: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    def _slot_logprobs(
+        self, slot: int, place: int, count: int
+    ) -> tuple[float, tuple[tuple[int, float], ...]]:
         chances, others = (told[slot, place].tolist() for told in self._told)
         last = 1 + min(count, self.vocab_size)
         return chances[0], tuple(zip(others[1:last], chances[1:last], strict=True))

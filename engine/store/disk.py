@@ -28,7 +28,7 @@ from engine.store.folder import Folder, is_chunk
 from engine.store.jobs import RestoreRequest, WriteRequest
 from models.weights.staging import StagingBuffer
 
-MOST_WISHES = 32
+MOST_WRITES = 32
 """The most paths that are remembered to be written."""
 WRITING = 2
 """The most blocks handed to the disk's thread and not written yet."""
@@ -68,13 +68,13 @@ class DiskTier:
         self._root = b""
         self._folder: Folder | None = None
         """None until it has been scanned, and once it is of no use."""
-        self._wishes: list[WriteRequest] = []
+        self._writes: list[WriteRequest] = []
         """The paths to be written; the last one is next."""
         self._looked = 0
         """How many of them, from the end, had nothing to be written just now."""
         self._names: dict[int, Digest] = {}
         """The digest of a block by its name."""
-        self._bringing: list[RestoreRequest] = []
+        self._restores: list[RestoreRequest] = []
         self._early: list[Callable[[], None]] | None = []
         """Requests made before the folder was scanned; None from then on."""
         self._writing = 0
@@ -98,27 +98,27 @@ class DiskTier:
 
     # -- writing
 
-    def wish(self, owner: str, keys: Sequence[Key], until: int = 0) -> None:
+    def request_write(self, owner: str, keys: Sequence[Key], until: int = 0) -> None:
         """Have the full blocks of a conversation written in idle time, as far as they are still cached then.
 
         Rows before `until` are masked (see `Rows.masked_until`); they are written even if the last block is not full.
         """
         if self.problem:
             return
-        wish = WriteRequest(owner, list(keys), until)
-        for before in [one for one in self._wishes if one.owner == owner]:
-            if before.keys == wish.keys[: len(before.keys)]:
-                self._wishes.remove(before)
-                wish.done, wish.digest = max((wish.done, wish.digest), (before.done, before.digest))
-        self._wishes.append(wish)
-        self._wishes.sort(key=lambda one: is_chunk(one.owner))  # chunks first: conversations then skip those
+        write = WriteRequest(owner, list(keys), until)
+        for before in [one for one in self._writes if one.owner == owner]:
+            if before.keys == write.keys[: len(before.keys)]:
+                self._writes.remove(before)
+                write.done, write.digest = max((write.done, write.digest), (before.done, before.digest))
+        self._writes.append(write)
+        self._writes.sort(key=lambda one: is_chunk(one.owner))  # chunks first: conversations then skip those
         self._looked = 0
-        del self._wishes[:-MOST_WISHES]
+        del self._writes[:-MOST_WRITES]
         self._tasks.put(partial(self._begin_file, owner))
 
     def forget(self, owner: str) -> None:
         """Write nothing more of this conversation."""
-        self._wishes = [wish for wish in self._wishes if wish.owner != owner]
+        self._writes = [write for write in self._writes if write.owner != owner]
 
     def go_on(self) -> bool:
         """Hand a block to the disk's thread, if there is one to be written. Return whether there may be another."""
@@ -127,11 +127,11 @@ class DiskTier:
             return False
         if not self._hangs and self.costs.differ(self._kept, KEPT_WITHIN):
             self._keep_costs(self._folder)
-        if self._looked < len(self._wishes):  # the latest first, and one per call, because a request may wait
-            wish = self._wishes[-1 - self._looked]
-            if not self._next(self._folder, wish) and wish in self._wishes:
+        if self._looked < len(self._writes):  # the latest first, and one per call, because a request may wait
+            write = self._writes[-1 - self._looked]
+            if not self._next(self._folder, write) and write in self._writes:
                 self._looked += 1
-        if self._looked < len(self._wishes):
+        if self._looked < len(self._writes):
             return True
         self._looked = 0
         self._finish()
@@ -163,26 +163,29 @@ class DiskTier:
 
         self._tasks.put(keep)
 
-    def _next(self, folder: Folder, wish: WriteRequest) -> bool:
+    def _next(self, folder: Folder, write: WriteRequest) -> bool:
         """Hand over the next block of a path. Return False if none is ready."""
-        owner = wish.owner
-        path = self._blocks.chain(wish.keys)
-        for block in path[wish.done :]:
+        owner = write.owner
+        path = self._blocks.chain(write.keys)
+        for block in path[write.done :]:
             if block.is_gone:
                 return False
-            digest = self._digest(block, wish.digest or self._root)
+            digest = self._digest(block, write.digest or self._root)
             has = folder.holds(owner, digest)
             if not has and not self._hand_over(folder, owner, digest, block, self._size):
                 return False
-            wish.done, wish.digest = wish.done + 1, digest
+            write.done, write.digest = write.done + 1, digest
             if not has:
                 return True
-        if wish.done < len(wish.keys) // self._size:
+        if write.done < len(write.keys) // self._size:
             return False
-        tail = wish.keys[wish.done * self._size : wish.until]
+        tail = write.keys[write.done * self._size : write.until]
         if tail:
-            held, digest = self._blocks.path(wish.keys[: wish.until]), after(wish.digest or self._root, tail)
-            if len(held) == wish.done:
+            held, digest = (
+                self._blocks.path(write.keys[: write.until]),
+                after(write.digest or self._root, tail),
+            )
+            if len(held) == write.done:
                 return False
             block = self._blocks.every[held[-1]]
             if block.keys[: len(tail)] != tail:
@@ -191,7 +194,7 @@ class DiskTier:
                 folder, owner, digest, block, len(tail)
             ):
                 return False
-        self._wishes.remove(wish)
+        self._writes.remove(write)
         return bool(tail)
 
     def _hand_over(self, folder: Folder, owner: str, digest: Digest, block: Block, count: int) -> bool:
@@ -230,9 +233,9 @@ class DiskTier:
 
     def _write_again(self, owner: str) -> None:
         """Start the paths of a conversation again, because what was written is gone."""
-        for wish in self._wishes:
-            if wish.owner == owner:
-                wish.done, wish.digest = 0, b""
+        for write in self._writes:
+            if write.owner == owner:
+                write.done, write.digest = 0, b""
 
     def _write(self, folder: Folder, owner: str, digest: Digest, slot: StagingBuffer, count: int) -> None:
         try:
@@ -252,7 +255,7 @@ class DiskTier:
 
         self._tell(told)
 
-    # -- bringing back
+    # -- restoring
 
     def bring(
         self,
@@ -265,8 +268,8 @@ class DiskTier:
         """Bring back the blocks of `keys` that are on disk and follow those in the cache, then call `then` on this
         thread: at once if there are none, or if reading them would take longer than computing.
 
-        `until` is as in `wish` and `idle` as in `BlockManager.reserve`; `wanted` says whether the caller still waits.
-        Blocks that are already being read are not read twice.
+        `until` is as in `request_write` and `idle` as in `BlockManager.reserve`; `wanted` says whether the caller
+        still waits. Blocks that are already being read are not read twice.
         """
         is_long = len(keys) >= WORTH_WAITING[self._cache.kv.device.type]
         if self._early is not None and (idle or is_long):
@@ -281,7 +284,7 @@ class DiskTier:
         if not missing:
             then()
             return
-        coming = next((one for one in self._bringing if not one.is_over and missing[0] in one.missing), None)
+        coming = next((one for one in self._restores if not one.is_over and missing[0] in one.missing), None)
         if coming is not None:
             coming.idle = coming.idle and idle
             coming.wanted.append(wanted)
@@ -292,32 +295,31 @@ class DiskTier:
         except Exception:  # noqa: BLE001 - computing the prompt raises it again, and reports it
             then()
             return
-        bringing = RestoreRequest(
-            table, keys[:end], idle, [wanted], [then], missing, end - present * self._size
-        )
-        self._bringing.append(bringing)
+        asked = end - present * self._size
+        restore = RestoreRequest(table, keys[:end], idle, [wanted], [then], missing, asked)
+        self._restores.append(restore)
         if table.length != present * self._size:
-            self._end(bringing)
+            self._end(restore)
             return
-        self._tasks.put(lambda: self._read(folder, bringing))
+        self._tasks.put(lambda: self._read(folder, restore))
         least, unknown = PATIENCE_S
-        patience = max(self.costs.computed * bringing.asked, least) if self.costs.computed else unknown
-        bringing.timer = Timer(patience, lambda: self._tell(lambda: self._end(bringing, too_slow=True)))
-        bringing.timer.daemon = True
+        patience = max(self.costs.computed * restore.asked, least) if self.costs.computed else unknown
+        restore.timer = Timer(patience, lambda: self._tell(lambda: self._end(restore, too_slow=True)))
+        restore.timer.daemon = True
         with suppress(RuntimeError):  # the system can start no more threads now
-            bringing.timer.start()
+            restore.timer.start()
 
     @property
     def is_reading(self) -> bool:
         """Whether blocks are being brought back for somebody."""
-        return bool(self._bringing)
+        return bool(self._restores)
 
     def abandon(self) -> None:
         """Answer everyone who waits for the disk, because the loop ends or the disk is of no use."""
         self._folder = None
         self._ready()
-        for bringing in list(self._bringing):
-            self._end(bringing)
+        for restore in list(self._restores):
+            self._end(restore)
 
     def _ready(self) -> None:
         """Answer the requests made before the folder was scanned."""
@@ -352,58 +354,58 @@ class DiskTier:
             return present, [*found, rest], until
         return present, found, rows
 
-    def _read(self, folder: Folder, bringing: RestoreRequest) -> None:
+    def _read(self, folder: Folder, restore: RestoreRequest) -> None:
         """Read the missing blocks on the disk's thread, group by group, no further ahead than the buffers allow."""
-        bringing.is_cold = folder.is_cold(bringing.missing)
-        if bringing.is_cold and not self.costs.if_cold.worth_it:  # computing is as fast as the disk itself
-            self._tell(lambda: self._end(bringing))
+        restore.is_cold = folder.is_cold(restore.missing)
+        if restore.is_cold and not self.costs.if_cold.worth_it:  # computing is as fast as the disk itself
+            self._tell(lambda: self._end(restore))
             return
-        with suppress(EngineError), closing(self._buffers.read(folder, bringing.missing)) as groups:
+        with suppress(EngineError), closing(self._buffers.read(folder, restore.missing)) as groups:
             try:
                 for slot, count in groups:
-                    self._post(partial(self._take, bringing, slot, count))
-                    if bringing.is_over:
+                    self._post(partial(self._take, restore, slot, count))
+                    if restore.is_over:
                         break
             except OSError as error:
                 self._fail(f"cannot be read ({error.strerror or error})")
-            folder.touch(bringing.missing[0])
-            self._post(lambda: self._end(bringing))
+            folder.touch(restore.missing[0])
+            self._post(lambda: self._end(restore))
 
-    def _take(self, bringing: RestoreRequest, slot: StagingBuffer, count: int) -> None:
+    def _take(self, restore: RestoreRequest, slot: StagingBuffer, count: int) -> None:
         """Copy the first blocks of a buffer into the cache."""
-        table, size = bringing.table, self._size
-        bringing.is_over = bringing.is_over or not any(wanted() for wanted in bringing.wanted)
+        table, size = restore.table, self._size
+        restore.is_over = restore.is_over or not any(wanted() for wanted in restore.wanted)
         for place in range(count):
-            if bringing.is_over:
+            if restore.is_over:
                 break
-            rows = min(size, len(bringing.keys) - table.length)
+            rows = min(size, len(restore.keys) - table.length)
             try:
-                self._blocks.reserve(table, rows, bringing.idle)
+                self._blocks.reserve(table, rows, restore.idle)
                 at = table.blocks[table.length // size] * size
                 target = self._cache.kv[:, :, at : at + size]
                 target.copy_(self._buffers.block(slot, place, target), non_blocking=True)
             except Exception:  # noqa: BLE001 - no room, or a failed copy: the rest is computed
-                bringing.is_over = True
+                restore.is_over = True
                 break
-            self._blocks.commit(table, bringing.keys[table.length : table.length + rows])
+            self._blocks.commit(table, restore.keys[table.length : table.length + rows])
             self.restored += rows
-            bringing.rows += rows
+            restore.rows += rows
         slot.note_copy(self._cache.kv.device)
         self._buffers.give(slot)
 
-    def _end(self, bringing: RestoreRequest, too_slow: bool = False) -> None:
-        if bringing not in self._bringing:
+    def _end(self, restore: RestoreRequest, too_slow: bool = False) -> None:
+        if restore not in self._restores:
             return
-        self._bringing.remove(bringing)
-        bringing.is_over = True
-        bringing.timer.cancel()
-        self._blocks.close(bringing.table)
-        took = perf_counter() - bringing.began
-        if too_slow and not bringing.rows:
-            self.costs.brought, self._hangs = took / bringing.asked, True
-        elif bringing.rows:
-            self.costs.brought_back(bringing.rows, took, bringing.is_cold)
-        for then in bringing.then:
+        self._restores.remove(restore)
+        restore.is_over = True
+        restore.timer.cancel()
+        self._blocks.close(restore.table)
+        took = perf_counter() - restore.began
+        if too_slow and not restore.rows:
+            self.costs.brought, self._hangs = took / restore.asked, True
+        elif restore.rows:
+            self.costs.brought_back(restore.rows, took, restore.is_cold)
+        for then in restore.then:
             then()
 
     # -- figures
@@ -418,7 +420,7 @@ class DiskTier:
         return (self.problem,) if self.problem else ()
 
     def figures(self) -> DiskFigures:
-        """Return what the tier holds, and what bringing a token back costs."""
+        """Return what the tier holds, and what restoring a token costs."""
         folder = self._folder
         return DiskFigures(
             blocks=len(folder) if folder is not None else 0,
@@ -481,7 +483,7 @@ class DiskTier:
             self.problem = (
                 self.problem or f"The KV cache on disk {why}; conversations are recomputed instead."
             )
-            self._wishes.clear()
+            self._writes.clear()
             self.abandon()
 
         self._tell(failed)

@@ -36,7 +36,7 @@ class RepoCache:
         """The folder that contains everything of this repository."""
         return self.root / f"models--{self.repo.replace('/', '--')}"
 
-    def commit_of(self, revision: str) -> str | None:
+    def find_commit(self, revision: str) -> str | None:
         """Return the commit that `revision` stands for on this machine; None while it is not known."""
         if _COMMIT.fullmatch(revision):
             return revision
@@ -50,7 +50,7 @@ class RepoCache:
         """Return the commit of every revision that has a ref here, by name."""
         refs = self.folder / "refs"
         names = [path.relative_to(refs).as_posix() for path in refs.rglob("*") if path.is_file()]
-        return {name: commit for name in sorted(names) if (commit := self.commit_of(name))}
+        return {name: commit for name in sorted(names) if (commit := self.find_commit(name))}
 
     def snapshots(self) -> list[str]:
         """Return the commits that have files here."""

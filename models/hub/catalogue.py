@@ -72,18 +72,18 @@ class HubFile:
     bytes: int
 
 
-def _quantised(model: str, size: str, kind: str, count: int) -> HubFile:
+def _quantized(model: str, size: str, kind: str, count: int) -> HubFile:
     return HubFile(model, f"Qwen/Qwen3-{size}-GGUF", f"Qwen3-{size}-{kind}.gguf", count)
 
 
 HUB_FILES = {
-    "qwen3:0.6b-q8": _quantised("qwen3:0.6b", "0.6B", "Q8_0", 639_446_688),
-    "qwen3:1.7b-q8": _quantised("qwen3:1.7b", "1.7B", "Q8_0", 1_834_426_016),
-    "qwen3:4b-q4": _quantised("qwen3:4b", "4B", "Q4_K_M", 2_497_280_256),
-    "qwen3:8b-q4": _quantised("qwen3:8b", "8B", "Q4_K_M", 5_027_783_488),
-    "qwen3:14b-q4": _quantised("qwen3:14b", "14B", "Q4_K_M", 9_001_752_960),
-    "qwen3:32b-q4": _quantised("qwen3:32b", "32B", "Q4_K_M", 19_762_149_024),
-    "qwen3:30b-a3b-q4": _quantised("qwen3:30b-a3b", "30B-A3B", "Q4_K_M", 18_556_685_824),
+    "qwen3:0.6b-q8": _quantized("qwen3:0.6b", "0.6B", "Q8_0", 639_446_688),
+    "qwen3:1.7b-q8": _quantized("qwen3:1.7b", "1.7B", "Q8_0", 1_834_426_016),
+    "qwen3:4b-q4": _quantized("qwen3:4b", "4B", "Q4_K_M", 2_497_280_256),
+    "qwen3:8b-q4": _quantized("qwen3:8b", "8B", "Q4_K_M", 5_027_783_488),
+    "qwen3:14b-q4": _quantized("qwen3:14b", "14B", "Q4_K_M", 9_001_752_960),
+    "qwen3:32b-q4": _quantized("qwen3:32b", "32B", "Q4_K_M", 19_762_149_024),
+    "qwen3:30b-a3b-q4": _quantized("qwen3:30b-a3b", "30B-A3B", "Q4_K_M", 18_556_685_824),
     "qwen2.5:0.5b-q8": HubFile(
         "qwen2.5:0.5b", "Qwen/Qwen2.5-0.5B-Instruct-GGUF", "qwen2.5-0.5b-instruct-q8_0.gguf", 675_710_816
     ),
@@ -185,8 +185,8 @@ WHEELS = {
 
 def names() -> list[str]:
     """Return every catalogue name, the default first; a quantised model follows the one that it was made from."""
-    quantised = {file.model: name for name, file in HUB_FILES.items()}
-    pairs = [(name, quantised.get(name)) for name in HUB_NAMES]
+    quantized = {file.model: name for name, file in HUB_FILES.items()}
+    pairs = [(name, quantized.get(name)) for name in HUB_NAMES]
     return [*WHEELS, *(name for pair in pairs for name in pair if name is not None)]
 
 

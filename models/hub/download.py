@@ -168,7 +168,7 @@ def fetch(model: HubModel, *, on_progress: OnProgress | None, offline: bool, ref
     """
     settings = HubSettings.read()
     cache = RepoCache(settings.cache, model.repo)
-    commit = cache.commit_of(model.revision)
+    commit = cache.find_commit(model.revision)
     if commit is not None and (not refresh or offline or settings.offline):
         if here := _complete(cache, commit, model, cache.listing(commit)):
             return here
@@ -193,7 +193,7 @@ def fetch(model: HubModel, *, on_progress: OnProgress | None, offline: bool, ref
 
 def commit_here(model: HubModel) -> str | None:
     """Return the commit that a model's revision stands for on this machine; None while it is not known."""
-    return RepoCache(HubSettings.read().cache, model.repo).commit_of(model.revision)
+    return RepoCache(HubSettings.read().cache, model.repo).find_commit(model.revision)
 
 
 def in_reach(repo: str, timeout_s: float) -> bool:
@@ -265,7 +265,7 @@ def held_bytes(model: HubModel) -> int:
 
 def _commits(cache: RepoCache, model: HubModel) -> list[str]:
     """Return the commits that the revision may stand for: the ref is only written when a download is complete."""
-    commit = cache.commit_of(model.revision)
+    commit = cache.find_commit(model.revision)
     return cache.listed() if commit is None else [commit]
 
 

@@ -50,7 +50,7 @@ class ModelFacts:
         return ", ".join(name for name, _ in self.dtypes)
 
     @property
-    def is_quantised(self) -> bool:
+    def is_quantized(self) -> bool:
         """Whether most weights are in GGUF blocks, or stored in a form that a CPU holds in such blocks."""
         if self.scheme is not None:
             return self.scheme.held is not None

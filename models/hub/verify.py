@@ -106,7 +106,7 @@ def _unlisted(folder: Path, known: Collection[str]) -> list[str]:
 def _on_hub(model: HubModel, online: bool, on_progress: OnProgress | None) -> Verdict:
     settings = HubSettings.read()
     cache = RepoCache(settings.cache, model.repo)
-    commit = cache.commit_of(model.revision)
+    commit = cache.find_commit(model.revision)
     if commit is None or not cache.snapshot(commit).is_dir():
         raise ModelError(f"{model.name} is not on this machine; to download it: chatterm pull {model.name}")
     folder = cache.snapshot(commit)

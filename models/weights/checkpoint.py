@@ -74,7 +74,7 @@ class StoredTensor:
     """(first row, rows) -> only these rows, with all dimensions but the last flattened; for a vector, these numbers."""
     type: str = "F32"
     """The stored type, as safetensors calls it."""
-    quantised: str | None = None
+    quantized: str | None = None
     """How it is stored, for display, if that is neither plain numbers nor a GGUF file's blocks."""
 
 

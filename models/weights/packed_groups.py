@@ -80,7 +80,7 @@ def expansion_note(
     stored = held = 0
     for tensor in tensors:
         slot = places.get(tensor.name)
-        if slot is None or tensor.blocks is None or tensor.quantised or tensor.name in packed:
+        if slot is None or tensor.blocks is None or tensor.quantized or tensor.name in packed:
             continue
         part = "experts" if slot.expert is not None else slot.part
         found.setdefault(part, set()).add(tensor.blocks.kind.name)
@@ -102,7 +102,7 @@ def expanded_note(
 
     Otherwise return None.
     """
-    found = [(t, t.blocks.kind.name) for t in tensors if t.name in places and t.blocks and not t.quantised]
+    found = [(t, t.blocks.kind.name) for t in tensors if t.name in places and t.blocks and not t.quantized]
     if not found:
         return None
     names = ", ".join(sorted({name for _, name in found}))
@@ -132,14 +132,14 @@ class PackedPart:
         else:
             numbers = self._numbers(tensor)
             tensor.copy_into(numbers)
-            self.quantise(numbers)
+            self.quantize(numbers)
 
     def _numbers(self, tensor: StoredTensor) -> Tensor:
         """Allocate memory for plain numbers in the dtype of the file."""
         dtype = FLOATS.get(tensor.type, torch.float32)
         return torch.empty(self.rows, self.columns, dtype=dtype, device=self.planes.scales.device)
 
-    def quantise(self, numbers: Tensor) -> None:
+    def quantize(self, numbers: Tensor) -> None:
         """Quantise numbers [rows, columns] on the device and pack them, some rows at a time."""
         step = max(1, SLAB // (self.columns * ROWS)) * ROWS
         for start in range(0, self.rows, step):
@@ -154,7 +154,7 @@ class PackedPart:
     def streamed(self, tensor: StoredTensor, extent: Extent) -> tuple[Extent, Tensor]:
         """Return the extent and the target that bring its bytes to the device, to be packed once all have arrived."""
         if tensor.blocks is None:
-            return replace(extent, finish=self.quantise), self._numbers(tensor)
+            return replace(extent, finish=self.quantize), self._numbers(tensor)
         raw = torch.empty(
             self.rows, extent.nbytes // self.rows, dtype=torch.uint8, device=self.planes.scales.device
         )

@@ -38,7 +38,7 @@ def choose_kinds(
     packed = any(tensor.blocks is not None for tensor in matrices)
     odd = [tensor for tensor in matrices if tensor.shape[1] % _BLOCK]
     if quantize == "auto":
-        if device.type != "cpu" or not packed or odd or any(t.quantised and not t.blocks for t in matrices):
+        if device.type != "cpu" or not packed or odd or any(t.quantized and not t.blocks for t in matrices):
             return {}
         return {t.name: t.blocks.kind if t.blocks and t.blocks.kind in KINDS else Kind.Q8_0 for t in matrices}
     if quantize == "none":
@@ -48,7 +48,7 @@ def choose_kinds(
             f"On a GPU there are no kernels for this model's weights in {quantize}; leave out --quantize "
             f"{quantize}, or add --device cpu."
         )
-    if named := quantised_as(matrices):
+    if named := quantized_as(matrices):
         raise ModelError(
             f"The weights of this model are quantised already ({named}); leave out --quantize {quantize}."
         )
@@ -61,11 +61,11 @@ def choose_kinds(
     return {t.name: Kind.Q8_0 if t.name in delicate else Kind.Q4_1 for t in matrices}
 
 
-def quantised_as(tensors: Iterable[StoredTensor]) -> str | None:
+def quantized_as(tensors: Iterable[StoredTensor]) -> str | None:
     """Return the format of most of the quantised numbers, for display; None if none are quantised."""
     numbers: Counter[str] = Counter()
     for tensor in tensors:
-        if named := tensor.quantised or (tensor.blocks.kind.name if tensor.blocks is not None else None):
+        if named := tensor.quantized or (tensor.blocks.kind.name if tensor.blocks is not None else None):
             numbers[named] += prod(tensor.shape)
     return numbers.most_common(1)[0][0] if numbers else None
 
@@ -94,12 +94,12 @@ def conversion_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) 
 
 def plain_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) -> str | None:
     """Return a line for the user if matrices that are quantised, but not in blocks, become plain numbers; else None."""
-    expanded = [t for t in tensors if t.quantised is not None and t.name not in kinds]
+    expanded = [t for t in tensors if t.quantized is not None and t.name not in kinds]
     if not expanded:
         return None
     held = 2 * sum(t.shape[0] * t.shape[1] for t in expanded)
     return (
-        f"The quantised weights ({expanded[0].quantised}) are expanded and take {bytes_text(held)} in 16 bits, "
+        f"The quantised weights ({expanded[0].quantized}) are expanded and take {bytes_text(held)} in 16 bits, "
         f"{bytes_text(sum(t.nbytes for t in expanded))} in the file."
     )
 

@@ -43,7 +43,7 @@ def as_stored(
 def _equal(one: StoredTensor, other: StoredTensor) -> bool:
     if one.shape != other.shape or len(one.shape) != 2 or 0 in one.shape:
         return False  # a later check refuses the shape
-    if one.quantised or other.quantised:
+    if one.quantized or other.quantized:
         return False  # rounded numbers are not those of the other
     step = max(1, _NUMBERS // one.shape[1])
     return all(

@@ -58,10 +58,10 @@ def too_large(
             f"choose a model of at most {bytes_text(left)} (about {count_text(fit)} parameters in {kind})"
         )
     else:
-        plain, quantised = left // dtype.itemsize, int(left / Q4_BYTES)
+        plain, quantized = left // dtype.itemsize, int(left / Q4_BYTES)
         ways.append(
             f"choose a smaller model (about {count_text(plain)} parameters fit in {8 * dtype.itemsize} bits, "
-            f"{count_text(quantised)} in a file of 4 bits)"
+            f"{count_text(quantized)} in a file of 4 bits)"
         )
     if kind is None:
         if dtype.itemsize > 2:

@@ -146,7 +146,7 @@ def test_constrained_answers_are_measured_beside_free_ones(
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "q4_k_m"])
-def test_random_quantised_weights_are_like_those_of_a_fresh_layer_and_few_bytes(name: str) -> None:
+def test_random_quantized_weights_are_like_those_of_a_fresh_layer_and_few_bytes(name: str) -> None:
     spec = replace(SHAPES["0.6B"], layers=SHAPES["0.6B"].layers[:2], vocab_size=256)
     network = random_quantized(spec, name, torch.float32, CPU, 16)
     parts = [part for layer in network.layers for part in layer.attention.qkv.parts]
@@ -159,7 +159,7 @@ def test_random_quantised_weights_are_like_those_of_a_fresh_layer_and_few_bytes(
 
 
 @pytest.mark.parametrize("name", ["q4_0", "mxfp4"])
-def test_random_quantised_experts_are_packed_and_the_chosen_ones_are_read(name: str) -> None:
+def test_random_quantized_experts_are_packed_and_the_chosen_ones_are_read(name: str) -> None:
     spec = replace(SHAPES["30B-A3B"], layers=SHAPES["30B-A3B"].layers[:1], vocab_size=64)
     feed = Experts(6, 2, FeedForward(256))
     spec = each_layer(spec, lambda index, layer: replace(layer, feed_forward=feed))

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from benchmarks.peers.llama_cpp_python import LlamaCppPython, PeerError
 from benchmarks.quality import bits_of, by_engine, by_modules, compare, main
-from benchmarks.requantised import WAYS, requantised
+from benchmarks.requantized import WAYS, requantized
 from engine.kernels.native import library as native
 from models.load import load_model
 from tests.models.checkpoints import (
@@ -44,14 +44,14 @@ def test_figures_of_formats_and_of_the_kernels_that_run(tmp_path: Path) -> None:
     assert same.perplexity == pytest.approx(float(torch.cat(losses).mean().exp()), rel=1e-5)
     found = {}
     for way in WAYS[:3]:
-        network = requantised(exact, way, torch.float32, 512, shuffle=True)
+        network = requantized(exact, way, torch.float32, 512, shuffle=True)
         found[way.name] = compare(WINDOWS, expected, by_modules(network), way.name, "fp32", bits_of(network))
     assert found["unquantised"].kl < 1e-6
     assert found["unquantised"].kl < found["int8"].kl < found["int4"].kl < 1
     assert found["int8"].bits < 9.5
     assert found["int4"].kl <= found["int4"].kl_99
     if native.problem() is None:
-        network = requantised(exact, WAYS[1], torch.bfloat16, 512, shuffle=True)
+        network = requantized(exact, WAYS[1], torch.bfloat16, 512, shuffle=True)
         name, logits = by_engine(network)
         run = compare(WINDOWS, expected, logits, "int8", name, 8.5)
         # The loss from rounding activations in the real kernels adds to that from the weights.

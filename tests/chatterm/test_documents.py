@@ -47,7 +47,7 @@ def is_quiet(backend: LocalBackend) -> bool:
 
 def is_written(backend: LocalBackend) -> bool:
     disk = backend._engine._disk
-    return backend._engine._loop.call(lambda: not disk._wishes and not disk._writing)
+    return backend._engine._loop.call(lambda: not disk._writes and not disk._writing)
 
 
 def asked(backend: LocalBackend, text: str) -> tuple[int, int]:

@@ -185,7 +185,7 @@ def test_the_largest_that_fits_and_runs_well_is_offered(
     assert offered(replace(FAST, bandwidth=bandwidth, free=int(free)), disk) == name
 
 
-def test_a_gpu_gets_what_is_not_quantised() -> None:
+def test_a_gpu_gets_what_is_not_quantized() -> None:
     program = PROGRAMS["fused kernels, CUDA graph"]
     here = Here(torch.device("cuda"), torch.bfloat16, program, False, 3e12, 80 * 10**9)
     assert candidates(here) == list(QWEN3)

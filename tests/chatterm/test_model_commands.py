@@ -29,8 +29,8 @@ from tests.models.families import FAMILIES
 from tests.models.hub_server import HubServer
 from tests.models.hub_world import CONFIG, FILES, REPO, server
 from tests.models.known_configs import GPT_OSS
-from tests.models.quantised import CASES
-from tests.models.quantised import write as write_quantised
+from tests.models.quantized_models import CASES
+from tests.models.quantized_models import write as write_quantized
 
 __all__ = ["server"]
 
@@ -227,10 +227,10 @@ def test_show_says_by_what_a_model_is_computed(
 @pytest.mark.parametrize(
     ("name", "held"), [("awq", "as Q4_1 on a CPU"), ("fp8, blocks", "in 16 bits (native")]
 )
-def test_show_says_how_a_checkpoint_is_quantised(
+def test_show_says_how_a_checkpoint_is_quantized(
     name: str, held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_quantised(tmp_path, CASES[name])
+    write_quantized(tmp_path, CASES[name])
     assert call(["show", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert f"Quantised      {name.split(',')[0].replace('awq', 'AWQ')}, " in shown
@@ -345,7 +345,7 @@ def test_show_of_a_model_on_the_hub_fetches_its_description_alone(
     assert not (tmp_path / "hub").exists()
 
 
-def test_show_of_quantised_experts_on_the_hub(server: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_of_quantized_experts_on_the_hub(server: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.repo("acme/oss", FILES | {"config.json": json.dumps(GPT_OSS).encode()})
     rows = shown_of("acme/oss", capsys)
     assert (rows["Architecture"], rows["Runs here"]) == ("GptOssForCausalLM", "yes")

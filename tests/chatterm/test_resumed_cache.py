@@ -23,7 +23,7 @@ def opened(folder: Path) -> LocalBackend:
 
 def is_written(backend: LocalBackend) -> bool:
     disk = backend._engine._disk
-    return backend._engine._loop.call(lambda: not disk._wishes and not disk._writing)
+    return backend._engine._loop.call(lambda: not disk._writes and not disk._writing)
 
 
 def settled(backend: LocalBackend) -> int:

@@ -83,4 +83,4 @@ def saved(engine: Engine, owner: str, tokens: list[int]) -> None:
 
 def is_saved(engine: Engine | TinyEngine) -> bool:
     assert engine._disk is not None
-    return not engine._disk._wishes and not engine._disk._writing
+    return not engine._disk._writes and not engine._disk._writing

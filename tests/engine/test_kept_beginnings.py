@@ -37,10 +37,10 @@ def test_a_prompt_that_is_asked_while_its_beginning_is_brought_back_waits_for_th
         go = held(engine)
         engine.chunks.keep(PROMPT, "paper", owner=chunk_owner("paper"))
         engine._loop.call(lambda: None)
-        assert [one.idle for one in engine._disk._bringing] == [True]
+        assert [one.idle for one in engine._disk._restores] == [True]
         asked = engine.start(Rows.of([*PROMPT, 5, 6]), GREEDY)
         engine._loop.call(lambda: None)
-        (coming,) = engine._disk._bringing
+        (coming,) = engine._disk._restores
         assert not coming.idle, "a person waits for it now"
         go()
         assert heard(engine, asked) == expected
@@ -155,9 +155,9 @@ def test_what_is_shared_is_written_before_who_shares_it(tmp_path: Path) -> None:
         engine.warm(PROMPT)
 
         def wish() -> None:
-            engine._disk.wish("talk", PROMPT)
-            engine._disk.wish(chunk_owner("paper"), PROMPT)
-            engine._disk.wish("another", PROMPT)
+            engine._disk.request_write("talk", PROMPT)
+            engine._disk.request_write(chunk_owner("paper"), PROMPT)
+            engine._disk.request_write("another", PROMPT)
 
         engine._loop.call(wish)
         until(lambda: engine._loop.call(lambda: is_saved(engine)))

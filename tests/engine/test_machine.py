@@ -100,7 +100,7 @@ def test_native_kernels_are_named_with_variant_and_threads(monkeypatch: pytest.M
     assert decode_programs(CPU)[0].name.endswith(", 1 thread")
 
 
-def test_weights_that_stay_quantised_are_read_and_held_as_they_are() -> None:
+def test_weights_that_stay_quantized_are_read_and_held_as_they_are() -> None:
     kv = 2 * 30 * 3 * 64 * 2 * CONTEXT
     found = speed("smollm2", stored=98_362_432)
     assert found.weight_bytes == 98_362_432
@@ -111,7 +111,7 @@ ON_A_CPU = Here(CPU, torch.bfloat16, Program(1.0, 0.0), True, 46e9, 24 * GIB)
 ON_A_GPU = replace(ON_A_CPU, device=torch.device("cuda"), keeps_blocks=False)
 
 
-def test_a_quantised_model_takes_and_reads_its_file_on_a_cpu() -> None:
+def test_a_quantized_model_takes_and_reads_its_file_on_a_cpu() -> None:
     found, plain = catalogue_speed("qwen3:4b-q4", ON_A_CPU), catalogue_speed("qwen3:4b", ON_A_CPU)
     file = HUB_FILES["qwen3:4b-q4"]
     per_token = 2 * 36 * 8 * 128 * 2
@@ -125,7 +125,7 @@ def test_a_quantised_model_takes_and_reads_its_file_on_a_cpu() -> None:
     assert found.int4_tokens_per_s is None
 
 
-def test_a_gpu_expands_what_is_quantised() -> None:
+def test_a_gpu_expands_what_is_quantized() -> None:
     found, plain = catalogue_speed("qwen3:4b-q4", ON_A_GPU), catalogue_speed("qwen3:4b", ON_A_GPU)
     assert found.tokens_per_s == plain.tokens_per_s
     assert found.memory_bytes == plain.memory_bytes
@@ -202,13 +202,13 @@ def test_the_speed_is_that_of_the_program_that_computes_the_network() -> None:
     unusual = each_attention(known_shape("gpt2"), lambda _, attention: replace(attention, head_dim=12))
     assert suited(unusual, native).program is PROGRAMS["plain modules, CPU"]
     assert not suited(unusual, native).keeps_blocks
-    assert suited(unusual, native, quantised=True).program is PROGRAMS["plain modules, native products"]
-    assert suited(unusual, native, quantised=True).keeps_blocks
+    assert suited(unusual, native, quantized=True).program is PROGRAMS["plain modules, native products"]
+    assert suited(unusual, native, quantized=True).keeps_blocks
     assert suited(unusual, fused).program is PROGRAMS["plain modules, CUDA graph"]
-    quantised = suited(plain, fused, quantised=True)
-    assert quantised.program is PROGRAMS["fused kernels, quantised weights"]
-    assert quantised.keeps_blocks
-    assert suited(known_shape("qwen3:30b-a3b"), fused, quantised=True) == quantised
+    quantized = suited(plain, fused, quantized=True)
+    assert quantized.program is PROGRAMS["fused kernels, quantised weights"]
+    assert quantized.keeps_blocks
+    assert suited(known_shape("qwen3:30b-a3b"), fused, quantized=True) == quantized
     file = catalogue_speed("qwen3:8b-q4", replace(fused, bandwidth=4.2e12, free=128 * GIB))
     assert file.weight_bytes < 6 * GIB
     assert file.tokens_per_s is not None
@@ -241,7 +241,7 @@ def test_experts_that_a_gpu_has_no_room_for_are_held_in_host_memory() -> None:
     assert not speed_here("x", sparse, replace(small, free=80 * GIB), None).host_layers
 
 
-def test_quantised_experts_stay_so_on_a_gpu_whose_kernels_read_them() -> None:
+def test_quantized_experts_stay_so_on_a_gpu_whose_kernels_read_them() -> None:
     sparse, fused = known_shape("qwen3:30b-a3b"), PROGRAMS["fused kernels, CUDA graph"]
     here = Here(torch.device("cuda"), torch.bfloat16, fused, False, 1e12, 24 * GIB, 256 * GIB)
     whole = speed_here("x", sparse, here, 17 * 10**9)

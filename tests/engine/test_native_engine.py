@@ -230,7 +230,7 @@ def hide_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"engine.execute.{name}", lambda *_: "there is no compiler")
 
 
-def test_without_the_library_quantised_files_are_expanded(
+def test_without_the_library_quantized_files_are_expanded(
     smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_the_library(monkeypatch)
@@ -271,7 +271,7 @@ def test_mapped_weights_are_no_memory_for_the_cache(smollm2: Path, monkeypatch: 
         engine.close()
 
 
-def test_quantised_files_stay_as_they_are(smollm2: Path) -> None:
+def test_quantized_files_stay_as_they_are(smollm2: Path) -> None:
     if (reason := native.problem()) is not None:
         pytest.skip(reason)
     files = ModelFiles("smollm2", gguf=smollm2, note="Which model it is.")

@@ -195,7 +195,7 @@ def test_without_triton_nothing_is_fused_and_one_line_says_what_to_install(machi
     assert pieces.notes == (), "choosing the device has told it"
 
 
-def test_weights_that_fit_only_quantised_are_refused_with_why_they_are_expanded(
+def test_weights_that_fit_only_quantized_are_refused_with_why_they_are_expanded(
     machine: Machine, tmp_path: Path
 ) -> None:
     machine.gpu((9, 0))

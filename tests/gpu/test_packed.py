@@ -20,7 +20,7 @@ from engine.attention.sdpa import SdpaBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.weight_loading import read_model
-from engine.execute.cuda.packed import ordered_plane_arguments, packed_embedding, packed_product
+from engine.execute.cuda.packed import ordered_plane_args, packed_embedding, packed_product
 from engine.execute.cuda.tiles import LANES, PACKED_TILES, PackedTile, choose_packed_tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from engine.schedule.loop import Loop
@@ -33,7 +33,7 @@ from tests.engine.tiny import tiny_tokenizer
 from tests.gpu.engines import DEVICE, GpuEngine, random_tokens
 from tests.gpu.test_logits import errors, prefilled_logits
 from tests.models.checkpoints import files_of, random_model, tiny_llama, tiny_qwen3, write_gguf
-from tests.models.quantised import CASES, write
+from tests.models.quantized_models import CASES, write
 from tests.models.test_packing import random_blocks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -65,7 +65,7 @@ def product(weight: Weight, x: Tensor, norm: Tensor, residual: Tensor, tile: Pac
         norm_weight=norm,
         residual=residual,
         out=out,
-        **ordered_plane_arguments(weight),
+        **ordered_plane_args(weight),
         COUNT=len(x),
         N=outputs,
         K=weight.columns,

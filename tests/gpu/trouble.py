@@ -38,7 +38,7 @@ W8A8 = {
 }
 
 
-def write_quantised(folder: Path, shape: str) -> None:
+def write_quantized(folder: Path, shape: str) -> None:
     """Write a checkpoint whose layers are in int8 with one scale for each row."""
     write_checkpoint(folder, CHECKPOINTS[shape], torch.device("cuda"))
     tensors: dict[str, torch.Tensor] = {}
@@ -114,7 +114,7 @@ def refuse(*_: Any, **__: Any) -> None:
 def main() -> None:
     folder, mode = Path(sys.argv[1]), sys.argv[2]
     if not (folder / "config.json").exists():
-        write_quantised(folder, os.environ.get("SHAPE", "small"))
+        write_quantized(folder, os.environ.get("SHAPE", "small"))
     if mode == "unfused":
         engine.build.make_decode_runner = refuse  # type: ignore[assignment]
     model = Engine.load(str(folder), device="cuda", context=2048)

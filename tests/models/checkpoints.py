@@ -11,12 +11,7 @@ import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    PretrainedConfig,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from models.files import ModelFiles
 from models.network import Network

@@ -308,7 +308,7 @@ def test_the_default_model_is_listed_first_and_pinned() -> None:
     assert len(bytes.fromhex(entry.wheel_sha256)) == 32
 
 
-def test_quantised_models_are_files_of_one_repository_and_stand_behind_the_plain_ones() -> None:
+def test_quantized_models_are_files_of_one_repository_and_stand_behind_the_plain_ones() -> None:
     names = catalogue.names()
     assert len(set(names)) == len(names) == 1 + len(catalogue.HUB_NAMES) + len(catalogue.HUB_FILES)
     for name, file in catalogue.HUB_FILES.items():

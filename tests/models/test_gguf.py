@@ -122,7 +122,7 @@ def test_packed_parts_are_parts_of_one_layer(kind: Kind, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", [*QUANTS, Kind.F16, Kind.BF16])
-def test_logits_of_quantised_files_are_those_of_the_rounded_weights(kind: Kind, tmp_path: Path) -> None:
+def test_logits_of_quantized_files_are_those_of_the_rounded_weights(kind: Kind, tmp_path: Path) -> None:
     model = random_model(tiny_llama())
     path = write_gguf(tmp_path / "model.gguf", model, kind)
     with torch.no_grad():
@@ -251,7 +251,7 @@ def test_blocks_that_are_cut_out_of_a_tensor_stay_blocks(config: Any, tmp_path: 
     assert error < 0.05
 
 
-def test_quantised_experts_stay_quantised(tmp_path: Path) -> None:
+def test_quantized_experts_stay_quantized(tmp_path: Path) -> None:
     model = random_model(tiny_qwen3_moe(hidden_size=64, moe_intermediate_size=64, decoder_sparse_step=1))
     path = write_gguf(tmp_path / "model.gguf", model, Kind.Q8_0)
     network = load_model(files_of(path), dtype=torch.float32, device=CPU)

@@ -24,20 +24,13 @@ from models.spec import Rope
 from models.weights.block_formats import Kind as BlockKind
 from models.weights.dequantize import dequantize
 from models.weights.packing import unpack
-from tests.models.checkpoints import (
-    files_of,
-    random_model,
-    run,
-    run_reference,
-    write_checkpoint,
-    write_gguf,
-)
+from tests.models.checkpoints import files_of, random_model, run, run_reference, write_checkpoint, write_gguf
 from tests.models.families import GGUF, tiny_gpt_oss
 from tests.models.known_configs import GPT_OSS
 
 CPU = torch.device("cpu")
 TOKENS = list(range(3, 60))
-QUANTISED = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+QUANTIzED = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
 
 
 def packed(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +41,7 @@ def packed(weight: Tensor) -> tuple[Tensor, Tensor]:
     return digits[..., ::2] | digits[..., 1::2] << 4, blocks[..., 0].clone()
 
 
-def write_quantised(folder: Path, change: Mapping[str, Tensor | None] | None = None, **config: Any) -> Path:
+def write_quantized(folder: Path, change: Mapping[str, Tensor | None] | None = None, **config: Any) -> Path:
     """Write a checkpoint with experts stored like those of gpt-oss; `change` replaces tensors, or leaves them out."""
     write_checkpoint(folder, tiny_gpt_oss(**config))
     tensors: dict[str, Any] = load_file(folder / "model.safetensors")
@@ -59,7 +52,7 @@ def write_quantised(folder: Path, change: Mapping[str, Tensor | None] | None = N
         {name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors"
     )
     told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(told | {"quantization_config": QUANTISED}))
+    (folder / "config.json").write_text(json.dumps(told | {"quantization_config": QUANTIzED}))
     return folder
 
 
@@ -74,8 +67,8 @@ def test_the_blocks_of_a_checkpoint_are_those_that_transformers_reads() -> None:
     assert 0 < (theirs - weight).norm() < 0.2 * weight.norm()
 
 
-def test_logits_of_quantised_experts_are_those_of_transformers(tmp_path: Path) -> None:
-    folder = write_quantised(tmp_path)
+def test_logits_of_quantized_experts_are_those_of_transformers(tmp_path: Path) -> None:
+    folder = write_quantized(tmp_path)
     plain = load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize="none")
     whole = Mxfp4Config(dequantize=True)  # without accelerate, transformers does nothing else on a CPU
     theirs = GptOssForCausalLM.from_pretrained(
@@ -103,7 +96,7 @@ def test_logits_of_quantised_experts_are_those_of_transformers(tmp_path: Path) -
 
 
 def test_experts_of_a_folder_are_packed_for_a_gpu_as_they_are(tmp_path: Path) -> None:
-    folder = write_quantised(tmp_path)
+    folder = write_quantized(tmp_path)
     notes: list[str] = []
     network = load_model(
         files_of(folder), dtype=torch.float32, device=CPU, packs=lambda spec: True, on_note=notes.append
@@ -148,13 +141,13 @@ def test_every_digit_and_scale_is_that_of_the_gguf_package() -> None:
 def test_what_does_not_fit_together_is_named_in_one_line(
     change: Mapping[str, Tensor | None], tmp_path: Path
 ) -> None:
-    folder = write_quantised(tmp_path, change)
+    folder = write_quantized(tmp_path, change)
     with pytest.raises(ModelError, match=r"experts\.(down|gate_up)_proj") as caught:
         load_model(files_of(folder), dtype=torch.float32, device=CPU)
     assert "\n" not in str(caught.value)
 
 
-def test_other_ways_of_quantising_are_refused() -> None:
+def test_other_ways_of_quantizing_are_refused() -> None:
     for config in ({"quant_method": "gptq"}, {"quant_method": "hqq"}, {}, "mxfp4"):
         with pytest.raises(ModelError, match=r"[Qq]uantised"):
             spec_of_hf(GPT_OSS | {"quantization_config": config})
@@ -175,7 +168,7 @@ def test_a_gguf_file_keeps_its_experts_in_mxfp4(tmp_path: Path) -> None:
     assert {part.format for part in (*layer.experts[3].gate_up.parts, *layer.experts[3].down.parts)} == {39}
     expected = run(load_model(files_of(path), dtype=torch.float32, device=CPU, quantize="none"), TOKENS)
     assert close(run(network, TOKENS), expected)
-    assert describe(files_of(path)).is_quantised
+    assert describe(files_of(path)).is_quantized
 
 
 def test_what_a_config_does_not_say_is_what_transformers_takes() -> None:
@@ -188,11 +181,11 @@ def test_what_a_config_does_not_say_is_what_transformers_takes() -> None:
     assert [layer.attention.window for layer in plain.layers[:3]] == [128, None, 128]
 
 
-def test_facts_of_a_quantised_folder(tmp_path: Path) -> None:
-    folder = write_quantised(tmp_path)
+def test_facts_of_a_quantized_folder(tmp_path: Path) -> None:
+    folder = write_quantized(tmp_path)
     facts = describe(files_of(folder))
     whole = describe(files_of(write_checkpoint(tmp_path / "plain", tiny_gpt_oss())))
     assert facts.supported
     assert facts.parameters == whole.parameters
     assert facts.dtypes[0][0] == "MXFP4"
-    assert facts.is_quantised
+    assert facts.is_quantized

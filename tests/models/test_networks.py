@@ -264,7 +264,7 @@ def test_gpt2_checkpoints_of_old_are_the_same(tmp_path: Path) -> None:
     [tiny_gpt2(n_embd=64), tiny_qwen3_moe(hidden_size=64, moe_intermediate_size=64)],
     ids=["gpt2", "moe"],
 )
-def test_what_is_turned_or_cut_can_be_quantised(config: Any, tmp_path: Path) -> None:
+def test_what_is_turned_or_cut_can_be_quantized(config: Any, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, config)
     expected = without(folder, lambda spec: spec)
     network = load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize="int8")

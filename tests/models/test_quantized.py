@@ -353,14 +353,14 @@ def test_safetensors_become_blocks(name: str, most: float, folder: Path) -> None
     assert torch.equal(ours.bias, whole.bias)
 
 
-def test_a_gguf_file_of_plain_numbers_can_be_quantised(tmp_path: Path) -> None:
+def test_a_gguf_file_of_plain_numbers_can_be_quantized(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(LLAMA), Kind.F16)
     model, plain = load(path, "int8"), load(path)
     assert len(in_blocks(model)) == 16
     assert relative_error(run(model, TOKENS), run(plain, TOKENS)) < 0.03
 
 
-def test_quantising_reads_a_tensor_in_parts(folder: Path) -> None:
+def test_quantizing_reads_a_tensor_in_parts(folder: Path) -> None:
     for tensor in read_safetensors(folder):
         if len(tensor.shape) == 2:
             assert tensor.parts is not None
@@ -372,7 +372,7 @@ def test_quantising_reads_a_tensor_in_parts(folder: Path) -> None:
             assert torch.equal(torch.cat([part for _, part in parts]), whole)
 
 
-def test_a_file_that_ends_while_it_is_quantised(folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_ends_while_it_is_quantized(folder: Path, tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, LLAMA) / "model.safetensors"
     last = [tensor for tensor in read_safetensors(tmp_path) if len(tensor.shape) == 2][-1]
     path.write_bytes(path.read_bytes()[:-5000])
@@ -429,7 +429,7 @@ def refusals(folder: Path, tmp_path: Path) -> Iterator[tuple[str, Path, str, tor
     yield "not a multiple of 32", odd, "int8", CPU
 
 
-def test_what_cannot_be_quantised_is_told(folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_quantized_is_told(folder: Path, tmp_path: Path) -> None:
     for words, path, way, device in refusals(folder, tmp_path):
         with pytest.raises(ModelError) as caught:
             load_model(files_of(path), dtype=torch.float32, device=device, quantize=way)
@@ -437,7 +437,7 @@ def test_what_cannot_be_quantised_is_told(folder: Path, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_file_with_rows_of_odd_length_is_dequantised() -> None:
+def test_a_file_with_rows_of_odd_length_is_dequantized() -> None:
     tensors = [named("a", (4, 48), None), named("b", (4, 64), Kind.Q8_0)]
     places = {t.name: Slot("up", "weight", "up.weight", 0, 4, t.shape, layer=0) for t in tensors}
     assert choose_kinds(tensors, places, "auto", CPU) == {}

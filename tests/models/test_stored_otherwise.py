@@ -27,7 +27,7 @@ from tests.models.checkpoints import (
     write_gguf,
 )
 from tests.models.families import FAMILIES, tiny_gemma2, tiny_gpt2
-from tests.models.quantised import CASES, write
+from tests.models.quantized_models import CASES, write
 
 CPU = torch.device("cpu")
 TOKENS = [*range(3, 40)]
@@ -92,14 +92,14 @@ class TestTied:
         assert torch.equal(found.head.parts[0].data, expected.head.parts[0].data)
 
     @pytest.mark.parametrize("case", ["awq", "fp8, blocks"])
-    def test_a_stored_head_counts_beside_quantised_matrices(self, case: str, tmp_path: Path) -> None:
+    def test_a_stored_head_counts_beside_quantized_matrices(self, case: str, tmp_path: Path) -> None:
         write(tmp_path, CASES[case])
         expected = logits(tmp_path)
         assert torch.equal(logits(say_tied(tmp_path)), expected)
 
-    def test_a_quantised_head_counts_beside_a_plain_embedding(self, tmp_path: Path) -> None:
+    def test_a_quantized_head_counts_beside_a_plain_embedding(self, tmp_path: Path) -> None:
         case = CASES["packed, 8 bits, 64"]
-        parts, _ = case.quantise(torch.randn(160, 256, generator=torch.Generator().manual_seed(0)))
+        parts, _ = case.quantize(torch.randn(160, 256, generator=torch.Generator().manual_seed(0)))
         write(tmp_path, case, {HEAD: None} | {f"lm_head.{key}": value for key, value in parts.items()})
         expected = logits(tmp_path)
         assert torch.equal(logits(say_tied(tmp_path)), expected)

@@ -32,7 +32,7 @@ from tests.models.checkpoints import (
     write_gguf,
 )
 from tests.models.families import FAMILIES
-from tests.models.quantised import CASES, write
+from tests.models.quantized_models import CASES, write
 
 CPU = torch.device("cpu")
 TOKENS = [3, 141, 59, 26, 5, 35, 89, 79, 3, 23, 84, 62, 64, 33, 83, 27, 95, 0, 28, 159]
@@ -116,7 +116,7 @@ def test_blocks_of_a_file_are_divided_as_they_are(kind: Kind, quantize: str, tmp
 
 
 @pytest.mark.parametrize("name", ["fp8, blocks", "awq", "gptq, act-order"])
-def test_quantised_checkpoints_are_divided_as_a_gpu_holds_them(name: str, tmp_path: Path) -> None:
+def test_quantized_checkpoints_are_divided_as_a_gpu_holds_them(name: str, tmp_path: Path) -> None:
     """In planes, here on a CPU; a matrix whose columns lie in another order is expanded where columns are divided."""
     write(tmp_path, CASES[name])
     load = loading(tmp_path, packs=lambda spec: True)
@@ -130,7 +130,7 @@ def test_quantised_checkpoints_are_divided_as_a_gpu_holds_them(name: str, tmp_pa
     assert expanded == [False, name.endswith("order"), False, name.endswith("order")]
 
 
-def test_weights_that_are_quantised_as_they_are_loaded_are_divided_before(tmp_path: Path) -> None:
+def test_weights_that_are_quantized_as_they_are_loaded_are_divided_before(tmp_path: Path) -> None:
     load = loading(write_checkpoint(tmp_path, tiny_llama(hidden_size=192)), quantize="int8")
     alone = logits_of(load((0, 1)))
     for found in together(load, 2):

@@ -376,8 +376,8 @@ class ChatScreen(MessageSelection):
             self.writing.aim()
             self.submit(job(self.composer.sending_text))
 
-    @on(Completion.Chosen)
-    def _clicked(self, message: Completion.Chosen) -> None:
+    @on(Completion.SuggestionSelected)
+    def _clicked(self, message: Completion.SuggestionSelected) -> None:
         self.composer.choose(message.suggestion)
         self.composer.focus()
 

@@ -73,7 +73,7 @@ async def open_http(server: Server) -> "AsyncIterator[TransportStreams]":
             response.stream = _bounded(response.stream, MOST_BODY, give_up)
             is_forgotten = response.status_code == 404 and "mcp-session-id" in response.request.headers
             if response.status_code >= 400 and not is_forgotten:
-                response.stream = _telling(response.stream, response.status_code)
+                response.stream = _as_mcp_error(response.stream, response.status_code)
                 response.headers["content-type"] = "application/json"
 
     # What is small when it is sent may be large when it is unpacked.
@@ -111,12 +111,12 @@ def _bounded(
     return Bounded()
 
 
-def _telling(stream: "AsyncByteStream", code: int) -> "AsyncByteStream":
+def _as_mcp_error(stream: "AsyncByteStream", code: int) -> "AsyncByteStream":
     """The body of an answer that is an error of HTTP: an error of MCP as it is, else one with the number of HTTP's,
     which the SDK would keep to itself."""
     from httpx2 import AsyncByteStream
 
-    class Telling(AsyncByteStream):
+    class ErrorStream(AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
             body = b"".join([chunk async for chunk in stream])
             yield body if _is_error(body) else json.dumps(_error(code)).encode()
@@ -124,7 +124,7 @@ def _telling(stream: "AsyncByteStream", code: int) -> "AsyncByteStream":
         async def aclose(self) -> None:
             await stream.aclose()
 
-    return Telling()
+    return ErrorStream()
 
 
 def _is_error(body: bytes) -> bool:

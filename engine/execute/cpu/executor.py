@@ -22,7 +22,7 @@ from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.network import PLAIN, Network, Weight
 from models.spec import ModelSpec
 
-QUANTISED = {"int8": 100, "fp8": 101}
+QUANTIzED = {"int8": 100, "fp8": 101}
 """The `ct_kv_type` of each quantised cache."""
 PORTABLE = 0
 """The index of the portable variant, the first one."""
@@ -76,7 +76,7 @@ class NativeDecoder:
             embedding_scale=torch.tensor(spec.embedding_scale, dtype=network.dtype).item(),
             logit_cap=spec.logit_cap or 0.0,
         )
-        number = QUANTISED.get(cache.row.kind, PLAIN.get(cache.kv.dtype))
+        number = QUANTIzED.get(cache.row.kind, PLAIN.get(cache.kv.dtype))
         if number is None or cache.kv.device.type != "cpu":
             raise NativeError(f"the KV cache is {cache.kv.dtype} on {cache.kv.device}")
         kept = native.Cache(

@@ -7,14 +7,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from engine.execute.cuda.tiles import (
-    FEW,
-    IN_ORDER,
-    IN_ORDER_DIM,
-    MOST_CHUNKS,
-    Chunking,
-    most_chunks,
-)
+from engine.execute.cuda.tiles import FEW, IN_ORDER, IN_ORDER_DIM, MOST_CHUNKS, Chunking, most_chunks
 from engine.kernels.triton.attention import attention_kernel
 from engine.kernels.triton.combine import combine_kernel
 from engine.kernels.triton.launch import split_alike
@@ -46,7 +39,7 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionParts:
+class Partials:
     """What the attention leaves if the product that reads it combines the parts."""
 
     partial: Tensor
@@ -106,12 +99,12 @@ class AttentionInput:
         )
 
 
-def parts_left(given: AttentionInput, spec: Attention, cut: Chunking) -> AttentionParts | None:
+def parts_left(given: AttentionInput, spec: Attention, cut: Chunking) -> Partials | None:
     """Return what the attention of one row leaves to the next product; None if it is too much to combine there."""
     plain = given.sinks is None and spec.window is None and spec.head_dim == IN_ORDER_DIM
     if not plain or cut.chunks > IN_ORDER:
         return None
-    return AttentionParts(
+    return Partials(
         given.partial, given.lse, given.active, given.counters, spec.head_dim, cut.rows, cut.chunks
     )
 

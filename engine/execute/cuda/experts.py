@@ -23,7 +23,7 @@ import triton
 from torch import Tensor
 
 from engine.execute.cuda.kernel_configs import fitted, table_cuts
-from engine.execute.cuda.packed import matrix_arguments, plane_arguments
+from engine.execute.cuda.packed import matrix_args, plane_args
 from engine.execute.cuda.tiles import PackedTile, Tile, choose_expert_tile, choose_tile
 from engine.kernels.triton.experts import down_kernel, gate_up_kernel, packed_down_kernel
 from engine.kernels.triton.grouped_gemm import count_kernel, group_kernel, place_kernel, sum_kernel
@@ -178,7 +178,7 @@ class ExpertStep:
             K=hidden,
             EPS=eps,
             FOLDS=folds,
-            **matrix_arguments(weight),
+            **matrix_args(weight),
             WARPS=tile.warps,
             TILES=tile.tiles,
             AHEAD=tile.ahead,
@@ -200,7 +200,7 @@ class ExpertStep:
             tile = choose_expert_tile(hidden, size, spec.chosen, False, weight.format)
             launch, matrices = (
                 packed_down_kernel,
-                {**plane_arguments(weight), "TILES": tile.tiles, "LANES": tile.lanes},
+                {**plane_args(weight), "TILES": tile.tiles, "LANES": tile.lanes},
             )
             outputs = tile.outputs(False)
         kernel = launch[(triton.cdiv(hidden, outputs), rows)](
@@ -340,7 +340,7 @@ def _multiply(
         order=order,
         tiles=tiles,
         out=out,
-        **matrix_arguments(weight),
+        **matrix_args(weight),
         CHOSEN=chosen,
         N=outputs,
         K=x.shape[1],

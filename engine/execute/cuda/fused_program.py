@@ -45,23 +45,12 @@ from engine.execute.cuda.attend_mma import (
     choose_own_cut,
     choose_shared_cut,
 )
-from engine.execute.cuda.decode_attention import (
-    AttentionInput,
-    AttentionParts,
-    AttentionShape,
-    attend,
-    parts_left,
-)
+from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, Partials, attend, parts_left
 from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.kernel_configs import KernelConfigs, table_cuts
 from engine.execute.cuda.many_row_linear import WideProducts
-from engine.execute.cuda.packed import (
-    ordered_plane_arguments,
-    packed_embedding,
-    packed_product,
-    plane_arguments,
-)
+from engine.execute.cuda.packed import ordered_plane_args, packed_embedding, packed_product, plane_args
 from engine.execute.cuda.prefill import OnHost, run_layers
 from engine.execute.cuda.prefix_groups import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
@@ -229,7 +218,7 @@ class FusedDecoder:
         kernel = launch(
             active,
             token,
-            **({"weight": embedding.data} if plain else plane_arguments(embedding)),
+            **({"weight": embedding.data} if plain else plane_args(embedding)),
             out=self._x,
             SIZE=size,
             BLOCK=1024,
@@ -329,7 +318,7 @@ class FusedDecoder:
         after: Normed | None,
         scale: float,
         following: Normed | None,
-        parts: AttentionParts | None = None,
+        parts: Partials | None = None,
     ) -> int:
         """Add `scale` times the product, normed if there is an `after`, to x. With `parts`, it combines its input.
 
@@ -370,7 +359,7 @@ class FusedDecoder:
         cap: float = 0.0,
         prepared: int = 0,
         following: Normed | None = None,
-        parts: AttentionParts | None = None,
+        parts: Partials | None = None,
     ) -> int:
         """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
 
@@ -388,7 +377,7 @@ class FusedDecoder:
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
             else:
                 launch = packed_linear_kernel
-                matrix = {**ordered_plane_arguments(weight), "STRIDE": stride, "LANES": tile.lanes}
+                matrix = {**ordered_plane_args(weight), "STRIDE": stride, "LANES": tile.lanes}
                 if rows > FEW // 2 and tile.lanes > 1 and tile.warps >= 8:  # so that two programs fit
                     limit = {"maxnreg": 128}
             programs = triton.cdiv(outputs, tile.outputs(gated))
@@ -439,7 +428,7 @@ class FusedDecoder:
         limit: int,
         own: int = 0,
         alone: StepInput | None = None,
-    ) -> AttentionParts | None:
+    ) -> Partials | None:
         """Attend: heads [rows, ...] -> `_mixed`. K and V of the new tokens go into the cache.
 
         With `alone`, which presents each row as the only one in its block, K and V are written first, because rows of

@@ -21,7 +21,7 @@ _HEIGHT = 32
 """Rows that a program unpacks, of one tile of columns."""
 
 
-def plane_arguments(weight: Weight) -> dict[str, Any]:
+def plane_args(weight: Weight) -> dict[str, Any]:
     """Return the planes and their properties as kernel arguments (see `packed_linear_kernel`)."""
     planes, packing = weight.planes, PACKINGS[weight.format]
     assert planes is not None
@@ -41,19 +41,19 @@ def plane_arguments(weight: Weight) -> dict[str, Any]:
     }
 
 
-def matrix_arguments(weight: Weight) -> dict[str, Any]:
+def matrix_args(weight: Weight) -> dict[str, Any]:
     """Return arguments for kernels that also accept plain weights: `weight` is the codes or the plain numbers."""
     if weight.planes is None:
         return {"weight": weight.data}
-    planes = plane_arguments(weight)
+    planes = plane_args(weight)
     return {"weight": planes.pop("codes"), **planes}
 
 
-def ordered_plane_arguments(weight: Weight) -> dict[str, Any]:
-    """Return the arguments of `plane_arguments`, and the order of the columns if they are reordered."""
+def ordered_plane_args(weight: Weight) -> dict[str, Any]:
+    """Return the arguments of `plane_args`, and the order of the columns if they are reordered."""
     assert weight.planes is not None
     order = weight.planes.order
-    return plane_arguments(weight) if order is None else {**plane_arguments(weight), "order": order}
+    return plane_args(weight) if order is None else {**plane_args(weight), "order": order}
 
 
 def packed_product(x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:
@@ -83,7 +83,7 @@ def packed_embedding(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> T
         return weight.data.index_select(0, token_ids)
     out = torch.empty(len(token_ids), weight.columns, dtype=dtype, device=token_ids.device)
     packed_rows_kernel[(triton.cdiv(weight.columns, 1024), len(token_ids))](
-        token_ids, out=out, K=weight.columns, **plane_arguments(weight), BLOCK=1024, num_warps=4
+        token_ids, out=out, K=weight.columns, **plane_args(weight), BLOCK=1024, num_warps=4
     )
     return out
 
@@ -103,7 +103,7 @@ def _expanded(weight: Weight, start: int, rows: int, dtype: torch.dtype) -> Tens
         start=start,
         N=rows,
         K=weight.columns,
-        **plane_arguments(weight),
+        **plane_args(weight),
         HEIGHT=_HEIGHT,
         num_warps=4,
     )

@@ -214,7 +214,7 @@ class _Write:
         self._slots = slots
 
     def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
-        if self._cache.row.is_quantised:
+        if self._cache.row.is_quantized:
             cache = self._cache
             rows = cache.k[layer_index], cache.v[layer_index]
             write_rows(rows, cache.told(layer_index), self._slots, k, v)

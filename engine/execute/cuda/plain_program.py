@@ -33,7 +33,7 @@ class PlainDecoder:
         self._model = plain_modules(network, None if on_host is None else on_host.mix)
         self._cache = cache
         self._given = given
-        self._flash = attention == "flash" and not cache.row.is_quantised
+        self._flash = attention == "flash" and not cache.row.is_quantized
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
         """Enqueue a step of the first `rows` rows; return logits [rows, vocab]. See `FusedDecoder.run`."""
@@ -99,8 +99,8 @@ class _Step:
         from engine.kernels.triton.prefill import slot_write_kernel
 
         given, keys = self._given, self._cache.k[layer_index]
-        if self._cache.row.is_quantised:
-            self._write_quantised(layer_index, k, v)
+        if self._cache.row.is_quantized:
+            self._write_quantized(layer_index, k, v)
             return
         width = keys.shape[1] * keys.shape[2]
         slot_write_kernel[(k.shape[0],)](
@@ -120,7 +120,7 @@ class _Step:
             num_warps=4,
         )
 
-    def _write_quantised(self, layer_index: int, k: Tensor, v: Tensor) -> None:
+    def _write_quantized(self, layer_index: int, k: Tensor, v: Tensor) -> None:
         from engine.kernels.triton.kv_rows import head_constants, write_slots_kernel
 
         given, cache = self._given, self._cache

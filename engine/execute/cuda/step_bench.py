@@ -210,7 +210,7 @@ class StepBench:
                 heads.head_dim,
                 like.dtype,
                 device,
-                kind=like.row.kind if like.row.is_quantised else "auto",
+                kind=like.row.kind if like.row.is_quantized else "auto",
             )
             cache.kv.zero_()
             self._cache = cache

@@ -164,7 +164,7 @@ def paged_attention(
     block_size: int,
     most_tokens: int,
     most_rows: int,
-    **quantised: Any,
+    **quantized: Any,
 ) -> Tensor:
     """Compute causal attention of spans of tokens over their block tables; K and V of the spans are already written.
 
@@ -188,7 +188,7 @@ def paged_attention(
         q, keys, values, spans, tables, sums, stats,
         scale_log2, tables.stride(0), q.stride(0), q.stride(1), tiles, splits,
         GROUP=group, DIM=dim, D=padded, KV_HEADS=kv_heads, BLOCK_SIZE=block_size,
-        QUERIES=QUERIES, SPLIT=SPLIT, TILE=TILE, **quantised, num_warps=4, num_stages=2,
+        QUERIES=QUERIES, SPLIT=SPLIT, TILE=TILE, **quantized, num_warps=4, num_stages=2,
     )  # fmt: skip
     _combine_kernel[(spans.shape[0] * most_tokens, heads)](
         sums, stats, spans, out, most_tokens, splits,

@@ -218,11 +218,11 @@ def _launch(
     window: int | None = None,
     cap: float | None = None,
     sinks: Tensor | None = None,
-    **quantised: Any,
+    **quantized: Any,
 ) -> Tensor:
     """Launch the kernel. Scores are multiplied by `scale` (None: D ** -0.5) and become cap * tanh(score / cap).
 
-    A token sees `window` rows, including its own. sinks [Hq] is a score per head that has no value. `quantised` are the
+    A token sees `window` rows, including its own. sinks [Hq] is a score per head that has no value. `quantized` are the
     arguments of `KVCache.told`.
     """
     q, *_ = given
@@ -233,7 +233,7 @@ def _launch(
         *given, out, scale_log2,
         STRIDE=q.stride(0), GROUP=heads // kv_heads, DIM=dim, D=max(16, triton.next_power_of_2(dim)),
         KV_HEADS=kv_heads, BLOCK=block_size, QUERIES=tile.queries, TILE=tile.rows, WINDOW=window or 0,
-        CAP_LOG2=(cap or 0.0) * math.log2(math.e), sinks=sinks, **(several or {}), **quantised,
+        CAP_LOG2=(cap or 0.0) * math.log2(math.e), sinks=sinks, **(several or {}), **quantized,
         num_warps=tile.warps, num_stages=STAGES,
     )  # fmt: skip
     return out

@@ -48,9 +48,7 @@ from tests.chatterm.remote.rough_server import (
     stream,
     usage,
 )
-from tests.chatterm.remote.rough_server import (
-    Request as Received,
-)
+from tests.chatterm.remote.rough_server import Request as Received
 from tests.counting import until
 from tests.fresh import examples
 

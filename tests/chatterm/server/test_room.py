@@ -306,7 +306,7 @@ def test_a_gpu_s_memory_is_asked_where_the_model_would_run_there(
     assert eight.beside <= two.beside < found.beside
 
 
-def test_mapped_weights_are_those_of_a_quantised_file_on_a_cpu() -> None:
+def test_mapped_weights_are_those_of_a_quantized_file_on_a_cpu() -> None:
     gguf, plain = ModelFiles("m", gguf=Path("m.gguf")), ModelFiles("m", folder=Path("m"))
     assert mapped_bytes(gguf, CPU, 7, True) == 7
     assert mapped_bytes(gguf, CPU, 7, False) == 0

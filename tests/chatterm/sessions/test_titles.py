@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from chatterm.backends.title import title_question
 from chatterm.sessions.dates import stamp, when_text
 from chatterm.sessions.records import SessionError, SessionInfo
-from chatterm.sessions.titles import (
-    LIMIT,
-    given_title,
-    made_title,
-    make_title,
-    matching_line,
-    pick,
-)
+from chatterm.sessions.titles import LIMIT, given_title, made_title, make_title, matching_line, pick
 from chatterm.terminal.sanitize import is_safe
 
 

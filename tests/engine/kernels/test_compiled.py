@@ -346,7 +346,7 @@ def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others() -> None:
     assert joined == [1 + 7, 0, 7 + 7, 0], "to rank 0, which receives from all others"
 
 
-def test_quantised_weights_are_copied_early_and_become_numbers_in_few_instructions() -> None:
+def test_quantized_weights_are_copied_early_and_become_numbers_in_few_instructions() -> None:
     for found in made(PACKED):
         assert found["early"] == found["held"]
         assert found["products"] == found["needed"]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from engine.execute.cuda.packed import ordered_plane_arguments, packed_embedding, packed_product
+from engine.execute.cuda.packed import ordered_plane_args, packed_embedding, packed_product
 from engine.execute.cuda.tiles import LANES, PackedTile, choose_packed_tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.network import Weight
@@ -122,7 +122,7 @@ class Given:
             TILES=cut.tiles,
             AHEAD=cut.ahead,
             LANES=lanes,
-            **ordered_plane_arguments(self.weight),
+            **ordered_plane_args(self.weight),
             PDL=False,
             num_warps=cut.warps,
         )

@@ -22,7 +22,7 @@ from models.weights.block_formats import Kind
 from models.weights.packing import unpack
 from tests.engine.kernels.test_rows import Case
 from tests.models.checkpoints import files_of, tiny_llama, write_checkpoint
-from tests.models.quantised import CASES, write
+from tests.models.quantized_models import CASES, write
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(
@@ -89,7 +89,7 @@ def kinds(network: Network) -> set[Kind]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_quantised_checkpoint_stays_quantised(name: str, tmp_path: Path) -> None:
+def test_a_quantized_checkpoint_stays_quantized(name: str, tmp_path: Path) -> None:
     write(tmp_path, CASES[name], config=CONFIG)
     notes: list[str] = []
     network, plain = load(tmp_path, packs=packs, on_note=notes.append), load(tmp_path, quantize="none")
@@ -132,7 +132,7 @@ def test_steps_and_prompts_give_what_the_plain_modules_give(name: str, tmp_path:
 @pytest.mark.parametrize(
     ("quantize", "held"), [("int8", {Kind.Q8_0}), ("int4", {Kind.Q8_0, Kind.Q4_1})], ids=["int8", "int4"]
 )
-def test_plain_checkpoints_are_quantised_at_load(quantize: str, held: set[Kind], tmp_path: Path) -> None:
+def test_plain_checkpoints_are_quantized_at_load(quantize: str, held: set[Kind], tmp_path: Path) -> None:
     write_checkpoint(tmp_path, CONFIG)
     network, near = load(tmp_path, packs=packs, quantize=quantize), load(tmp_path, quantize=quantize)
     assert kinds(network) == held

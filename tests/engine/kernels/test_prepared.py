@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from engine.execute.cuda import fused_program
-from engine.execute.cuda.packed import plane_arguments
+from engine.execute.cuda.packed import plane_args
 from engine.execute.cuda.tiles import PackedTile, Tile
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
@@ -60,7 +60,7 @@ def multiply(weight: Weight, warps: int, tiles: int, gated: bool, **given: Any) 
     programs = -(-outputs // tile.outputs(gated))
     kernel, matrix = linear_kernel, {"weight": weight.data, "FOLDS": 1}
     if weight.planes is not None:
-        kernel, matrix = packed_linear_kernel, {**plane_arguments(weight), "STRIDE": outputs}
+        kernel, matrix = packed_linear_kernel, {**plane_args(weight), "STRIDE": outputs}
     given = {"norm_weight": weight.data, "residual": weight.data, "RESIDUAL": False, "NORM": False} | given
     kernel[(programs,)](
         bias=weight.data, N=outputs, K=weight.columns, EPS=1e-6, BIAS=False, GATED=gated, WARPS=warps,

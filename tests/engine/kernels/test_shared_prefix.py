@@ -102,7 +102,7 @@ class Case:
         """What a new row is once it is stored."""
         return x if self.cache is None else self.cache.row.decode(self.cache.row.encode(x))
 
-    def quantised(self, kind: str) -> "Case":
+    def quantized(self, kind: str) -> "Case":
         """The same with rows of such a cache; new rows are nowhere yet, and no number is where they will be."""
         given, heads = self.given, self.shape.spec.kv_heads
         cache = KVCache(1, len(given.k) // BLOCK, BLOCK, heads, DIM, torch.float32, DEVICE, kind=kind)
@@ -243,7 +243,7 @@ def test_few_sequences_get_the_bits_that_they_get_alone(heads: tuple[int, int]) 
 def test_whole_sequences_need_no_combination(heads: tuple[int, int], kind: str) -> None:
     """The kernel writes the output in its dtype, and nothing for a row without a sequence."""
     usual = case([(0, [130, 0, 300, 637])], heads, norm=True)
-    made = usual if kind == "auto" else usual.quantised(kind)
+    made = usual if kind == "auto" else usual.quantized(kind)
     made.given.active[1] = -1
     nothing, nobody = (torch.full((16,), number, dtype=torch.int32, device=DEVICE) for number in (0, -1))
     out = torch.full((4, heads[0] * DIM), torch.nan, dtype=torch.bfloat16, device=DEVICE)
@@ -423,7 +423,7 @@ def test_rows_of_bytes_are_attended_to_as_they_are_stored(
     )
     if spread:
         made.given.v[::5] = 0
-    made = made.quantised(kind)
+    made = made.quantized(kind)
     shared, members = [0] * 5, [[-1] * 16]
     for index, table in enumerate(made.tables):
         if table[0] == 1:

@@ -219,7 +219,7 @@ def test_a_long_sequence_in_a_cache_of_any_dtype(
     assert max(errors(plain_model(checkpoint, config), pool, library.best, rows, dtype)) < limit
 
 
-def test_quantised_weights_give_what_rounding_the_activations_does_to_the_plain_modules(
+def test_quantized_weights_give_what_rounding_the_activations_does_to_the_plain_modules(
     checkpoint: Path, config: PretrainedConfig, pool: Pool, library: NativeLibrary
 ) -> None:
     model = quantized_model(checkpoint, config)

@@ -20,16 +20,7 @@ from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.load import load_model
 from models.network import ExpertWeights, Linear, Network
 from models.reference.decoder import Decoder
-from models.spec import (
-    Attention,
-    Experts,
-    FeedForward,
-    ModelSpec,
-    Norm,
-    Rope,
-    each_layer,
-    uniform,
-)
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer, uniform
 from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_batches import Sequence, alone, together
 from tests.engine.native.test_native_chunks import COUNT, Prompt, run
@@ -47,7 +38,7 @@ from tests.engine.test_compatibility import a_network
 from tests.fresh import examples
 from tests.models.checkpoints import files_of, random_model, write_checkpoint, write_gguf
 from tests.models.families import FAMILIES, GGUF, tiny_ernie_moe, tiny_gpt_oss, tiny_qwen3_moe
-from tests.models.test_gpt_oss import write_quantised
+from tests.models.test_gpt_oss import write_quantized
 from tests.models.test_reference import checkpoint, feeds_of, network_of, specs
 
 DENSE = FeedForward(96)
@@ -95,8 +86,8 @@ def mixtures(draw: st.DrawFn, size: int) -> Experts:
 @st.composite
 def networks(draw: st.DrawFn) -> Network:
     """Up to three layers with whatever there may be, of which one at least has experts; plain, or in blocks."""
-    quantised = draw(st.booleans())
-    size, hidden, dims = (32, (64, 256), (32, 64)) if quantised else (20, (40, 64), (8, 32))
+    quantized = draw(st.booleans())
+    size, hidden, dims = (32, (64, 256), (32, 64)) if quantized else (20, (40, 64), (8, 32))
     spec = draw(
         specs(hidden, dims, feeds_of(size, 3 * size) | mixtures(size), WINDOWS, POSITIONS).filter(has_experts)
     )
@@ -105,7 +96,7 @@ def networks(draw: st.DrawFn) -> Network:
         if name.endswith("router.weight"):
             tensor.div_(spec.hidden_size)  # else sigmoids are all 1, and no expert is before another
     plain = network_of(spec, tensors, names)
-    return in_blocks(plain) if quantised else plain
+    return in_blocks(plain) if quantized else plain
 
 
 EXAMPLE = examples(3, *HealthCheck)
@@ -209,7 +200,7 @@ def test_a_family_with_experts_in_blocks(
         kinds = Kind.Q8_0 if name != "gpt-oss" else dict.fromkeys(EXPERTS, Kind.MXFP4)
         path = write_gguf(tmp_path / "model.gguf", random_model(config), kinds, metadata=GGUF.get(name, {}))
     elif name == "gpt-oss":
-        path = write_quantised(tmp_path, head_dim=32)
+        path = write_quantized(tmp_path, head_dim=32)
     else:
         path, quantize = write_checkpoint(tmp_path, config), "int8"
     model = load_model(files_of(path), dtype=torch.float32, device=CPU, quantize=quantize)

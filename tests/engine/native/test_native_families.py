@@ -62,7 +62,7 @@ def test_a_family_gives_the_logits_and_the_cache_of_the_plain_modules(
         assert max(errors(model, pool, variant, (0, 1, 11, 12, 69), torch.float32)) < 2e-5
 
 
-def test_a_quantised_family_is_within_what_rounding_the_activations_does(
+def test_a_quantized_family_is_within_what_rounding_the_activations_does(
     name: str, pool: Pool, library: NativeLibrary, tmp_path: Path
 ) -> None:
     config = deepcopy(DENSE[name])

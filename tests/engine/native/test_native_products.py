@@ -17,7 +17,7 @@ from models.reference.decoder import Decoder
 from tests.engine.tiny import TinyEngine, tiny_tokenizer
 from tests.models.checkpoints import files_of, run, write_checkpoint
 from tests.models.families import tiny_ernie_moe, tiny_gemma2, tiny_gpt2, tiny_gpt_oss, tiny_qwen3_moe
-from tests.models.test_gpt_oss import write_quantised
+from tests.models.test_gpt_oss import write_quantized
 
 CPU = torch.device("cpu")
 HEADS: dict[str, Any] = {"head_dim": 12, "num_attention_heads": 8, "num_key_value_heads": 4}
@@ -39,7 +39,7 @@ def pool() -> Pool:
 
 def a_network(config: Any, folder: Path) -> Any:
     in_mxfp4 = config.model_type == "gpt_oss"
-    files = files_of(write_quantised(folder, **HEADS) if in_mxfp4 else write_checkpoint(folder, config))
+    files = files_of(write_quantized(folder, **HEADS) if in_mxfp4 else write_checkpoint(folder, config))
     network = load_model(files, dtype=torch.float32, device=CPU, quantize="auto" if in_mxfp4 else "int8")
     assert not_native(network.spec) is not None
     return network

@@ -96,7 +96,7 @@ class CallAssembler:
         ]
 
     def _take(self, part: CallPart) -> str:
-        call = self._call_of(part)
+        call = self._find_call(part)
         if call is None:
             self.problem = f"calls more than {MOST_CALLS} tools at once"
             return ""
@@ -114,7 +114,7 @@ class CallAssembler:
             self.problem = f"calls tools with more than {MOST_CHARACTERS:,} characters"
         return "" if is_known else whole(part.name + part.arguments, is_end=True)
 
-    def _call_of(self, part: CallPart) -> _Call | None:
+    def _find_call(self, part: CallPart) -> _Call | None:
         """The call that a part belongs to; None where there are too many."""
         if part.key is not None:
             known = self._by_key.get(part.key)

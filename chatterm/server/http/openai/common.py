@@ -12,14 +12,7 @@ from msgspec import Struct
 from chatterm.server.http.answer_state import AnswerState, Totals
 from chatterm.server.http.fields import convert, wrong
 from chatterm.server.http.limits import Limits
-from chatterm.server.service import (
-    AnswerConstraint,
-    ChatMessage,
-    HistoryToolCall,
-    Role,
-    ServedModel,
-    Think,
-)
+from chatterm.server.service import AnswerConstraint, ChatMessage, HistoryToolCall, Role, ServedModel, Think
 from chatterm.tool_calls.grammar import NO_PARAMETERS, calls_or, forced_calls, free_calls
 from engine.errors import EngineError
 from models.units import counted

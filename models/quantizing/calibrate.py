@@ -9,8 +9,8 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.progress import OnProgress, Progress
-from models.quantising.activations import Activations
-from models.quantising.fit import BLOCK, fit
+from models.quantizing.activations import Activations
+from models.quantizing.fit import BLOCK, fit
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
 from models.weights.quantize import choose_kinds, half_bytes, nibbles, quantize
@@ -69,7 +69,7 @@ def calibrate(
             held[name], gains[name] = _in_4_bits(tensor, slot, activations, whole)
         done += tensor.nbytes
         if on_progress is not None:
-            on_progress(Progress("quantise", "weights", done, total))
+            on_progress(Progress("quantize", "weights", done, total))
     budget = sum(
         _extra(matrices[name]) for name, kind in preset.items() if kind == Kind.Q8_0 and name in gains
     )

@@ -20,7 +20,7 @@ from models.weights.dequantize import dequantize
 from models.weights.quant_config import read_scheme
 from tests.models.checkpoints import files_of, run, run_reference, tiny_qwen3
 from tests.models.families import tiny_qwen3_moe
-from tests.models.quantised import CASES, Case, write
+from tests.models.quantized_models import CASES, Case, write
 
 CPU = torch.device("cpu")
 TOKENS = list(range(3, 40))
@@ -232,7 +232,7 @@ def test_scales_without_dimensions_are_described(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_quantising_again_is_refused(tmp_path: Path) -> None:
+def test_quantizing_again_is_refused(tmp_path: Path) -> None:
     for name in ("awq", "fp8, tensor"):
         write(tmp_path / name, CASES[name])
         with pytest.raises(ModelError, match="quantised already"):
@@ -249,14 +249,14 @@ def test_a_bias_of_zeros_that_no_layer_has_is_left_out(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_integers_in_a_checkpoint_that_is_not_quantised_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, Case(None, CASES["w8a8"].quantise, None))  # type: ignore[arg-type]
+def test_integers_in_a_checkpoint_that_is_not_quantized_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, Case(None, CASES["w8a8"].quantize, None))  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="type I8"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_facts_of_a_quantised_folder(name: str, written: Written) -> None:
+def test_facts_of_a_quantized_folder(name: str, written: Written) -> None:
     case = CASES[name]
     folder, model = written(name)
     facts = describe(files_of(folder))
@@ -264,12 +264,12 @@ def test_facts_of_a_quantised_folder(name: str, written: Written) -> None:
     assert facts.parameters == sum(p.numel() for p in model.parameters())
     assert facts.scheme is not None
     assert facts.scheme.held == case.held
-    assert facts.is_quantised == (case.held is not None)
+    assert facts.is_quantized == (case.held is not None)
     assert facts.dtypes[0][0] in ("INT4", "INT8", "FP8")
     assert ("8" in facts.dtypes[0][0]) == any(words in name for words in ("8 bits", "fp8", "int8", "w8a8"))
 
 
-def test_experts_are_quantised_one_by_one(tmp_path: Path) -> None:
+def test_experts_are_quantized_one_by_one(tmp_path: Path) -> None:
     config = tiny_qwen3_moe(hidden_size=128, moe_intermediate_size=64)
     for name in ("gptq, rows", "fp8, blocks"):
         expected = run_reference(write(tmp_path / name, CASES[name], config=config), TOKENS)
@@ -297,7 +297,7 @@ def test_the_numbers_are_those_of_compressed_tensors(name: str) -> None:
 
     case = CASES[name]
     scheme = QuantizationScheme(**case.config["config_groups"]["group_0"])
-    parts, numbers = case.quantise(torch.randn(128, 384, generator=torch.Generator().manual_seed(0)))
+    parts, numbers = case.quantize(torch.randn(128, 384, generator=torch.Generator().manual_seed(0)))
     compressor = theirs.BaseCompressor.get_value_from_registry(case.config["format"])
     found = compressor.decompress(parts, scheme)["weight"]
     assert float((found.float() - numbers).abs().max()) <= float(numbers.abs().max()) * 2**-8

@@ -205,7 +205,7 @@ class Case:
     """A way of quantising."""
 
     config: dict[str, Any]
-    quantise: Callable[[Tensor], tuple[Tensors, Tensor]]
+    quantize: Callable[[Tensor], tuple[Tensors, Tensor]]
     held: str | None
     """The blocks in which a CPU holds it."""
     beside: Tensors = field(default_factory=dict)
@@ -283,7 +283,7 @@ def write(
             if not matrices:
                 tensors[name] = parameter.clone()
             for stem, matrix in matrices.items():
-                parts, numbers = case.quantise(matrix)
+                parts, numbers = case.quantize(matrix)
                 tensors |= {f"{stem}.{key}": value.contiguous() for key, value in parts.items()}
                 tensors |= {f"{stem}.{key}": value.clone() for key, value in case.beside.items()}
                 matrix.copy_(numbers)

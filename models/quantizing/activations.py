@@ -65,7 +65,7 @@ def measure(
 
     def report(number: int) -> None:
         if on_progress is not None:
-            on_progress(Progress("quantise", "activations", number * read, len(windows) * read))
+            on_progress(Progress("quantize", "activations", number * read, len(windows) * read))
 
     for number, window in enumerate(windows):
         report(number)

@@ -24,7 +24,7 @@ from models.weights.slots import Names, slots
 _CPU = torch.device("cpu")
 
 
-def join_quantised(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> list[StoredTensor]:
+def join_quantized(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> list[StoredTensor]:
     """Return `tensors` with one tensor for each quantised matrix, named as if unquantised; leave out activation scales.
 
     Raises ModelError if tensors of a matrix are missing or do not fit together, and for types that no network has.
@@ -74,7 +74,7 @@ def _check_alone(tensor: StoredTensor, scheme: Scheme | None) -> None:
                 )
 
 
-def _stored(name: str, grouped: GroupedMatrix, nbytes: int, quantised: str) -> StoredTensor:
+def _stored(name: str, grouped: GroupedMatrix, nbytes: int, quantized: str) -> StoredTensor:
     def parts() -> Iterator[tuple[int, Tensor]]:
         return numbers(grouped)
 
@@ -84,14 +84,14 @@ def _stored(name: str, grouped: GroupedMatrix, nbytes: int, quantised: str) -> S
             out[start : start + len(values)] = values
 
     def cut(start: int, rows: int) -> StoredTensor:
-        return _stored(name, grouped.cut(start, rows), nbytes * rows // grouped.rows, quantised)
+        return _stored(name, grouped.cut(start, rows), nbytes * rows // grouped.rows, quantized)
 
     kind = choose_blocks(grouped)
     on_device = device_blocks(grouped)
     blocks = None if kind is None else Blocks(kind, lambda: block_rows(grouped, kind))
     shape = (grouped.rows, grouped.columns)
     return StoredTensor(
-        name, shape, nbytes, copy_into, None, parts, blocks, on_device, cut, quantised=quantised
+        name, shape, nbytes, copy_into, None, parts, blocks, on_device, cut, quantized=quantized
     )
 
 
@@ -100,7 +100,7 @@ def without_empty_biases(
 ) -> list[StoredTensor]:
     """Drop biases that are all zeros from a quantised checkpoint, for layers that have no bias in `spec`."""
     tensors = list(tensors)
-    if not any(tensor.quantised for tensor in tensors):
+    if not any(tensor.quantized for tensor in tensors):
         return tensors
     wanted = {slot.name(names) for slot in slots(spec)}
 

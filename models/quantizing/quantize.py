@@ -21,16 +21,16 @@ from models.hub.manifest import Manifest, manifest_path, write_manifest
 from models.load import fill_network, read_tensors
 from models.network import Network
 from models.progress import OnProgress
-from models.quantising.activations import divergence, measure
-from models.quantising.calibrate import TEXT, WINDOW, BlockMatrix, calibrate, windows
-from models.quantising.files import check_one_to_one, write_folder, write_gguf
-from models.quantising.fit import BLOCK
+from models.quantizing.activations import divergence, measure
+from models.quantizing.calibrate import TEXT, WINDOW, BlockMatrix, calibrate, windows
+from models.quantizing.files import check_one_to_one, write_folder, write_gguf
+from models.quantizing.fit import BLOCK
 from models.spec import ModelSpec
 from models.text.tokenizer import load_tokenizer
 from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
 from models.weights.matching import match
 from models.weights.memory import available_bytes
-from models.weights.quantize import quantised_as
+from models.weights.quantize import quantized_as
 from models.weights.slots import Names, slots
 
 FORMAT = "int4, calibrated"
@@ -41,7 +41,7 @@ _LONGEST = 200
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The result of `quantise`."""
+    """The result of `quantize_model`."""
 
     manifest: Manifest
     bytes: int
@@ -51,7 +51,7 @@ class Written:
     matrices: int
 
 
-def quantise(
+def quantize_model(
     files: ModelFiles, out: Path, revision: str | None = None, on_progress: OnProgress | None = None
 ) -> Written:
     """Write `files` in 4 and 8 bits to `out`: a GGUF file becomes a GGUF file, a folder becomes a folder.
@@ -71,7 +71,7 @@ def _write(
     spec, tensors, names, _ = read_tensors(files)
     places = match(spec, tensors, names)
     tensors = [tensor for tensor in tensors if tensor.name in places]
-    if stored := quantised_as(tensors):
+    if stored := quantized_as(tensors):
         raise ModelError(
             f"The weights of {files.name} are quantised already ({stored}); name the model in 16 or 32 bits."
         )

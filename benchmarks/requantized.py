@@ -55,7 +55,7 @@ WAYS = (
 )
 
 
-def requantised(exact: Network, way: Way, dtype: torch.dtype, positions: int, shuffle: bool) -> Network:
+def requantized(exact: Network, way: Way, dtype: torch.dtype, positions: int, shuffle: bool) -> Network:
     """Return a network of plain numbers with its weights held in some way, and activations of `dtype`.
 
     `shuffle` reorders the channels first, for weights that lie on the grid of other blocks.

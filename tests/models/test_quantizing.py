@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import Phi3Config
 
-import models.quantising.quantise as quantising
+import models.quantizing.quantize as quantizing
 from chatterm.cli.main import call
 from models.errors import ModelError
 from models.hub.inspect import describe
@@ -23,10 +23,10 @@ from models.hub.verify import verify
 from models.load import fill_network, load_model, read_tensors
 from models.network import Weight
 from models.progress import Progress
-from models.quantising.activations import divergence, measure, places
-from models.quantising.calibrate import calibrate, windows
-from models.quantising.fit import fit
-from models.quantising.quantise import quantise
+from models.quantizing.activations import divergence, measure, places
+from models.quantizing.calibrate import calibrate, windows
+from models.quantizing.fit import fit
+from models.quantizing.quantize import quantize_model
 from models.weights.block_formats import Kind
 from models.weights.dequantize import dequantize
 from models.weights.gguf import read_gguf
@@ -62,7 +62,7 @@ class Words:
 
 @pytest.fixture(autouse=True)
 def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantising, "load_tokenizer", lambda files: Words())
+    monkeypatch.setattr(quantizing, "load_tokenizer", lambda files: Words())
 
 
 def outliers(model: Any) -> Any:
@@ -142,7 +142,7 @@ def test_calibrated_weights_are_nearer_than_those_of_the_option(config: Any, tmp
     known, unknown = windows([(i * i + 3 * i) % 150 for i in range(1500)])
     held = calibrate(tensors, found, measure(network, known), whole=False)
     option = load_model(files_of(tmp_path), dtype=torch.float32, device=CPU, quantize="int4")
-    ours = quantising._in_blocks(spec, tensors, names, held)
+    ours = quantizing._in_blocks(spec, tensors, names, held)
     assert ours.nbytes <= option.nbytes
     assert divergence(network, ours, unknown) < divergence(network, option, unknown)
 
@@ -160,7 +160,7 @@ def test_what_is_written_loads_as_what_was_measured(kind: str, tmp_path: Path) -
     source = write(tmp_path, kind)
     out = tmp_path / ("small.gguf" if kind == "gguf" else "small")
     reports: list[Progress] = []
-    written = quantise(files_of(source), out, "0" * 40, reports.append)
+    written = quantize_model(files_of(source), out, "0" * 40, reports.append)
     manifest = read_manifest(out)
     assert manifest == written.manifest
     assert manifest is not None
@@ -176,12 +176,12 @@ def test_what_is_written_loads_as_what_was_measured(kind: str, tmp_path: Path) -
     loaded = load_model(files_of(out), dtype=torch.float32, device=CPU)
     assert {w.format for w in loaded.parts(Weight)} == {Kind.Q4_1, Kind.Q8_0}
     assert {part.name for part in tmp_path.iterdir() if part.name.startswith(".")} == set()
-    _, unknown = windows(Words().encode(quantising.TEXT.read_text(encoding="utf-8")))
+    _, unknown = windows(Words().encode(quantizing.TEXT.read_text(encoding="utf-8")))
     assert manifest.kl == pytest.approx(divergence(plain, loaded, unknown), rel=0.05)
     with pytest.raises(ModelError, match="already exists"):
-        quantise(files_of(source), out)
+        quantize_model(files_of(source), out)
     with pytest.raises(ModelError, match="quantised already"):
-        quantise(files_of(out), tmp_path / f"again{out.suffix}")
+        quantize_model(files_of(out), tmp_path / f"again{out.suffix}")
 
 
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
@@ -189,7 +189,7 @@ def test_what_is_written_has_the_usual_modes(kind: str, tmp_path: Path) -> None:
     source, out = write(tmp_path, kind), tmp_path / ("out" if kind == "folder" else "out.gguf")
     before = os.umask(0o027)
     try:
-        quantise(files_of(source), out)
+        quantize_model(files_of(source), out)
     finally:
         os.umask(before)
     made = [*out.parent.glob("out*"), *out.glob("*")]
@@ -203,7 +203,7 @@ def test_what_most_weights_are_stored_as_is_told(tmp_path: Path) -> None:
     kinds = {"token_embd": types.Q8_0} | dict.fromkeys(("attn_q", "attn_output", "ffn_up"), types.Q4_1)
     path = write_gguf(tmp_path / "model.gguf", random_model(SMALL), kinds)
     for failing in (
-        lambda: quantise(files_of(path), tmp_path / "out.gguf"),
+        lambda: quantize_model(files_of(path), tmp_path / "out.gguf"),
         lambda: load_model(files_of(path), dtype=torch.float32, device=CPU, quantize="int4"),
     ):
         with pytest.raises(ModelError, match=r"quantised already \(Q4_1\)"):
@@ -220,24 +220,24 @@ def test_nothing_half_written_stays(
     out = tmp_path / ("small.gguf" if kind == "gguf" else "small")
     expected = ModelError if isinstance(error, OSError) else KeyboardInterrupt
     name = f"write_{kind}"
-    whole = getattr(quantising, name)
+    whole = getattr(quantizing, name)
 
     def at_the_end(source: Path, target: Path, held: Mapping[str, Any], *rest: Any) -> None:
         whole(source, target, held, *rest)
         raise error
 
-    monkeypatch.setattr(quantising, name, at_the_end)
+    monkeypatch.setattr(quantizing, name, at_the_end)
     with pytest.raises(expected):
-        quantise(files_of(source), out)
+        quantize_model(files_of(source), out)
     assert {path.name for path in tmp_path.iterdir()} == before
-    monkeypatch.setattr(quantising, name, whole)
+    monkeypatch.setattr(quantizing, name, whole)
 
     def manifest(path: Path, _: Any) -> None:
         raise error
 
-    monkeypatch.setattr(quantising, "write_manifest", manifest)
+    monkeypatch.setattr(quantizing, "write_manifest", manifest)
     with pytest.raises(expected):
-        quantise(files_of(source), out)
+        quantize_model(files_of(source), out)
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
@@ -251,8 +251,8 @@ def test_what_cannot_be_written_is_refused_before_any_work(
         (folder, tmp_path / "none" / "a", "no folder"),
     ):
         with pytest.raises(ModelError, match=said):
-            quantise(files_of(source), out)
-    monkeypatch.setattr(quantising, "measure", None)
+            quantize_model(files_of(source), out)
+    monkeypatch.setattr(quantizing, "measure", None)
     packed = Phi3Config(
         hidden_size=64,
         intermediate_size=96,
@@ -267,19 +267,19 @@ def test_what_cannot_be_written_is_refused_before_any_work(
     odd = write_checkpoint(tmp_path / "odd", tiny_qwen3())
     for source, said in ((odd, "blocks of 32"), (one, "shares a tensor with others")):
         with pytest.raises(ModelError, match=said):
-            quantise(files_of(source), tmp_path / "out")
+            quantize_model(files_of(source), tmp_path / "out")
     assert not manifest_path(tmp_path / "out").exists()
 
 
 def test_a_context_shorter_than_a_window(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "m", tiny_llama(**SIZES, max_position_embeddings=48))
-    assert quantise(files_of(source), tmp_path / "out").manifest.kl is not None
+    assert quantize_model(files_of(source), tmp_path / "out").manifest.kl is not None
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "m", tiny_llama(**SIZES | {"vocab_size": 100}))
     with pytest.raises(ModelError, match=r"has token \d+, but the network only has tokens 0 to 99"):
-        quantise(files_of(source), tmp_path / "out")
+        quantize_model(files_of(source), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -301,10 +301,10 @@ def test_two_at_once_do_not_write_into_each_other(tmp_path: Path) -> None:
     def meanwhile(_: Progress) -> None:
         if not tried:
             with pytest.raises(ModelError, match="Another chatterm quantize is writing") as refused:
-                quantise(files_of(source), out)
+                quantize_model(files_of(source), out)
             tried.append(str(refused.value))
 
-    quantise(files_of(source), out, on_progress=meanwhile)
+    quantize_model(files_of(source), out, on_progress=meanwhile)
     assert tried
     assert verify(str(out)).is_good
 
@@ -316,10 +316,10 @@ def test_what_came_to_the_place_meanwhile_is_kept(
     source, out = write(tmp_path, kind), tmp_path / ("small.gguf" if kind == "gguf" else "small")
     before = {path.name for path in tmp_path.iterdir()}
     monkeypatch.setattr(
-        quantising, "need_space", lambda *_: out.mkdir() if kind == "folder" else out.write_text("mine")
+        quantizing, "need_space", lambda *_: out.mkdir() if kind == "folder" else out.write_text("mine")
     )
     with pytest.raises(ModelError, match="already exists"):
-        quantise(files_of(source), out)
+        quantize_model(files_of(source), out)
     assert {path.name for path in tmp_path.iterdir()} == before | {out.name}
     assert list(out.iterdir()) == [] if kind == "folder" else out.read_text() == "mine"
 
@@ -329,7 +329,7 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
     left = tmp_path / ".small.partial"
     left.mkdir()
     (left / "model-old.safetensors").write_bytes(b"half")
-    quantise(files_of(source), out)
+    quantize_model(files_of(source), out)
     assert not left.exists()
     assert not (out / "model-old.safetensors").exists()
 
@@ -339,7 +339,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, end = write(tmp_path, kind), ".gguf" if kind == "gguf" else ""
-    monkeypatch.setattr(quantising, "measure", None)
+    monkeypatch.setattr(quantizing, "measure", None)
     link = tmp_path / f"link{end}"
     link.symlink_to("nowhere")
     for out, said in (
@@ -350,7 +350,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
         (link, "already exists"),
     ):
         with pytest.raises(ModelError, match=said):
-            quantise(files_of(source), out)
+            quantize_model(files_of(source), out)
     assert link.is_symlink()
 
 
@@ -362,7 +362,7 @@ def test_a_disk_that_fills_up_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(ModelError, match=r"cannot be written \(No space left on device\); nothing was left"):
-        quantise(files_of(source), out)
+        quantize_model(files_of(source), out)
     assert {path.name for path in tmp_path.iterdir()} == {source.name}
 
 
@@ -379,7 +379,7 @@ def test_numbers_that_no_network_has_are_told(name: str, factor: float, said: st
     tensors[name] *= factor
     save_file(tensors, source / "model.safetensors")
     with pytest.raises(ModelError, match=said):
-        quantise(files_of(source), tmp_path / "out")
+        quantize_model(files_of(source), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -401,7 +401,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_any_part_of_a_gguf_file_names_the_whole(number: int, tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", random_model(SMALL), {}, most_tensors=10)
     (source,) = tmp_path.glob(f"m-0000{number}-of-*.gguf")
-    quantise(files_of(source), tmp_path / "out.gguf")
+    quantize_model(files_of(source), tmp_path / "out.gguf")
     assert load_model(files_of(tmp_path / "out.gguf"), dtype=torch.float32, device=CPU)
 
 
@@ -426,7 +426,7 @@ def aligned(path: Path, alignment: int) -> Path:
 
 def test_tensors_that_are_aligned_otherwise(tmp_path: Path) -> None:
     source = aligned(write(tmp_path, "gguf"), 256)
-    found = quantise(files_of(source), tmp_path / "out.gguf")
+    found = quantize_model(files_of(source), tmp_path / "out.gguf")
     loaded = load_model(files_of(tmp_path / "out.gguf"), dtype=torch.float32, device=CPU)
     plain = load_model(files_of(source), dtype=torch.float32, device=CPU)
     assert divergence(plain, loaded, [list(range(100))]) < 10 * (found.manifest.kl or 0)
@@ -438,7 +438,7 @@ def test_an_empty_list_is_left_out(tmp_path: Path) -> None:
     entry = struct.pack("<Q8sIIQ", len(key), key, 9, 8, 0)  # 32 bytes, which keep the alignment
     count = int.from_bytes(raw[16:24], "little") + 1
     source.write_bytes(raw[:16] + count.to_bytes(8, "little") + entry + raw[24:])
-    quantise(files_of(source), tmp_path / "out.gguf")
+    quantize_model(files_of(source), tmp_path / "out.gguf")
     assert key.decode() not in read_gguf(tmp_path / "out.gguf").metadata
 
 
@@ -446,7 +446,7 @@ def test_other_weights_and_an_old_manifest_are_not_copied(tmp_path: Path) -> Non
     source, out = write(tmp_path, "folder"), tmp_path / "out"
     for name in ("pytorch_model.bin", "old.gguf", "chatterm.manifest.json", "LICENSE"):
         (source / name).write_text("{}")
-    quantise(files_of(source), out)
+    quantize_model(files_of(source), out)
     names = {path.name for path in out.iterdir()}
     assert "LICENSE" in names
     assert not names & {"pytorch_model.bin", "old.gguf"}
@@ -455,7 +455,7 @@ def test_other_weights_and_an_old_manifest_are_not_copied(tmp_path: Path) -> Non
 
 def test_numbers_in_4_and_in_8_bits_are_counted(tmp_path: Path) -> None:
     source, out = write(tmp_path, "folder"), tmp_path / "out"
-    assert quantise(files_of(source), out).kept > 0
+    assert quantize_model(files_of(source), out).kept > 0
     plain, small = describe(files_of(source)), describe(files_of(out))
     assert small.parameters == plain.parameters
     assert {name for name, _ in small.dtypes} >= {"INT4", "INT8"}

@@ -14,8 +14,8 @@ from models.errors import ModelError
 from models.files import read_json
 from models.hub.download import PICKLE_SUFFIXES
 from models.hub.manifest import MANIFEST
-from models.quantising.calibrate import BlockMatrix
-from models.quantising.fit import BLOCK
+from models.quantizing.calibrate import BlockMatrix
+from models.quantizing.fit import BLOCK
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import FLOATS, read_safetensors
 from models.weights.gguf import read_gguf
