@@ -1,7 +1,6 @@
 """The disk tier: blocks of conversations are written in idle time, and brought back when a prompt needs them.
 
-The loop's thread looks up and copies; a thread of the tier's own reads and writes, so that a slow disk holds up nobody.
-An error ends the tier and nothing else: what cannot be read is computed.
+The loop's thread looks up and copies; the tier's own thread reads and writes. An error ends only the tier.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,13 +32,11 @@ MOST_WRITES = 32
 WRITING = 2
 """The most blocks handed to the disk's thread and not written yet."""
 WORTH_WAITING = {"cpu": 1024, "cuda": 8192}
-"""The rows from which a prompt waits until the folder is scanned, because computing them takes longer: scanning takes
-some 20 ms if the files are in the page cache, as weights just read are, and on a GPU buffers are pinned as well."""
+"""The rows from which a prompt waits for the folder to be scanned (about 20 ms, more if a GPU's buffers are pinned)."""
 KEPT_WITHIN = 0.1
 """The measured times are saved again when they have changed by this share."""
 PATIENCE_S = 0.5, 5.0
-"""The seconds that a request waits for the disk at least, and those that it waits if the time of computing is unknown.
-If that is known, the request waits as long as computing would take."""
+"""The least seconds that a request waits for the disk, and those if the time of computing is not known instead."""
 CLOSING_S = 1.0
 """The most seconds that an engine continues writing when it ends."""
 
