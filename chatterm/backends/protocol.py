@@ -15,13 +15,13 @@ def agreed() -> str:
     """Return a hash of everything both sides must agree on: the sources that define the messages."""
     root = Path(__file__).parents[2]
     files = (
-        "backends/wire",
+        "backends/protocol",
         "backends/backend",
         "backends/documents",
         "backends/exchange",
-        "backends/chosen",
+        "backends/base",
         "backends/process",
-        "channel/messages",
+        "ipc/messages",
     )
     paths = [*(f"chatterm/{name}.py" for name in files), "engine/events.py", "engine/params.py"]
     return sha256(b"".join((root / path).read_bytes() for path in paths)).hexdigest()[:16]

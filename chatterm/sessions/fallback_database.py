@@ -82,7 +82,7 @@ class Op:
     """It need not survive a cut of the power before the next half second is over."""
 
 
-class Vault:
+class FallbackDatabase:
     """Reading raises SessionError for what is not there and sqlite3.Error for a disk that fails; writing nothing."""
 
     def __init__(self, path: Path) -> None:

@@ -8,8 +8,8 @@ as `Chat.resume` does.
 
 A token is *committed* once the transaction with its record is: then it survives the end of this process, however that
 comes. SQLite's write-ahead log is the file behind this: append-only, each of its frames with a checksum, a torn last
-transaction is recognised and dropped. Only every half second is the disk told to write for good (`vault.py`): a cut of
-the power may take that much.
+transaction is recognised and dropped. The disk is told to write for good only every half second
+(`fallback_database.py`): a power cut may take that much.
 """
 
 from collections.abc import Iterable, Mapping

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from chatterm.backends.backend import Exchange, TokenEvent
 from chatterm.sessions.database import FIELDS, Database
-from chatterm.sessions.fallback_database import NO_SESSION, KnownSession, Op, Vault
+from chatterm.sessions.fallback_database import NO_SESSION, FallbackDatabase, KnownSession, Op
 from chatterm.sessions.journal import RunningAnswerJournal
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, database_path, explain
@@ -59,7 +59,7 @@ class SessionStore:
         self._ops: dict[Hashable, Op] = {}
         """What is to be written, oldest first."""
         self._due = _NEVER
-        self._questions: deque[Callable[[Vault], None]] = deque()
+        self._questions: deque[Callable[[FallbackDatabase], None]] = deque()
         self._awaited: set[Future[Any]] = set()
         """The answers that somebody waits for."""
         self._closing = False
@@ -238,32 +238,32 @@ class SessionStore:
     def load(self, session: str) -> tuple[SessionInfo, Tree, str]:
         """A session to go on with: what it is, its tree, its draft. Raises SessionError when it is not there."""
 
-        def read(vault: Vault) -> tuple[SessionInfo, Tree, str]:
+        def read(database: FallbackDatabase) -> tuple[SessionInfo, Tree, str]:
             known = self._known.get(session)
             if known is not None and not known.exchanges:
-                return deepcopy(known.info), Tree(), vault.draft(NO_SESSION)
-            info, tree = vault.load(session)
+                return deepcopy(known.info), Tree(), database.draft(NO_SESSION)
+            info, tree = database.load(session)
             exchanges = {exchange.id: _copied(exchange) for exchange in tree.exchanges}
             self._known[session] = KnownSession(deepcopy(info), exchanges, tree.head, is_saved=True)
-            return info, tree, vault.draft(session)
+            return info, tree, database.draft(session)
 
         return self._ask(read)
 
     def exchanges(self, session: str) -> list[Exchange]:
         """Those of a session, to look at and not to go on with. Raises SessionError when it is not there."""
-        return self._ask(lambda vault: vault.load(session)[1].exchanges)
+        return self._ask(lambda database: database.load(session)[1].exchanges)
 
     def find(self, text: str = "") -> list[SessionInfo]:
         """Sessions in whose title or messages every word of `text` occurs, latest first."""
-        return self._ask(lambda vault: vault.find(text))
+        return self._ask(lambda database: database.find(text))
 
     def preview(self, session: str, text: str) -> str:
         """The line of a session that matches `text` best, on one line; its latest for "". "" where it has none."""
-        return self._ask(lambda vault: vault.preview(session, text))
+        return self._ask(lambda database: database.preview(session, text))
 
     def info(self, session: str) -> SessionInfo | None:
         """A session that is on the disk; None where it is not."""
-        return self._ask(lambda vault: vault.info(session))
+        return self._ask(lambda database: database.info(session))
 
     def latest(self) -> SessionInfo | None:
         """The session that was written last."""
@@ -271,15 +271,15 @@ class SessionStore:
 
     def new_draft(self) -> str:
         """What stood in the composer of a chat that was no session yet."""
-        return self._ask(lambda vault: vault.draft(NO_SESSION))
+        return self._ask(lambda database: database.draft(NO_SESSION))
 
     def prompts(self, limit: int = 1000) -> list[str]:
         """The composer's history across sessions, newest last."""
-        return self._ask(lambda vault: vault.prompts(limit))
+        return self._ask(lambda database: database.prompts(limit))
 
     def flush(self, patience: float = _PATIENCE) -> None:
         """Wait at most `patience` seconds until everything so far is written, or in memory (see `problem`)."""
-        self._ask(lambda vault: None, patience)
+        self._ask(lambda database: None, patience)
 
     def release(self) -> None:
         """Whoever waits for something that is read waits no longer: the program ends."""
@@ -306,12 +306,12 @@ class SessionStore:
             self._due = min(self._due, monotonic() + wait)
             self._changed.notify()
 
-    def _ask(self, question: Callable[[Vault], T], patience: float = _PATIENCE) -> T:
+    def _ask(self, question: Callable[[FallbackDatabase], T], patience: float = _PATIENCE) -> T:
         answer: Future[T] = Future()
 
-        def ask(vault: Vault) -> None:
+        def ask(database: FallbackDatabase) -> None:
             try:
-                give = partial(answer.set_result, question(vault))
+                give = partial(answer.set_result, question(database))
             except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
                 give = partial(answer.set_exception, error)
             with suppress(InvalidStateError):  # nobody waits any more
@@ -334,22 +334,24 @@ class SessionStore:
                 self._awaited.discard(answer)
 
     def _run(self) -> None:
-        vault = Vault(self.path)
-        self.trouble = vault.trouble
+        database = FallbackDatabase(self.path)
+        self.trouble = database.trouble
         closing = False
         while not closing:
             with self._changed:
-                while not (self._closing or self._questions or monotonic() >= min(self._due, vault.retry_at)):
-                    moment = min(self._due, vault.retry_at)
+                while not (
+                    self._closing or self._questions or monotonic() >= min(self._due, database.retry_at)
+                ):
+                    moment = min(self._due, database.retry_at)
                     self._changed.wait(None if moment == _NEVER else max(0.0, moment - monotonic()))
                 closing = self._closing
                 ops, self._ops, self._due = list(self._ops.values()), {}, _NEVER
                 questions, self._questions = self._questions, deque()
-            vault.write(ops, retry=closing)
-            self.trouble = vault.trouble
+            database.write(ops, retry=closing)
+            self.trouble = database.trouble
             for question in questions:
-                question(vault)
-        vault.close()
+                question(database)
+        database.close()
 
 
 def _copied(exchange: Exchange) -> Exchange:

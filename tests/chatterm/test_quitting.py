@@ -22,26 +22,26 @@ sys.path.insert(0, {root!r})
 from chatterm import app
 from chatterm.backends import threads
 from chatterm.sessions import export
-from chatterm.sessions.store import Store
-from chatterm.sessions.fallback_database import Vault
-from chatterm.tools import deliberate
+from chatterm.sessions.store import SessionStore
+from chatterm.sessions.fallback_database import FallbackDatabase
+from chatterm.tools import keypress_guard
 from tests.chatterm.scripted import Script, ScriptedBackend
 
-deliberate.QUIET = deliberate.FAST = 0.0
-write, close = Vault.write, Store.close
+keypress_guard.QUIET = keypress_guard.FAST = 0.0
+write, close = FallbackDatabase.write, SessionStore.close
 
-def stalled(vault, ops, *, retry=False):
+def stalled(database, ops, *, retry=False):
     if any(op.session for op in ops):
         Event().wait()
-    write(vault, ops, retry=retry)
+    write(database, ops, retry=retry)
 
 if {early}:
     app.ChatApp.compose = lambda chat: os.kill(os.getpid(), {early}) or ()
 if {hangs!r}:
     export.write_export, threads.PATIENCE_S = (lambda *_: Event().wait()), 0.1
 if {stalls!r}:
-    Vault.write = stalled
-    Store.close = lambda store: close(store, 1.0)
+    FallbackDatabase.write = stalled
+    SessionStore.close = lambda store: close(store, 1.0)
     app._MOMENT_S = app._DISK_S = 0.1
 sys.exit(app.run_app(ScriptedBackend([Script({says!r})]), theme="dusk"))
 """

@@ -1,6 +1,6 @@
 """Exchange data between ranks in a decode step, by kernels that write into the memory of the other ranks.
 
-Prompts have sums of their own (`prompt_sums.py`) in the same memory.
+Prompts have sums of their own (`prefill_all_reduce.py`) in the same memory.
 
 All ranks run the same steps in the same order. Each step has `begin`, two sums per layer, one sum for the embedding,
 and `join_columns`. A step is recorded like any other: only a number in device memory changes between steps.

@@ -19,7 +19,7 @@ In layers with experts, other kernels replace the last two (`experts.py`). A row
 With many query heads per KV head, and for many short sequences, tensor cores compute the attention
 (`attention_mma.py`). With more rows, rows that several sequences share are attended to once, besides those that each
 has alone. From 17 rows on (nine with experts or large products) the layers run like those of a prompt, with its kernels
-between products; small products use `wide.py`.
+between products; small products use `many_row_linear.py`.
 
 In a divided network, o and down compute partial sums. `AllReduce` adds those of all ranks before the residual is added,
 in a launch of its own; the embedding and the logits are exchanged the same way.

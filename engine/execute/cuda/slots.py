@@ -127,7 +127,7 @@ class Slots:
             self._active[:rows] = wanted
 
     def share(self, shared: list[int], members: list[list[int]]) -> None:
-        """Set what the next steps with sharing read: the result of `share` in `sharing.py`."""
+        """Set what the next steps with sharing read: the result of `share` in `prefix_groups.py`."""
         for (start, known), wanted in zip(self._together, (shared, list(chain(*members))), strict=True):
             for index, number in enumerate(wanted):
                 if known[index] != number:

@@ -4,7 +4,7 @@ The plain twin is `engine/sampling/sampler.py`. The grid is blocks of the vocabu
 of a row that arrives last (by a counter in device memory) finishes the row alone from the results of the others, so no
 second launch is needed. A row's token does not depend on the other rows, nor on which kernel draws it.
 
-The state of a sequence lies in its slot: `settings` fp32 (those of `scores.py`, then those of `edits.py`), `numbers`
+The state of a sequence lies in its slot: `settings` fp32 (those of `scores.py`, then `logit_processors.py`), `numbers`
 int64 (seed, step, top_k) and `marks`. NaN logits count as +inf. If the largest logit is not finite, the token is -1.
 """
 

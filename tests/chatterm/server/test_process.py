@@ -305,9 +305,9 @@ def test_a_killed_server_leaves_a_chat_that_goes_on(
 
 _CLIENT = """
 import os, sys
-from chatterm.backends.failover import attached
+from chatterm.backends.failover import attach
 from chatterm.backends.backend import ChatOptions
-backend, why = attached("tiny", ChatOptions(sampling={"max_tokens": 700, "seed": 5, "temperature": 1.0}))
+backend, why = attach("tiny", ChatOptions(sampling={"max_tokens": 700, "seed": 5, "temperature": 1.0}))
 backend.open()
 for number, event in enumerate(backend.send("Name a river.")):
     if number == 3:

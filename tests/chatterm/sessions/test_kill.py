@@ -70,9 +70,9 @@ def test_a_killed_program_loses_nothing_that_another_could_see(
 def test_processes_that_start_together_make_one_database(path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
-        "from chatterm.sessions.store import Store; from chatterm.sessions.records import SessionInfo\n"
+        "from chatterm.sessions.store import SessionStore; from chatterm.sessions.records import SessionInfo\n"
         "from chatterm.sessions.tree import Tree\n"
-        "store = Store.open(Path(sys.argv[1])); session = store.new(SessionInfo(model='m'))\n"
+        "store = SessionStore.open(Path(sys.argv[1])); session = store.new(SessionInfo(model='m'))\n"
         "store.save(session, Tree().add(None, 'hello', 'm')); assert store.close(), store.problem\n"
     )
     writers = [

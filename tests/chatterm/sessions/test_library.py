@@ -205,9 +205,9 @@ def test_two_processes_that_add_the_same_name_at_once_leave_one(path: Path) -> N
     connect(path).close()
     script = (
         "import sys; from pathlib import Path; from chatterm.backends.backend import Document\n"
-        "from chatterm.sessions.library import Library\n"
+        "from chatterm.sessions.library import DocumentLibrary\n"
         "sys.stdin.readline()\n"
-        "try: Library(Path(sys.argv[1])).add(Document('paper', sys.argv[2]), sys.argv[2]); print('added')\n"
+        "try: DocumentLibrary(Path(sys.argv[1])).add(Document('paper', sys.argv[2]), sys.argv[2]); print('added')\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     both = [

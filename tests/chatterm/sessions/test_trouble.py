@@ -13,7 +13,7 @@ from threading import Event
 import pytest
 
 from chatterm.sessions import fallback_database
-from chatterm.sessions.fallback_database import Op, Vault
+from chatterm.sessions.fallback_database import FallbackDatabase, Op
 from chatterm.sessions.library import DocumentLibrary
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import VERSION, connect
@@ -162,7 +162,7 @@ def test_what_is_changed_while_the_disk_cannot_even_be_read(
     def refuse(*_: object) -> None:
         raise sqlite3.OperationalError("database is locked")
 
-    disk = store._ask(lambda vault: vault._disk)
+    disk = store._ask(lambda database: database._disk)
     assert disk is not None
     for name in ("info", "head", "has", "update", "set_head"):
         monkeypatch.setattr(disk, name, refuse, raising=True)
@@ -172,7 +172,7 @@ def test_what_is_changed_while_the_disk_cannot_even_be_read(
     store.flush()
     with pytest.raises(SessionError, match="locked"):
         store.load(session)
-    store._ask(lambda vault: setattr(vault, "_disk", None))  # nor opened
+    store._ask(lambda database: setattr(database, "_disk", None))  # nor opened
     with pytest.raises(SessionError, match="cannot be read now"):
         store.load(session)
     assert store.find() == []
@@ -213,9 +213,9 @@ def test_a_full_disk_and_room_again(store: SessionStore) -> None:
     session, tree = conversation(store, "before")
     store.flush()
 
-    def fill(vault: Vault) -> None:
-        assert vault._disk is not None
-        vault._disk.connection.execute("PRAGMA max_page_count = 1")
+    def fill(database: FallbackDatabase) -> None:
+        assert database._disk is not None
+        database._disk.connection.execute("PRAGMA max_page_count = 1")
 
     store._ask(fill)
     exchange = tree.add(1, "long " * 50_000, "m")
@@ -304,10 +304,10 @@ def test_read_only(tmp_path: Path) -> None:
     folder.chmod(0o555)
     code = (
         "import sys; sys.path[:0] = sys.argv[3:]; from pathlib import Path\n"
-        "from chatterm.sessions.store import Store\n"
+        "from chatterm.sessions.store import SessionStore\n"
         "import os\n"
         "if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
-        "store = Store.open(Path(sys.argv[1])); session = sys.argv[2]\n"
+        "store = SessionStore.open(Path(sys.argv[1])); session = sys.argv[2]\n"
         "info, tree, _ = store.load(session); assert info.title == 'before'\n"
         "print(store.problem)\n"
         "store.save(session, tree.add(1, 'meanwhile', 'm'))\n"
@@ -335,7 +335,7 @@ def test_who_leaves_does_not_wait_for_a_disk_that_stalls(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Event()
-    monkeypatch.setattr(Vault, "find", lambda vault, text: gate.wait(2 * PATIENCE) and [])
+    monkeypatch.setattr(FallbackDatabase, "find", lambda database, text: gate.wait(2 * PATIENCE) and [])
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(store.find), pool.submit(store.prompts)]
         until(lambda: len(store._awaited) == 2)
