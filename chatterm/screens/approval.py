@@ -59,7 +59,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
     }
     ApprovalScreen PlanView { height: auto; }
     ApprovalScreen AnswerList { height: auto; margin-top: 1; }
-    ApprovalScreen Told { height: auto; }
+    ApprovalScreen Notice { height: auto; }
     """
 
     def __init__(
