@@ -1,18 +1,18 @@
-"""Frames: a length of four bytes, then so many bytes. What arrives is bounded before it is looked at."""
+"""Frames: a 4-byte big-endian length, then that many bytes. The length is checked before the body is read."""
 
 from engine.errors import EngineError
 
 MOST = 80 * 2**20
-"""Bytes of a frame: more than the longest prompt that a command reads."""
+"""The longest body of a frame, in bytes: more than the longest prompt that a command reads."""
 _HEADER = 4
 
 
 class FrameError(EngineError):
-    """What the other side sent is none of our frames. Nothing after it can be understood."""
+    """An invalid frame or body. After a frame that was received, the rest of the stream cannot be parsed."""
 
 
 def encode_frame(body: bytes) -> bytes:
-    """`body` as a frame. Raises FrameError where it is too long."""
+    """Encode `body` as a frame. Raises FrameError if it is too long."""
     if len(body) > MOST:
         raise FrameError(
             f"A message of {len(body):,} bytes is larger than the server accepts; send less at once."
@@ -28,7 +28,7 @@ class FrameReader:
         self._held = bytearray()
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
-        """The frames that are whole now. Raises FrameError for one that would be empty or too long."""
+        """Return the bodies of the frames that are complete. Raises FrameError for an empty or oversized frame."""
         self._held += data
         bodies, at = [], 0
         while len(self._held) - at >= _HEADER:

@@ -1,4 +1,4 @@
-"""A client's connection, for threads: calls of it run side by side, and a thread reads what comes of them."""
+"""A client's connection, for threads: its calls run concurrently, and one thread reads their results."""
 
 import itertools
 import socket
@@ -32,7 +32,7 @@ _CHUNK = 256 * 1024
 
 
 class ServerGoneError(EngineError):
-    """The server has ended, or was ended, while it was asked something."""
+    """The server exited, or was stopped, before it answered a call."""
 
     def __init__(self, why: str = "") -> None:
         super().__init__(f"The chatterm server has ended{why and f': {why}'}.")
@@ -40,14 +40,14 @@ class ServerGoneError(EngineError):
 
 
 Then = Callable[[Item | Done | Failed | None], None]
-"""Gets what comes of a call, in the link's own thread; None where the connection is lost."""
+"""Receives the messages of a call, on the link's own thread; None when the connection is lost."""
 
 
 class Link:
-    """One connection. From any thread."""
+    """One connection to the server. Its methods may be called from any thread."""
 
     def __init__(self, peer: socket.socket) -> None:
-        """Takes over a connected socket."""
+        """Take over a connected socket."""
         self._peer = peer
         self._numbers = itertools.count(1)
         self._calls: dict[int, Then] = {}
@@ -57,7 +57,7 @@ class Link:
         threading.Thread(target=self._read, name="link", daemon=True).start()
 
     def begin(self, method: str, body: Any, then: Then) -> int:
-        """Have something done. Returns at once, with the number of the call. Raises ServerGoneError."""
+        """Start a call and return its number at once. Raises ServerGoneError."""
         frame_of, id = pack(body), next(self._numbers)
         with self._state:
             if self.is_lost:
@@ -67,13 +67,13 @@ class Link:
         return id
 
     def call(self, method: str, body: Any = None) -> "Answers":
-        """Have something done, and wait for what comes of it. Raises ServerGoneError."""
+        """Start a call and return its answers, to be waited for. Raises ServerGoneError."""
         return Answers(self, method, body)
 
     def ask(self, method: str, body: Any, kind: type[T], timeout: float | None = None) -> T:
-        """Call, and return the result. `timeout` in seconds.
+        """Call, and return the result. `timeout` is in seconds, for each message.
 
-        Raises ServerGoneError, what the server says went wrong, and EngineError where it does not answer in time.
+        Raises ServerGoneError, the error that the server reports, and EngineError if it does not answer in time.
         """
         answers = self.call(method, body)
         while answers.next(timeout) is not None:
@@ -81,13 +81,13 @@ class Link:
         return unpack(answers.result, kind)
 
     def send(self, message: ToServer) -> None:
-        """What the other side does not get is told by the thread that reads."""
+        """Send a message. If the connection is lost, the reading thread notices it; nothing is raised here."""
         frame = to_frame(message)
         with self._sending, suppress(OSError):
             self._peer.sendall(frame)
 
     def close(self) -> None:
-        """Part. Closing twice is fine."""
+        """Close the connection. Closing twice is fine."""
         with suppress(OSError):
             self._peer.shutdown(socket.SHUT_RDWR)
 
@@ -117,7 +117,7 @@ class Link:
 
 
 class Answers:
-    """What comes of one call, for the thread that waits for it."""
+    """The answers to one call, for the thread that waits for them."""
 
     def __init__(self, link: Link, method: str, body: Any) -> None:
         self._link = link
@@ -127,7 +127,7 @@ class Answers:
         self._id = link.begin(method, body, self._came.put)
 
     def next(self, timeout: float | None = None) -> Raw | None:
-        """The body of the next item; None at the end. Raises ServerGoneError, and what the server says went wrong."""
+        """Return the body of the next item; None at the end. Raises ServerGoneError and errors the server reports."""
         if self.is_over:
             return None
         try:
@@ -145,17 +145,17 @@ class Answers:
         return None
 
     def feed(self, body: Any) -> None:
-        """What the call has asked for."""
+        """Send the input that the running call has asked for."""
         self._link.send(Feed(self._id, pack(body)))
 
     def cancel(self) -> None:
-        """Nobody wants the rest; the end comes all the same."""
+        """Cancel the call unless it is over; its final message still arrives."""
         if not self.is_over:
             self._link.send(Cancel(self._id))
 
 
 def to_error(failed: Failed) -> EngineError | ModelError:
-    """The error that the server told of."""
+    """Return the exception for an error that the server reported."""
     if failed.fields.get("code") == "shutting_down":
         return ServerGoneError()
     if failed.kind == "gpu_lost":

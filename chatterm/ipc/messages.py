@@ -1,6 +1,6 @@
-"""What frames hold: calls with a number each, so that many run on one connection, and what comes of them.
+"""The messages in frames: numbered calls, so that many run on one connection, and their results.
 
-Bodies are encoded by whoever knows their type. Nothing is taken that does not have the shape it should have.
+Bodies are encoded by the code that knows their type. Everything received is validated against its type.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Call(Struct, frozen=True, array_like=True, tag="call"):
-    """From a client: do this. Calls of a connection have numbers of their own."""
+    """From a client: run `method`. Ids are unique within a connection."""
 
     id: int
     method: str
@@ -23,20 +23,20 @@ class Call(Struct, frozen=True, array_like=True, tag="call"):
 
 
 class Feed(Struct, frozen=True, array_like=True, tag="feed"):
-    """From a client: what a running call has asked for."""
+    """From a client: input that a running call has asked for."""
 
     id: int
     body: Raw
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
-    """From a client: nobody wants the rest of this call. Its end is told all the same."""
+    """From a client: cancel this call. Its final message is still sent."""
 
     id: int
 
 
 class Item(Struct, frozen=True, array_like=True, tag="item"):
-    """To a client: more of what a call gives."""
+    """To a client: the next item of a call."""
 
     id: int
     body: Raw
@@ -50,7 +50,7 @@ class Done(Struct, frozen=True, array_like=True, tag="done"):
 
 
 class Failed(Struct, frozen=True, array_like=True, tag="failed"):
-    """To a client: the call is over, with an error. `fields` are what its kind has besides the message."""
+    """To a client: the call is over, with an error. `fields` holds what this kind has besides the message."""
 
     id: int
     kind: str
@@ -69,7 +69,7 @@ NOTHING = Raw(_encoder.encode(None))
 
 
 def pack(value: Any) -> Raw:
-    """A body. Raises FrameError for text that is not valid Unicode, and for numbers that are too large."""
+    """Encode a body. Raises FrameError for text that is not valid Unicode, and for numbers that are too large."""
     try:
         return Raw(_encoder.encode(value))
     except UnicodeEncodeError:
@@ -79,7 +79,7 @@ def pack(value: Any) -> Raw:
 
 
 def unpack(body: Raw | bytes, kind: type[T]) -> T:
-    """The value of a body. Raises FrameError where it is no `kind`."""
+    """Decode a body as a `kind`. Raises FrameError if it is not one."""
     try:
         value: T = _decoder(kind).decode(body)  # type: ignore[arg-type]
         return value
@@ -97,12 +97,12 @@ def to_frame(message: ToServer | ToClient) -> bytes:
 
 
 def from_client(body: bytes) -> ToServer:
-    """Raises FrameError."""
+    """Decode a message from a client. Raises FrameError."""
     return _decoded(_from_client, body)
 
 
 def from_server(body: bytes) -> ToClient:
-    """Raises FrameError."""
+    """Decode a message from the server. Raises FrameError."""
     return _decoded(_from_server, body)
 
 

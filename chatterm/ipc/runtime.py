@@ -1,4 +1,4 @@
-"""Where the server of this machine's user is found: one socket, in a folder that nobody else can enter."""
+"""Where this user's server is found: one socket, in a folder that other users cannot enter."""
 
 import os
 import socket
@@ -14,20 +14,20 @@ from pathlib import Path
 from engine.errors import EngineError
 
 _LONGEST = 100
-"""Bytes of a socket's path; Linux takes 107, macOS 103."""
+"""The longest path of a socket, in bytes; Linux allows 107, macOS 103."""
 
 
 class ServerRunsError(EngineError):
-    """There is a server already."""
+    """A server is already running."""
 
 
 def is_supported() -> bool:
-    """Whether this system has what a server here needs."""
+    """Return whether this system has what a server needs."""
     return hasattr(socket, "AF_UNIX") and sys.platform != "win32"
 
 
 def folder() -> Path:
-    """The runtime folder: CHATTERM_RUNTIME, or one of the user's session. It need not exist."""
+    """Return the runtime folder: CHATTERM_RUNTIME, or one for the user's session. It need not exist."""
     if given := os.environ.get("CHATTERM_RUNTIME"):
         return Path(given).expanduser()
     base = os.environ.get("XDG_RUNTIME_DIR")
@@ -37,7 +37,7 @@ def folder() -> Path:
 
 
 def socket_path() -> Path:
-    """The socket of the server. Where the folder's name is too long for one, it lies in a folder with a short name."""
+    """Return the path of the server's socket. If the folder's path is too long, a short one in /tmp is used."""
     path = folder() / "engine.sock"
     if len(os.fsencode(path)) <= _LONGEST:
         return path
@@ -46,12 +46,12 @@ def socket_path() -> Path:
 
 
 def has_socket() -> bool:
-    """Whether there may be a server here. Looks at one file."""
+    """Return whether a server may be running here. Checks one file."""
     return is_supported() and socket_path().exists()
 
 
 def check_folder(path: Path) -> None:
-    """Raises EngineError unless the folder at `path` is this user's own and closed to everybody else."""
+    """Raise EngineError unless the folder at `path` is this user's own and closed to everybody else."""
     try:
         state = path.lstat()
     except OSError as error:
@@ -64,9 +64,9 @@ def check_folder(path: Path) -> None:
 
 @contextmanager
 def listen() -> Iterator[socket.socket]:
-    """The listening socket of the one server that there is here. What one that was killed left behind is removed.
+    """Yield the listening socket of this user's only server. The socket of a killed server is removed.
 
-    Raises ServerRunsError where there is a server already, EngineError where the folder cannot be used.
+    Raises ServerRunsError if a server is already running, EngineError if the folder cannot be used.
     """
     import fcntl
 
@@ -85,7 +85,7 @@ def listen() -> Iterator[socket.socket]:
                 "A chatterm server is already running; see chatterm ps, or end it with chatterm stop."
             ) from None
         with suppress(FileNotFoundError):
-            path.unlink()  # whoever made it is gone, or would hold the lock
+            path.unlink()  # its server is gone, or it would hold the lock
         with socket.socket(socket.AF_UNIX) as made:
             before = os.umask(0o177)
             try:
@@ -105,7 +105,7 @@ def listen() -> Iterator[socket.socket]:
 
 
 def connect(timeout: float = 2.0) -> socket.socket | None:
-    """A connection to the server of this user; None where there is none. `timeout` in seconds."""
+    """Return a connection to this user's server; None if there is none. `timeout` is in seconds."""
     if not is_supported():
         return None
     path = socket_path()
@@ -117,14 +117,14 @@ def connect(timeout: float = 2.0) -> socket.socket | None:
         if is_own(made):
             made.settimeout(None)
             return made
-    except (OSError, EngineError):  # nobody listens, or nobody whom we trust
+    except (OSError, EngineError):  # no server, or one that we do not trust
         pass
     made.close()
     return None
 
 
 def is_own(peer: socket.socket) -> bool:
-    """Whether this user is at the other end; True where the system does not tell."""
+    """Return whether this user is at the other end; True if the system does not tell."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
