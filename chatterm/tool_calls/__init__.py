@@ -1,1 +1,1 @@
-"""Calls of tools as models write them: found in an answer, and bound to a grammar. For the server and for chats."""
+"""Tool calls as models write them: parsing them from an answer, and grammars for them. For the server and for chats."""

@@ -1,4 +1,4 @@
-"""What an answer has to be, as it is said between processes, and the ways in which models write calls."""
+"""The required form of an answer, as sent between processes, and the formats in which models write tool calls."""
 
 from typing import Literal
 
@@ -11,10 +11,10 @@ object with "name" and "parameters", maybe after `<|python_tag|>`. mistral: `[TO
 
 
 class AnswerConstraint(Struct, frozen=True):
-    """What the answer has to be. It holds for the answer, not for the thinking before it."""
+    """The required form of an answer. It applies to the answer, not to the thinking before it."""
 
     kind: Literal["json_schema", "json_object", "regex", "lark", "calls"]
     text: str = ""
-    """The schema as JSON text, the expression, or the grammar (llguidance's Lark). Of "calls" it is a grammar of ours
-    with marks such as `⟦<tool_call>⟧`, of which the service makes "lark": `grammar.spelled` with the tokenizer's
+    """The schema as JSON text, the expression, or the grammar (llguidance's Lark). For "calls" it is a grammar of ours
+    with marks such as `⟦<tool_call>⟧`; the service turns it into "lark" with `grammar.spell_marks` and the tokenizer's
     `token_id`."""

@@ -1,4 +1,4 @@
-"""How a model writes calls of tools, as its chat template and its vocabulary tell."""
+"""How a model writes tool calls, detected from its chat template and its vocabulary."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ _MARKS = (
     "[ARGS]",
     "[CALL_ID]",
 )
-"""Tokens that models write around the calls of tools."""
+"""Tokens that models write around tool calls."""
 _IN_HEADERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
-"""The same where a call is a message in a channel."""
+"""The same for models whose calls are messages in a channel."""
 
 
 def tool_format(tokenizer: "Tokenizer") -> ToolFormat | None:
-    """How a model writes calls of tools; None where its template knows none."""
+    """Return how a model writes tool calls; None if its template has none."""
     template = tokenizer.template
     if "tools" not in template:
         return None
@@ -38,7 +38,7 @@ def tool_format(tokenizer: "Tokenizer") -> ToolFormat | None:
 
 
 def call_marks(tokenizer: "Tokenizer") -> frozenset[int]:
-    """The special tokens around calls of tools, which are text for whoever reads the calls."""
+    """Return the ids of the special tokens around tool calls, which the parser needs as text."""
     found = (tokenizer.token_id(mark) for mark in (_IN_HEADERS if tokenizer.channels else _MARKS))
     return frozenset(id for id in found if id is not None)
 
@@ -46,7 +46,7 @@ def call_marks(tokenizer: "Tokenizer") -> frozenset[int]:
 def said_by(
     text: str, format: ToolFormat | None, tools: Sequence[Mapping[str, Any]]
 ) -> tuple[str, list[tuple[str, Any]]]:
-    """What a client reads of an answer: its text, and its calls with their arguments as values."""
+    """Parse an answer into its text and its calls, pairs (name, arguments as a value)."""
     parser = Parser(format, [tool["function"]["name"] for tool in tools])
     said, names, given = "", list[str](), list[str]()
     for event in parser.push(text) + parser.end():
@@ -64,7 +64,7 @@ def said_by(
 
 
 def json_value(text: str) -> Any:
-    """What the JSON text of a call's arguments says; the text itself where it is none."""
+    """Parse the JSON text of a call's arguments; return the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,5 +1,5 @@
-"""Grammars of tool calls (llguidance's Lark): of calls that are required, of calls or an answer in some format, and of
-calls after any text.
+"""Grammars of tool calls (llguidance's Lark): for required calls, for calls or an answer in some format, and for calls
+after any text.
 
 A mark such as `<tool_call>` is one token for some models and plain text for others, so it is written as `⟦<tool_call>⟧`
 here, and a rule of all text up to it as `⟦until <tool_call>⟧`; `spell_marks` replaces both once the tokenizer is known.
@@ -19,9 +19,9 @@ _MARK = re.compile("⟦([^⟦⟧]+)⟧")
 _LEAD = re.compile("⟦until ([^⟦⟧]+)⟧")
 _IN_SLASHES = re.compile(r"\\.|/", re.DOTALL)
 _WRITTEN = {"/": "\\/", "\\\n": "\\n"}
-"""What an expression between slashes cannot have as it is; what is escaped already can."""
+"""What must be escaped in an expression between slashes; what is already escaped stays as it is."""
 _REFUSED = "The grammar cannot be used: "
-"""How the engine begins when it refuses a grammar."""
+"""How the engine's message begins when it refuses a grammar."""
 _AT_LINE = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: ")
 _FUNCTION = re.compile(r'"name": \{"const": "([\w.-]+)"\}|to=functions\.([\w.-]+) ')
 _SEVERAL = {
@@ -32,13 +32,13 @@ _SEVERAL = {
 }
 _ONE = {**dict.fromkeys(_SEVERAL, "call"), "mistral": '⟦[TOOL_CALLS]⟧ "[" call "]"'}
 _FINAL = {"harmony": '⟦<|channel|>⟧ "final" ⟦<|message|>⟧ '}
-"""What an answer begins with that is no call."""
+"""How an answer begins that is not a call."""
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
-"""How a function is described that has no parameters."""
+"""The schema of a function without parameters."""
 
 
 def forced_calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> AnswerConstraint:
-    """The answer is a call of one of these tools, or several calls."""
+    """Return a constraint to a call of one of these tools; with `parallel`, to one or several calls."""
     return AnswerConstraint("calls", f"start: calls\n{_calls(format, tools, parallel)}")
 
 
@@ -49,10 +49,10 @@ def calls_or(
     parallel: bool,
     strict: Collection[str] | None = None,
 ) -> AnswerConstraint:
-    """The answer is what `constraint` (no grammar) says, or it is calls.
+    """Return a constraint to an answer that matches `constraint` (not a grammar), or to calls.
 
-    Arguments fit, or only those for the tools named in `strict`. Raises EngineError for a regular expression that
-    would not end where it ends.
+    Arguments match their schemas; if `strict` is given, only for the tools named in it. Raises EngineError for a
+    regular expression that ends in a lone backslash.
     """
     if constraint.kind == "regex":
         check_end(constraint.text)
@@ -70,9 +70,9 @@ def calls_or(
 def free_calls(
     format: ToolFormat, tools: Sequence[Mapping[str, Any]], strict: Collection[str], parallel: bool
 ) -> AnswerConstraint | None:
-    """The answer is text, and calls if the model likes; arguments fit for the tools named in `strict`.
+    """Return a constraint to text with optional calls; arguments match their schema for the tools named in `strict`.
 
-    None where that forbids nothing: in the harmony format an answer is text or one call.
+    Return None if that forbids nothing: in the harmony format an answer is text or one call anyway.
     """
     if format == "harmony" and not strict:
         return None
@@ -91,7 +91,7 @@ def free_calls(
 
 
 def spell_marks(grammar: str, token_id: Callable[[str], int | None]) -> str:
-    """The grammar with its marks written as the tokens that they are, or as text where they are none."""
+    """Replace each mark in `grammar` by its token, or by its text if the tokenizer has no such token."""
 
     def lead(mark: re.Match[str]) -> str:
         if token_id(mark[1]) is None:
@@ -106,7 +106,7 @@ def spell_marks(grammar: str, token_id: Callable[[str], int | None]) -> str:
 
 
 def explain_refusal(error: str, grammar: str) -> str | None:
-    """The engine's refusal of one of these grammars in terms of what was asked; None for another error."""
+    """Rephrase the engine's refusal of one of these grammars in the caller's terms; return None for other errors."""
     if not error.startswith(_REFUSED):
         return None
     why = error.removeprefix(_REFUSED)
@@ -118,7 +118,7 @@ def explain_refusal(error: str, grammar: str) -> str | None:
 
 
 def _calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
-    """The rule `calls` and those that it needs."""
+    """Return the rule `calls` and the rules it uses."""
     rules = [_call(format, tool["function"]) for tool in tools]
     names = [f"call{number}" for number in range(len(rules))]
     lines = [f"{name}: {rule}" for name, rule in zip(names, rules, strict=True)]
@@ -130,7 +130,7 @@ def _calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: boo
 
 
 def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
-    """One call of this function."""
+    """Return the rule for one call of this function."""
     possible = without_impossible(function["parameters"])
     parameters = {"enum": []} if possible is False else dict(possible)
     if parameters == NO_PARAMETERS:  # a model would invent some
@@ -151,7 +151,7 @@ def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
 
 
 def _schema_id(schema: Mapping[str, Any]) -> str:
-    """What references may call the schema."""
+    """Return the id by which references name the schema."""
     given = schema.get("$id")
     return (given.partition("#")[0] if isinstance(given, str) else "") or "chatterm-parameters"
 
@@ -165,7 +165,7 @@ def _lenient(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(schema: Any) -> str:
-    """A schema within a grammar. What people write in it is no mark."""
+    """Write a schema into a grammar. JSON escapes its text, so nothing in it is taken for a mark."""
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": json_form(json.dumps(schema))}
     return f"%json {json.dumps(schema)}"

@@ -1,13 +1,13 @@
-"""Finds the calls of tools in an answer while it streams.
+"""Finds the tool calls in an answer while it streams.
 
-A parser takes the answer in pieces of any size and gives events. How the text is cut makes no difference: the events,
-texts that follow each other put together, are the same. Nothing is lost: what turns out not to be a call comes out as
-text, as it was written. Only blanks next to calls are dropped, as they belong to the format.
+A parser takes the answer in pieces of any size and returns events. How the text is split makes no difference: the
+events are the same once adjacent texts are joined. Nothing is lost: what turns out not to be a call comes out as text,
+as it was written. Only blanks next to calls are dropped, as they belong to the format.
 
 Arguments are passed on as they come, once the name of the function is known. Calls that are written in an unusual
 order (arguments first) are passed on when they are complete.
 
-Each way of writing calls is a generator that reads through a `Reader` and waits wherever it needs more to decide.
+Each format is a generator that reads through a `Reader` and waits wherever it needs more text to decide.
 """
 
 import json
@@ -68,10 +68,10 @@ Event = AnswerText | CallBegan | CallArguments | CallEnded
 
 
 class Parser:
-    """Takes an answer piece by piece and gives what is in it. `push` as often as wanted, then `end` once."""
+    """Parses an answer piece by piece into events. Call `push` any number of times, then `end` once."""
 
     def __init__(self, format: ToolFormat | None, tools: Collection[str]) -> None:
-        """`tools`: the names of the functions that the model was given. None, or no format: all is text."""
+        """`tools`: the names of the functions that the model was given. Without them or a format, all is text."""
         self._reader = reader = Reader()
         if format is None or not tools:
             self._steps = _plain(reader)
@@ -86,7 +86,7 @@ class Parser:
         next(self._steps)
 
     def push(self, text: str) -> list[Event]:
-        """What is certain now."""
+        """Add text; return the events that are certain now."""
         reader = self._reader
         reader.rest += text
         if text:
@@ -95,7 +95,7 @@ class Parser:
         return events
 
     def end(self) -> list[Event]:
-        """What was held back."""
+        """End the answer; return the events that were held back."""
         self._reader.is_over = True
         next(self._steps, None)
         self._reader.finish()
@@ -105,14 +105,14 @@ class Parser:
 
 @dataclass(slots=True)
 class JsonScanner:
-    """Finds the end of a JSON object or list in pieces of text; it looks at brackets and strings only."""
+    """Finds the end of a JSON object or list in pieces of text, by its brackets and strings alone."""
 
     depth: int = 0
     in_string: bool = False
     escaped: bool = False
 
     def scan(self, text: str, start: int = 0) -> int | None:
-        """The index after the value's last bracket; None when it has not come."""
+        """Return the index after the value's last bracket; None if it has not come yet."""
         for at in range(start, len(text)):
             char = text[at]
             if self.in_string:
@@ -142,22 +142,22 @@ class Reader:
     events: list[Event] = field(default_factory=list)
     calls: int = 0
     said: bool = False
-    """There was text."""
+    """Whether there was text."""
     _blank: str = ""
     """Blanks after text; they are dropped where a call follows."""
     _after_call: bool = False
-    """Nothing but blanks since the latest call."""
+    """Whether only blanks have come since the latest call."""
 
-    # -- what waits for text
+    # -- these wait for text
 
     def more(self) -> Steps[bool]:
-        """Wait for more; False when nothing more comes."""
+        """Wait for more text; return False at the end of the answer."""
         if not self.is_over:
             yield
         return not self.is_over
 
     def passage(self, marks: tuple[str, ...], call: bool = False) -> Steps[str]:
-        """Pass on text (or, of an open `call`, arguments) up to one of `marks`, which is taken; "" at the end."""
+        """Pass on text (in an open `call`: arguments) up to one of `marks`; take and return the mark, "" at the end."""
         while True:
             found = [(at, mark) for mark in marks if (at := self.rest.find(mark)) >= 0]
             at, mark = min(found) if found else (len(self.rest), "")
@@ -168,11 +168,11 @@ class Reader:
                 return self.take(len(mark)) if found else self._leave(call)
 
     def blanks(self, also: str = "") -> Steps[str]:
-        """Take blanks, and characters of `also`."""
+        """Take the blanks, and characters of `also`, that come next."""
         return (yield from self.run(frozenset(" \t\r\n" + also)))
 
     def run(self, chars: frozenset[str]) -> Steps[str]:
-        """Take all of these characters that come next."""
+        """Take the run of these characters that comes next."""
         taken = ""
         while True:
             size = next((at for at, char in enumerate(self.rest) if char not in chars), len(self.rest))
@@ -181,14 +181,14 @@ class Reader:
                 return taken
 
     def follows(self, mark: str) -> Steps[bool]:
-        """Whether `mark` comes next. Nothing is taken."""
+        """Return whether `mark` comes next, without taking it."""
         while len(self.rest) < len(mark) and mark.startswith(self.rest):
             if not (yield from self.more()):
                 return False
         return self.rest.startswith(mark)
 
     def found(self, mark: str) -> Steps[str | None]:
-        """Take the text before `mark`, and `mark`; None where it never comes: then nothing is taken."""
+        """Take the text before `mark`, and `mark`; return the text, or None, taking nothing, if `mark` never comes."""
         while (at := self.rest.find(mark)) < 0:
             if not (yield from self.more()):
                 return None
@@ -206,7 +206,7 @@ class Reader:
                 return
 
     def call(self, tools: Collection[str] | None = None) -> Steps[bool]:
-        """Take an object that is a call (of one of `tools`). False where it is none: then nothing is taken."""
+        """Take an object that is a call (of one of `tools`). Return False if it is none: then nothing is taken."""
         scanner, seen = JsonScanner(), 0
         while True:
             if (head := _HEAD.match(self.rest)) is not None:
@@ -235,7 +235,7 @@ class Reader:
                 return False
 
     def _members(self) -> Steps[None]:
-        """What the object of a call has after the arguments: other members are dropped, anything else is text."""
+        """Read the rest of a call's object after its arguments: drop other members, pass anything else on as text."""
         scanner, seen = JsonScanner(depth=1), 0
         while (end := scanner.scan(self.rest, seen)) is None:
             seen = len(self.rest)
@@ -246,15 +246,15 @@ class Reader:
         if left.strip() != "}" and (end is None or not _is_json(f'{{"":0{left}')):
             self.verbatim(left)
 
-    # -- what does not
+    # -- these do not
 
     def take(self, count: int) -> str:
-        """Take so many characters."""
+        """Take `count` characters."""
         taken, self.rest = self.rest[:count], self.rest[count:]
         return taken
 
     def text(self, text: str) -> None:
-        """More of the answer; blanks at its end wait."""
+        """Pass on more of the answer; hold back blanks at its end."""
         if self._after_call:
             text = text.lstrip()
             self._after_call = not text
@@ -264,7 +264,7 @@ class Reader:
         self.verbatim(kept, blank="")
 
     def verbatim(self, text: str, blank: str | None = None) -> None:
-        """Text as it stands, with the blanks before it."""
+        """Pass on text unchanged, with the blanks held back before it."""
         if blank is None and text:
             text, self._blank = self._blank + text, ""
         if text:
@@ -272,23 +272,23 @@ class Reader:
             self.said, self._after_call = True, False
 
     def begin(self, name: str) -> None:
-        """A call begins."""
+        """Begin a call."""
         self._blank = ""
         self.events.append(CallBegan(self.calls, name))
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the open call."""
+        """Pass on more of the open call's arguments."""
         if text:
             self.events.append(CallArguments(self.calls, text))
 
     def close(self) -> None:
-        """The open call has ended."""
+        """End the open call."""
         self.events.append(CallEnded(self.calls))
         self.calls += 1
         self._after_call = True
 
     def finish(self) -> None:
-        """Blanks at the end are text unless they belong to a call."""
+        """Pass on the blanks at the end as text, unless they follow a call."""
         if self._blank and not self._after_call:
             self.events.append(AnswerText(self._blank))
         self._blank = ""
@@ -299,7 +299,7 @@ class Reader:
 
 
 def whole_call(text: str) -> tuple[str, str] | None:
-    """The name and the arguments (JSON text) of a complete call, in whatever order; None when it is none."""
+    """Return the name and the arguments (JSON text) of a complete call, in either order; None if it is not a call."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -336,7 +336,7 @@ def _hermes(reader: Reader) -> Steps[None]:
 
 
 def _llama3(reader: Reader, tools: Collection[str]) -> Steps[None]:
-    """Nothing marks a call, so all of them come first, and each is one of a function that the model was given."""
+    """Parse calls that no token marks: they must come first, and each must name one of `tools`."""
     tag = "<|python_tag|>"
     yield from reader.more()
     lead = yield from reader.blanks()
@@ -412,6 +412,6 @@ def _is_json(text: str) -> bool:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
+    """Return how many characters at the end of `text` may begin `mark`."""
     sizes = range(min(len(text), len(mark) - 1), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
