@@ -1,4 +1,4 @@
-"""What an editor may ask for. The SDK finds these methods by their names and checks what comes in."""
+"""The requests of an editor. The SDK finds these methods by their names and validates their arguments."""
 
 import asyncio
 import secrets
@@ -29,16 +29,16 @@ from chatterm.tools.tool import ToolError
 from models.units import counted
 
 MOST_ROUNDS = 50
-"""Answers with calls to one prompt, at most."""
+"""The most rounds of tool calls for one prompt."""
 MOST_OPEN = 200
-"""Conversations that are open at once; of more, the one that was opened first is closed."""
+"""The most sessions open at once; for one more, the idle one that was opened first is closed."""
 _PAGE = 50
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def _answered(method: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-    """What goes wrong is an error of the protocol with one line, and what nobody foresaw is written down."""
+    """Turn exceptions of `method` into protocol errors of one line; log those that are unexpected."""
 
     @wraps(method)
     async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -48,7 +48,7 @@ def _answered(method: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
             raise RequestError(-32603, one_line(str(error))) from None
         except (RequestError, ConnectionError):
             raise
-        except Exception as error:  # noqa: BLE001 (whatever it is, the others go on)
+        except Exception as error:  # noqa: BLE001 (whatever it is, other sessions continue)
             write_down(error)
             raise RequestError(-32603, error_line(error)) from None
 
@@ -56,10 +56,10 @@ def _answered(method: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
 
 
 class Agent:
-    """Belongs to the loop that it is made on."""
+    """The agent that the SDK calls, on the event loop where it was created."""
 
     def __init__(self, engine: EditorEngine, store: SessionStore | None, tools: str, version: str) -> None:
-        """`tools` are those that are on in the beginning, as in `--tools`; without `store` nothing is kept."""
+        """`tools` names those that are on from the start, as in `--tools`; without `store` nothing is saved."""
         self._engine = engine
         self._store = store
         self._tools = tools
@@ -89,7 +89,7 @@ class Agent:
 
     @_answered
     async def authenticate(self, method_id: str, **_: Any) -> None:
-        """There is nothing to log in to."""
+        """Do nothing: no login is needed."""
 
     # --- sessions ---
 
@@ -123,7 +123,7 @@ class Agent:
     async def list_sessions(
         self, cwd: str | None = None, cursor: str | None = None, **_: Any
     ) -> schema.ListSessionsResponse:
-        """All of them, whatever the folder: sessions here belong to none."""
+        """List all sessions, whatever the folder: sessions here are not tied to one."""
         if self._store is None:
             raise EngineError("Conversations are not saved, so there is nothing to list.")
         if cursor and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
@@ -161,7 +161,7 @@ class Agent:
         dialogue = self._dialogue(session_id)
         with _alone(dialogue):
             text = await asyncio.to_thread(content.to_message, prompt, dialogue.folder)
-            dialogue.tools.policy.unasked = 0  # the person is there
+            dialogue.tools.policy.unasked = 0  # the person is present
             await self._start_servers(dialogue)
             is_first = not dialogue.talk.path
             reason, outcome = await self._turn(dialogue, text)
@@ -174,13 +174,13 @@ class Agent:
             return schema.PromptResponse(stop_reason=reason, usage=content.to_usage(outcome))
 
     async def cancel(self, session_id: str, **_: Any) -> None:
-        """A notification: nobody is told what is wrong with it."""
+        """Cancel the running prompt. This is a notification, so errors are not reported."""
         dialogue = self._dialogues.get(session_id)
         if dialogue is not None and dialogue.is_running:
             self._engine.stop(dialogue)
 
     async def _turn(self, dialogue: Dialogue, text: str) -> tuple[schema.StopReason, Outcome | None]:
-        """Answer a message, with all that its calls lead to."""
+        """Answer a message, running its tool calls and answering their results in turn."""
 
         async def show(kind: str, piece: str) -> None:
             await self._show(dialogue, content.said(kind, piece))
@@ -204,7 +204,7 @@ class Agent:
         return "max_turn_requests", outcome
 
     async def _start_servers(self, dialogue: Dialogue) -> None:
-        """MCP servers that the editor named run once all tools are on."""
+        """Start the MCP servers that the editor named, if all tools are on."""
         if dialogue.mode != ALL or not dialogue.servers:
             return
         names, dialogue.servers = dialogue.servers, ()
@@ -216,7 +216,7 @@ class Agent:
             else:
                 dialogue.tools.box.on |= set(found)
 
-    # --- what is open ---
+    # --- open sessions ---
 
     def _dialogue(self, id: str) -> Dialogue:
         if (found := self._dialogues.get(id)) is None:
@@ -224,7 +224,7 @@ class Agent:
         return found
 
     async def _found(self, cwd: str, id: str, servers: Sequence[Any]) -> Dialogue:
-        """A saved session, open from now on. Raises EngineError."""
+        """Open a saved session, closing it first if it is open already. Raises EngineError."""
         folder = _folder(cwd)
         if self._store is None:
             raise EngineError("Conversations are not saved; begin a new session.")
@@ -239,7 +239,7 @@ class Agent:
         try:
             policy = Policy.of(rules_path())
         except SettingsError:
-            policy = Policy()  # nothing is allowed for good
+            policy = Policy()  # no permanent rules
         tools = ToolSession.of(folder, policy)
         dialogue = Dialogue(id, talk, folder, tools, servers=_named(tools, servers))
         switch(dialogue, GIVEN if self._tools else CHAT, self._tools)
@@ -260,7 +260,7 @@ class Agent:
         await asyncio.to_thread(dialogue.tools.close)
 
     def end(self) -> None:
-        """The editor is gone."""
+        """Stop everything: the editor is gone."""
         for dialogue in self._dialogues.values():
             dialogue.stopped.set()
             dialogue.tools.close()
@@ -280,7 +280,7 @@ class Agent:
 
 @contextmanager
 def _alone(dialogue: Dialogue) -> Iterator[None]:
-    """One prompt at a time. Raises EngineError."""
+    """Mark the session as running; raise EngineError if it already is: prompts run one at a time."""
     if dialogue.is_running:
         raise EngineError("An answer is running in this session; wait for its end, or cancel it.")
     dialogue.is_running = True
@@ -292,7 +292,7 @@ def _alone(dialogue: Dialogue) -> Iterator[None]:
 
 
 def _folder(cwd: str) -> Path:
-    """The working folder. Raises EngineError for what is none."""
+    """Return `cwd` as a path. Raises EngineError unless it is the full path of a folder."""
     path = Path(cwd)
     try:
         if path.is_absolute() and path.is_dir():
@@ -303,7 +303,7 @@ def _folder(cwd: str) -> Path:
 
 
 def _named(tools: ToolSession, servers: Sequence[Any]) -> tuple[str, ...]:
-    """Make the MCP servers of an editor known; none is started. Raises EngineError."""
+    """Register the MCP servers of an editor and return their names; none is started. Raises EngineError."""
     if not servers:
         return ()
     from chatterm.tools.mcp.client import Servers
@@ -319,7 +319,7 @@ def _named(tools: ToolSession, servers: Sequence[Any]) -> tuple[str, ...]:
         elif isinstance(given, schema.HttpMcpServer):
             data = {"url": given.url, "headers": {one.name: one.value for one in given.headers}}
         else:
-            continue  # of a kind that is not offered
+            continue  # a transport that is not supported
         name = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "-" for c in given.name)[:32]
         made[name] = parse_server(name, data, "mcpServers")
         names.append(name)

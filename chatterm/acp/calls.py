@@ -1,4 +1,4 @@
-"""The calls of an answer in an editor: planned, asked for, done, shown. What is allowed is decided as in the chat."""
+"""Tool calls in an editor: planned, approved, run and shown. Permissions work as in the chat."""
 
 import asyncio
 import threading
@@ -17,15 +17,15 @@ from chatterm.tools.session import failed, performed, refused, stopped
 from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
 
 _LOOK = 0.25
-"""Seconds between two looks at what a running call has printed."""
+"""Seconds between updates of a running call's output."""
 _SHOWN = 4_000
-"""Characters of running output that are shown."""
+"""The most characters of running output shown, from its end."""
 Show = Callable[[Any], Awaitable[None]]
-"""Gives the editor an update."""
+"""Sends the editor an update."""
 
 
 class Editor(Protocol):
-    """The editor."""
+    """The editor, as far as tool calls need it."""
 
     async def request_permission(
         self, session_id: str, tool_call: schema.ToolCallUpdate, options: list[schema.PermissionOption]
@@ -33,7 +33,7 @@ class Editor(Protocol):
 
 
 async def run_call(dialogue: Dialogue, call: ToolCall, editor: Editor, show: Show) -> ToolResult:
-    """Plan one call, ask where that is needed, do it."""
+    """Plan one call, ask for permission if needed, run it and return its result."""
     if dialogue.stopped.is_set():
         return stopped(call)
     id = f"call-{dialogue.numbers()}"
@@ -53,7 +53,7 @@ async def run_call(dialogue: Dialogue, call: ToolCall, editor: Editor, show: Sho
 async def _decided(
     dialogue: Dialogue, id: str, call: ToolCall, plan: ToolPlan, editor: Editor, show: Show
 ) -> ToolResult | None:
-    """What comes of a call that may not run; None: it may."""
+    """Return the result of a call that may not run; None if it may."""
     policy = dialogue.tools.policy
     if not (why := policy.why_ask(plan)):
         policy.ran()
@@ -72,7 +72,7 @@ async def _decided(
 async def _asked(
     dialogue: Dialogue, id: str, call: ToolCall, plan: ToolPlan, why: str, editor: Editor
 ) -> Answer | None:
-    """What the person says; None: no, and stop. Whatever else an editor answers is a no."""
+    """Ask the person. Return the answer; None means no, and stop. Any unknown answer of an editor is a no."""
     asking = asyncio.ensure_future(
         editor.request_permission(
             session_id=dialogue.id,
@@ -86,7 +86,7 @@ async def _asked(
         if dialogue.stopped.is_set() or not asking.done():
             return None
         outcome = asking.result().outcome
-    except (RequestError, ValueError):  # it knows no such request, or its answer is none
+    except (RequestError, ValueError):  # an editor without this request, or an invalid answer
         return "no"
     except ConnectionError:
         return None

@@ -1,4 +1,4 @@
-"""What an editor sends as text for a model, and what chatterm has as updates for an editor. Pure but for files."""
+"""Converts an editor's prompts to text for a model, and events to updates for an editor. Pure but for attaching."""
 
 import json
 import re
@@ -39,13 +39,13 @@ _STOPS: dict[FinishReason, schema.StopReason] = {
     FinishReason.CANCELLED: "cancelled",
 }
 _MOST_SHOWN = 20_000
-"""Characters of a result that an editor is given; the model gets all of it."""
+"""The most characters of a result sent to an editor; the model gets all of it."""
 
 
 def to_message(blocks: Iterable[Any], folder: Path) -> str:
-    """A prompt as one message: its words, then the files that are attached to it. It reads the disk.
+    """Join a prompt into one message: its words, then its attached files, which are read from the disk.
 
-    Raises EngineError for what no model here takes, and for a file that cannot be attached.
+    Raises EngineError for content that is not supported, and for a file that cannot be attached.
     """
     words: list[str] = []
     files: list[str] = []
@@ -74,7 +74,7 @@ def to_message(blocks: Iterable[Any], folder: Path) -> str:
 
 
 def _named(uri: str) -> tuple[str, Path | None]:
-    """How an address is called, and the file on this machine that it means."""
+    """Return the display name of an address, and the local file it points to; None for other addresses."""
     parts = urlsplit(uri) if len(uri) < 8_000 else None
     if parts is None or parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         return one_line(uri, 200), None
@@ -92,7 +92,7 @@ def _file(path: Path, folder: Path) -> Sequence[str]:
 
 
 def fence_text(text: str, language: str = "") -> str:
-    """Text in a fence that nothing in it can close: an editor shows it as it is, whatever it says."""
+    """Put text in a code fence that nothing in it can close, so that an editor shows it literally."""
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`{3,}", text))])
     return f"{fence}{language}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}"
 
@@ -101,7 +101,7 @@ def fence_text(text: str, language: str = "") -> str:
 
 
 def said(kind: str, text: str) -> Update:
-    """A piece of an answer, or of the thinking before it."""
+    """Return the update for a piece of an answer, or of the thinking before it."""
     block = schema.TextContentBlock(type="text", text=visible(text))
     if kind == "reasoning":
         return schema.AgentThoughtChunk(session_update="agent_thought_chunk", content=block)
@@ -109,7 +109,7 @@ def said(kind: str, text: str) -> Update:
 
 
 def replay(path: Iterable[Exchange]) -> Iterator[Update]:
-    """A conversation as it was, for an editor that opens it."""
+    """Yield the updates that show a saved conversation to an editor that opens it."""
     asked: list[ToolCall] = []
     for exchange in path:
         if exchange.results:
@@ -123,7 +123,7 @@ def replay(path: Iterable[Exchange]) -> Iterator[Update]:
         if exchange.text:
             yield said("answer", exchange.text)
         asked = exchange.calls
-    for number, call in enumerate(asked):  # nobody answered these
+    for number, call in enumerate(asked):  # calls without results
         yield _call_update(
             f"open-{number}", ToolResult(call.name, call.arguments, "It was not run."), "stopped"
         )
@@ -141,12 +141,12 @@ def _call_update(id: str, result: ToolResult, state: str) -> Update:
 
 
 def started(id: str, call: ToolCall, plan: ToolPlan, folder: Path) -> Update:
-    """A call that nobody has agreed to yet."""
+    """Return the update for a planned call that is not approved yet."""
     return schema.ToolCallStart(session_update="tool_call", **_described(id, call, plan, folder))
 
 
 def to_allow(id: str, call: ToolCall, plan: ToolPlan, why: str, folder: Path) -> schema.ToolCallUpdate:
-    """What a person is asked about: everything that the call was given."""
+    """Return the description of a call for a permission request, with all its arguments and `why` it needs one."""
     described = _described(id, call, plan, folder)
     why = f"Caution: {' · '.join(plan.dangers)}" if plan.dangers else why
     return schema.ToolCallUpdate(**{**described, "content": [_text(why), *described["content"]]})
@@ -168,7 +168,7 @@ def _described(id: str, call: ToolCall, plan: ToolPlan, folder: Path) -> dict[st
 
 
 def unplanned(id: str, call: ToolCall, why: str) -> Update:
-    """A call that makes no sense."""
+    """Return the update for a call that could not be planned; `why` is the reason."""
     return schema.ToolCallStart(
         session_update="tool_call",
         tool_call_id=id,
@@ -179,7 +179,7 @@ def unplanned(id: str, call: ToolCall, why: str) -> Update:
 
 
 def progress(id: str, status: schema.ToolCallStatus, text: str | None = None) -> Update:
-    """How far a call is; `text` is what it has given so far."""
+    """Return the update for the progress of a call; `text` is its output so far."""
     content = None if text is None else [_text(fence_text(visible(text)))]
     return schema.ToolCallProgress(
         session_update="tool_call_update", tool_call_id=id, status=status, content=content
@@ -191,7 +191,7 @@ def finished(id: str, result: ToolResult) -> Update:
 
 
 def call_title(tool: str, subject: str) -> str:
-    """A call in a line. In ticks: whatever a model writes there is not taken for an editor's own words."""
+    """Describe a call in one line. The subject is in ticks, to set a model's text apart from the editor's own."""
     subject = one_line(subject, 120).replace("`", "'")
     return f"{one_line(tool, 60)} `{subject}`" if subject else one_line(tool, 60)
 
@@ -206,7 +206,7 @@ def call_input(call: ToolCall | ToolResult) -> Any:
 
 
 def permission_options(plan: ToolPlan) -> list[schema.PermissionOption]:
-    """What a person can answer; the last one does nothing."""
+    """Return the answers a person can choose from; the last one is no."""
     answers = sorted(choices(plan), key=lambda answer: answer == "no")
     return [
         schema.PermissionOption(
@@ -222,7 +222,7 @@ def stop_reason(outcome: Outcome | None) -> schema.StopReason:
 
 
 def to_usage(outcome: Outcome | None) -> schema.Usage | None:
-    """The figures of an answer."""
+    """Return the token counts of an answer."""
     if outcome is None:
         return None
     stats = outcome.stats

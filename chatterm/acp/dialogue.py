@@ -1,4 +1,4 @@
-"""One conversation of an editor: a session as any other, a folder, and the tools that are on there."""
+"""One conversation of an editor: an ordinary session, a folder, and the tools that are on."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -22,17 +22,17 @@ class Dialogue:
     folder: Path
     tools: ToolSession
     servers: tuple[str, ...] = ()
-    """MCP servers that the editor named; they are started with the tools of the mode `all`."""
+    """MCP servers that the editor named, not yet started; the mode `all` starts them."""
     mode: str = CHAT
     is_running: bool = False
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
-    """The person has stopped the running prompt. Set on the loop, looked at from anywhere."""
+    """Set when the person stops the running prompt. Set on the loop, read from any thread."""
     numbers: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
-    """Of calls."""
+    """Returns the next number of a call, from 1."""
 
 
 def modes(given: str, now: str) -> schema.SessionModeState:
-    """Which tools may be on; `given` are those that the command line named."""
+    """Return the modes, sets of tools, with `now` as the current one; `given` names the command line's tools."""
     offered = {
         CHAT: ("Chat", "No tools: the model only talks."),
         READ: ("Read", "The model may ask to read and search files; you are asked each time."),
@@ -52,7 +52,7 @@ def modes(given: str, now: str) -> schema.SessionModeState:
 
 
 def switch(dialogue: Dialogue, mode: str, given: str) -> None:
-    """The tools of this mode are on from the next message on. Raises EngineError; then nothing changes."""
+    """Switch to the tools of this mode from the next message on. Raises EngineError; then nothing changes."""
     words: Mapping[str, tuple[str, ...]] = {
         CHAT: (),
         READ: ("read", "search"),

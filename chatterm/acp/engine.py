@@ -1,4 +1,4 @@
-"""The one backend, of which all conversations of an editor have answers: one at a time, from a thread of its own."""
+"""The one backend for all conversations of an editor. It answers one prompt at a time, on a thread of its own."""
 
 import asyncio
 from collections.abc import Callable, Generator, Mapping
@@ -17,14 +17,14 @@ _PATIENCE = 5.0
 
 
 class EditorEngine:
-    """Its methods may be called on the loop."""
+    """Runs the backend on a thread. Its methods are called on the event loop."""
 
     def __init__(self, backend: Backend, sampling: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-        """`sampling` is what new conversations are given; `settings` is that of all, where they say nothing."""
+        """Start without loading the model. `sampling` is for new conversations, `settings` the defaults of all."""
         self.backend = backend
         self._settings = settings
         self.fresh: SessionInfo = session_info(backend, sampling)
-        """What a new session is like."""
+        """The template of a new session."""
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "answers")
         self._is_open = False
@@ -33,7 +33,7 @@ class EditorEngine:
         self._offered: tuple[str, ...] = ()
 
     def load(self) -> None:
-        """Begin to load the model; what is wrong with it is told by the first answer."""
+        """Start loading the model. Errors are raised by the first answer, not here."""
         self._thread.submit(self._open)
 
     async def answer(
@@ -42,7 +42,7 @@ class EditorEngine:
         begin: Callable[[], Generator[TokenEvent, None, None]],
         show: Callable[[str, str], Any],
     ) -> Outcome | None:
-        """The next answer of a conversation, which `show` gets in pieces; None where it was stopped before it began.
+        """Generate the next answer of a conversation, in pieces for `show`; return None if stopped before it began.
 
         Raises EngineError and ModelError.
         """
@@ -75,19 +75,19 @@ class EditorEngine:
                     self.backend.stop()
 
     def stop(self, dialogue: Dialogue) -> None:
-        """End the running answer where it is this conversation's."""
+        """Stop the running answer if it is this conversation's."""
         dialogue.stopped.set()
         if self._held is dialogue:
             self.backend.stop()
 
     def forget(self, dialogue: Dialogue) -> None:
-        """The conversation is closed, or begins anew from the disk."""
+        """Forget a conversation that is closed or will be loaded from the disk again."""
         if self._held is dialogue:
             self._held = None
 
     def end(self) -> None:
-        """Nothing more is answered, and what was is saved. Blocks for some seconds at most: a model that is being read
-        cannot be interrupted."""
+        """Stop answering and save what was answered. Blocks for `_PATIENCE` at most, as loading a model cannot be
+        interrupted."""
         self._is_over = True
         self.backend.stop()
         ended = self._thread.submit(lambda: None)
@@ -122,7 +122,7 @@ class EditorEngine:
                     if dialogue.stopped.is_set():
                         break
         except BaseException:
-            self._held = None  # who knows how much of it the history holds
+            self._held = None  # the backend's history may be incomplete
             raise
         finally:
             say(None)
@@ -130,7 +130,7 @@ class EditorEngine:
         return self.backend.last if began else None
 
     def _take_up(self, dialogue: Dialogue) -> None:
-        """The history, and what belongs to it, are those of this conversation."""
+        """Load the history, tools and settings of this conversation into the backend, unless they are loaded."""
         offered = dialogue.tools.box.offered()
         names = tuple(tool.name for tool in offered)
         if names != self._offered:

@@ -1,4 +1,4 @@
-"""Messages as lines of JSON on two file descriptors. What is no message is answered here and goes no further."""
+"""Messages as lines of JSON on two file descriptors. Invalid lines are answered here and not passed on."""
 
 import asyncio
 import json
@@ -10,14 +10,14 @@ from typing import Any
 from chatterm.terminal.sanitize import one_line
 
 LONGEST = 64 * 1024 * 1024
-"""Bytes of one message that are read at most."""
+"""The longest message read, in bytes."""
 _WAITING = 1_000
-"""Messages that wait to be looked at; whoever sends more has to wait."""
+"""The most messages queued; reading pauses while the queue is full."""
 _INVALID, _NO_JSON, _WRONG_PARAMS = -32600, -32700, -32602
 
 
 class LineTransport:
-    """The transport of the SDK's connection. One loop uses it; a thread reads, and one at a time writes."""
+    """The transport of the SDK's connection, for one event loop. One thread reads, and one at a time writes."""
 
     def __init__(self, source: int, target: int) -> None:
         self._source, self._target = source, target
@@ -28,7 +28,7 @@ class LineTransport:
         threading.Thread(target=self._read, name="acp", daemon=True).start()
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Raises ConnectionError where nobody reads any more."""
+        """Send a message. Raises ConnectionError if the other side is gone."""
         try:
             data = json.dumps(format_message(message), separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError, RecursionError):
@@ -37,7 +37,7 @@ class LineTransport:
             await asyncio.to_thread(self._write, data.encode() + b"\n")
 
     async def receive(self) -> dict[str, Any] | None:
-        """The next message; None at the end."""
+        """Return the next message; None at the end. Invalid lines are answered with an error."""
         while (line := await self._lines.get()) is not None:
             self._room.release()
             message, problem = parse_line(line)
@@ -48,7 +48,7 @@ class LineTransport:
         return None
 
     async def close(self) -> None:
-        """What is sent has been written."""
+        """Do nothing: sent messages are already written."""
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -74,7 +74,7 @@ class LineTransport:
 
 
 def _read_lines(source: int) -> Iterator[bytes]:
-    """The lines of a file descriptor; of one that is too long so much that it is noticed."""
+    """Yield the lines of a file descriptor. Of a line longer than LONGEST, yield the first LONGEST + 1 bytes."""
     held, is_lost = bytearray(), False
     while True:
         try:
@@ -99,7 +99,7 @@ def _read_lines(source: int) -> Iterator[bytes]:
 
 
 def parse_line(line: bytes) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """A line as a message that the SDK's connection can stand, or what to answer to it; neither for an empty one."""
+    """Parse a line: return a message that is safe for the SDK, or an error to send back; neither for a blank line."""
     if not line.strip():
         return None, None
     if len(line) > LONGEST:
@@ -128,7 +128,7 @@ def parse_line(line: bytes) -> tuple[dict[str, Any] | None, dict[str, Any] | Non
 
 
 def format_message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as it is sent: wrong parameters are one line, and nothing that was sent comes back in it."""
+    """Return a message as it is sent: an error on parameters becomes one line, without the values received."""
     error = message.get("error")
     if not isinstance(error, dict) or error.get("code") != _WRONG_PARAMS:
         return message
@@ -141,7 +141,7 @@ def format_message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> float:
-    """JSON has neither NaN nor Infinity."""
+    """Raise ValueError: JSON has neither NaN nor Infinity."""
     raise ValueError(text)
 
 

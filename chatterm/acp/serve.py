@@ -18,7 +18,7 @@ from chatterm.terminal.error_log import write_down
 
 
 class _ToLog(logging.Handler):
-    """What the SDK logs goes where our own errors go, and not between an editor's lines."""
+    """Writes the SDK's errors to our error log, to keep them out of the protocol stream."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
@@ -35,12 +35,12 @@ def serve(
     tools: str,
     version: str,
 ) -> bool:
-    """Answer until the editor closes its end; whether everything is saved by then.
+    """Serve until the editor closes its end; return whether everything was saved.
 
-    The thread that answers may still be reading a model then, which cannot be interrupted.
+    The answering thread may still be loading a model then, which cannot be interrupted.
     """
     source, target = os.dup(0), os.dup(1)
-    os.dup2(2, 1)  # whatever is printed by mistake is no line of the protocol
+    os.dup2(2, 1)  # stray prints must not enter the protocol
     logging.getLogger().addHandler(_ToLog(logging.WARNING))
 
     async def run() -> None:
