@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 
 _MOMENT_S = 1.0
-"""After this long, a person is told what is waited for."""
+"""Seconds after which a person is told what is being waited for."""
 _DISK_S = 1.0
-"""How long to wait for the disk before the way back is told; it is not told where the disk takes longer."""
+"""Seconds to wait for the disk before printing how to continue; if it takes longer, nothing is printed."""
 _AGAIN_S = 0.01
-"""Between two looks at whether the chat stands."""
+"""Seconds between checks whether the chat is mounted."""
 
 
 _LEFT = "chatterm: A disk or a program does not answer; what was being read or written there is left."
 
 
 class ChatApp(GuardedApp):
-    """One chat. The worker and the store outlive the screen by the time they need to end."""
+    """One chat. The worker and the store outlive the screen until they have ended."""
 
     CSS_PATH = STYLESHEET
     COMMANDS = {SlashCommands}  # noqa: RUF012 (Textual declares it so)
@@ -62,7 +62,7 @@ class ChatApp(GuardedApp):
         tools: str = "",
         terminal: Terminal | None = None,
     ) -> None:
-        """`store` keeps the conversation (None: nobody does), `session` is the one of it to go on with.
+        """`store` saves the conversation (None: it is not saved), `session` is the one in it to continue.
 
         `sampling` is what was chosen for this chat, `tools` what `/tools` is to switch on. Raises SettingsError for a
         theme that does not exist.
@@ -74,13 +74,13 @@ class ChatApp(GuardedApp):
         self.worker = Worker(backend)
         self.threads = Threads()
         self._on_interrupt: Any = None
-        """What SIGINT did before; None where nothing was changed."""
+        """The earlier handler of SIGINT; None if it was not changed."""
         self.chat = ChatScreen(backend, self.worker, Keeper(store, session), settings)
         self.chat.conversation.sampling = dict(sampling or {})
         self.chat.tooling.wanted = tools
 
     def on_load(self) -> None:
-        """The terminal is changed after this: from then on a signal to end must restore it."""
+        """Install signal handlers: from here on the terminal is changed, and a signal to end must restore it."""
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self.threads)
 
@@ -88,7 +88,7 @@ class ChatApp(GuardedApp):
             loop.call_soon_threadsafe(self._end_by, number)
 
         with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not in the main thread
-            for number in heeded("SIGINT"):  # not by the loop, which would hear of those meant for an editor
+            for number in heeded("SIGINT"):  # not by the loop, which would also get those meant for an editor
                 self._on_interrupt = signal.signal(number, interrupted)
             for number in heeded(*ENDING):
                 loop.add_signal_handler(number, self._end_by, number)
@@ -103,7 +103,7 @@ class ChatApp(GuardedApp):
         self.push_screen(self.chat)
 
     def action_command_palette(self) -> None:
-        """Only over the conversation: its commands are about nothing else."""
+        """Open the command palette, but only over the conversation, to which its commands apply."""
         if self.screen is self.chat:
             self.push_screen(Palette(id="--command-palette"))
 
@@ -119,7 +119,7 @@ class ChatApp(GuardedApp):
         if self._on_interrupt is not None:
             signal.signal(signal.SIGINT, self._on_interrupt)  # this loop ends
         if (store := self.chat.keeper.store) is not None:
-            store.release()  # or the threads that ask it would hold up the end
+            store.release()  # or threads waiting for it would delay the exit
 
     def tell(self, line: str) -> None:
         self.chat.say(line, "error")
@@ -129,7 +129,7 @@ class ChatApp(GuardedApp):
 
 
 def way_back(store: "SessionStore | None", session: str | None) -> str:
-    """How to go on with a session, for who leaves it; "" where nothing of it is saved. Waits for the disk."""
+    """Return the text on how to continue a session; "" if nothing of it is saved. Waits for the disk."""
     info = store.info(session) if store is not None and session is not None and not store.problem else None
     if store is None or info is None or not info.exchanges:
         return ""
@@ -150,7 +150,7 @@ def _tell_how_to_come_back(store: "SessionStore | None", session: str | None) ->
 
 @contextmanager
 def _told_if_slow(line: str) -> Iterator[None]:
-    """Say what is waited for, if it takes longer than a moment."""
+    """Print `line`, which says what is waited for, if the block takes longer than a moment."""
     timer = threading.Timer(_MOMENT_S, print, (line,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
@@ -169,17 +169,17 @@ def run_app(
     sampling: Mapping[str, Any] | None = None,
     tools: str = "",
 ) -> int:
-    """Chat until the person leaves; the exit code. Raises EngineError for a theme that does not exist.
+    """Run the chat until the person leaves; return the exit code. Raises EngineError for an unknown theme.
 
-    Where the backend cannot be interrupted (it is importing or reading a model) the process ends here and now:
-    the terminal is restored already, and nobody should wait for a model that is not wanted any more.
+    If the backend cannot be interrupted (it is importing or loading a model), the process exits at once: the terminal
+    is already restored, and nobody should wait for a model that is no longer wanted.
     """
     from chatterm.sessions.store import SessionStore
 
     settings = settings or Settings()
     store = SessionStore.open() if settings.sessions.save else None
     ended = False
-    gc.disable()  # until the first frame stands: collecting takes a fifth of the time to it
+    gc.disable()  # until the first frame is drawn: collection takes a fifth of the time to it
     try:
         app = ChatApp(
             backend,
