@@ -99,11 +99,11 @@ def acp(
         if store is not None and not is_saved:
             print(f"chatterm: {store.farewell}", file=sys.stderr)
         sys.stderr.flush()
-        os._exit(0 if is_saved else 1)  # a model that is just being read cannot be interrupted
+        os._exit(0 if is_saved else 1)  # loading a model cannot be interrupted
 
 
 def _check_tools(names: str) -> None:
-    """Raises WrongUsage for a tool that there is none of."""
+    """Raise WrongUsage for an unknown tool."""
     from pathlib import Path
 
     from chatterm.tools.box import ToolRegistry

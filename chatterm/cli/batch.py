@@ -113,7 +113,7 @@ def batch(
             run = Batch(backend, source, results, json.dumps(settings, sort_keys=True).encode())
             try:
                 run.answer()
-            except BrokenPipeError:  # whoever read the results has left
+            except BrokenPipeError:  # the reader of the results is gone
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             finally:
                 results.close()
@@ -127,7 +127,7 @@ def _source(name: str) -> Iterator[BinaryIO]:
         yield cast("BinaryIO", sys.stdin.buffer)
         return
     try:
-        file = Path(name).open("rb")  # noqa: SIM115 - what is raised within is not about opening it
+        file = Path(name).open("rb")  # noqa: SIM115 - errors of the caller's block are not about opening it
     except IsADirectoryError:
         raise EngineError(f"{name} is a folder; name a file of requests.") from None
     except (OSError, ValueError) as error:

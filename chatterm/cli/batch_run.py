@@ -1,4 +1,4 @@
-"""A batch on its way: requests are read as they are needed, results written in their order."""
+"""Runs a batch: requests are read as they are needed, results written in their order."""
 
 import gc
 import os
@@ -23,7 +23,7 @@ from chatterm.terminal.wording import sentences
 from models.units import counted
 
 _TELL = 0.1
-"""Seconds between two looks at the progress."""
+"""Seconds between updates of the progress."""
 
 
 class Batch:
@@ -37,16 +37,16 @@ class Batch:
         settings: bytes = b"",
         err: TextIO | None = None,
     ) -> None:
-        """`settings` is what answers depend on besides the lines of `source`."""
+        """Start a batch. `settings` encodes what answers depend on besides the lines of `source`."""
         self._backend = backend
         self._results = results
         self._lines = read_lines(source, settings)
         self._size = _file_size(source)
         self._err = err or sys.stderr
         self._asked: dict[int, tuple[int, InputLine, BatchRequest]] = {}
-        """By the backend's number of a request: its place, its line and what that asks."""
+        """The backend's number of a request → its place in the output, its line and the parsed request."""
         self._held: dict[int, tuple[bytes, int]] = {}
-        """By place results that wait for one before them, and where their lines end."""
+        """Place → a result that waits for earlier ones, and where its input line ends, in bytes."""
         self._next = self._placed = self._given = 0
         self._read = 0
         """Bytes of the input whose results are written."""
@@ -54,9 +54,9 @@ class Batch:
         self._began = monotonic()
 
     def answer(self) -> None:
-        """Answer what is not answered yet. The backend is closed in the end.
+        """Answer the requests that have no result yet. The backend is closed in the end.
 
-        Raises EngineError for what is wrong with all of it; on KeyboardInterrupt it says how to go on first.
+        Raises EngineError for what stops the whole batch. On KeyboardInterrupt it first tells how to continue.
         """
         earlier, errors = self._results.resume(self._lines)
         self.done, self.errors = earlier, errors
@@ -73,7 +73,7 @@ class Batch:
                 self._backend.open(on_progress)
             say_notes(self._backend, set(), self._err)
             self._results.begin()
-            gc.freeze()  # a search through all modules for garbage stops every stream for 0.2 s
+            gc.freeze()  # a full collection over all modules would stop every stream for 0.2 s
             self._began = monotonic()
             with (
                 self._progress() as (tell, say),
@@ -116,17 +116,17 @@ class Batch:
             self._put(*self._asked.pop(number), part)
 
     def _put(self, place: int, line: InputLine, asked: BatchRequest, outcome: Outcome | str) -> None:
-        """A result is there: write it as soon as those before it are written."""
+        """Write a result as soon as all results before it are written."""
         self.errors += isinstance(outcome, str)
         self._held[place] = (result_line(line, asked, outcome), line.end)
         while (ready := self._held.pop(self._next, None)) is not None:
             self._results.write(ready[0])
             self._next, self.done, self._read = self._next + 1, self.done + 1, ready[1]
 
-    # --- what is said ---
+    # --- messages ---
 
     def _where(self) -> str:
-        """How far it has come, and how to go on."""
+        """Return a sentence on how many results are written and how to continue."""
         if not self._results.is_file:
             return f"{counted(self.done, 'result')} written."
         name = self._results.name
@@ -147,8 +147,8 @@ class Batch:
 
     @contextmanager
     def _progress(self) -> Iterator[tuple[Callable[[], None], Callable[[str], None]]]:
-        """Yield what is called now and then to show how far it has come, on a terminal only; and what writes a line
-        beside that."""
+        """Yield two functions: one to call often, which updates the progress shown on a terminal; and one that writes a
+        line beside it."""
         if not has_colour(self._err):
             yield lambda: None, lambda line: write(self._err, f"{line}\n")
             return
@@ -179,7 +179,7 @@ class Batch:
 
 
 def _file_size(source: BinaryIO) -> int | None:
-    """Bytes of a file; None where nobody knows."""
+    """Return the size of a file in bytes; None if it is not a regular file."""
     try:
         state = os.fstat(source.fileno())
     except (OSError, ValueError):

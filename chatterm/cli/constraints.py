@@ -1,4 +1,4 @@
-"""What answers have to match, as it is given on the command line or in a line of a batch."""
+"""Parses what answers have to match, from the command line or a line of a batch."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ _FORMATS = (
 
 
 def parse_constraint(schema: str | None, json_object: bool, regex: str | None) -> Constraint | None:
-    """What --schema, --json-object or --regex ask for; None without any of them. Raises WrongUsage."""
+    """Return the constraint of --schema, --json-object or --regex; None without any of them. Raises WrongUsage."""
     names = {"--schema": schema is not None, "--json-object": json_object, "--regex": regex is not None}
     if sum(names.values()) > 1:
         chosen = [name for name, is_given in names.items() if is_given]
@@ -56,7 +56,7 @@ def _content(name: str) -> str:
 
 
 def constraint_from_format(value: Any) -> Constraint | None:
-    """What a `response_format`, as OpenAI's, asks for; None for any text. Raises EngineError."""
+    """Return the constraint of a `response_format` like OpenAI's; None for plain text. Raises EngineError."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
         return None

@@ -1,4 +1,4 @@
-"""`chatterm doctor`: what this machine can do, as tables on a terminal, as plain lines or JSON elsewhere."""
+"""`chatterm doctor`: what this machine can do, as tables on a terminal, else as plain lines or JSON."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _STEPS = {"1": "one token", "16": "16 tokens at once", "prompt": "attention of a prompt"}
-"""What was timed."""
+"""What was timed, by the key of a tuning's times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _inspect(device: str) -> "Machine | str":
         return f"torch cannot be imported ({one_line(str(error), 200)}); reinstall it: pip install torch"
     machine = inspect_machine(device)
     if machine.bandwidth is not None:
-        keep_bandwidth(machine.device, machine.bandwidth)  # chats tell how much of it they use
+        keep_bandwidth(machine.device, machine.bandwidth)  # chats show how much of it they use
     if machine.host_bandwidth is not None:
         keep_bandwidth("cpu", machine.host_bandwidth)
     return machine
@@ -310,7 +310,7 @@ def _drafts(machine: "Machine") -> Section:
 
 
 def _too_slow(speeds: "Sequence[Speed]") -> str:
-    """Which models fit and are no pleasure, and what `--quantize int4` makes of them."""
+    """Return a sentence on the models that fit but are slow, with their speed under `--quantize int4`."""
     slow = []
     for speed in speeds:
         if speed.crawls:
@@ -332,7 +332,7 @@ def _rate(tokens_per_s: float | None) -> str:
 
 
 def plain(report: Sequence[Section]) -> str:
-    """The report without colours and lines, a row a line, for pipes and bug reports."""
+    """Format the report as plain text, one row per line, for pipes and bug reports."""
     lines: list[str] = []
     for section in report:
         rows = [section.headers, *section.rows] if section.headers else list(section.rows)

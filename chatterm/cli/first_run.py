@@ -1,4 +1,4 @@
-"""The first `chatterm run` without a model: a good one that runs well here is offered beside the small default."""
+"""The first `chatterm run` without a model offers a larger one that runs well here besides the small default."""
 
 import shutil
 import sys
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from engine.machine.expected import Here, Speed
 
 _PATIENCE = 1.5
-"""Seconds in which the Hub has to answer: without it nobody shall wait longer for the default."""
+"""Seconds in which the Hub has to answer: without it, the default should not start any later."""
 _LARGEST = 20e9
-"""Bytes that nobody wants to download for a first look."""
+"""The largest download offered, in bytes."""
 _SPARE = 2e9
-"""Bytes of the disk that stay free."""
+"""Bytes of the disk to leave free."""
 _CONTEXT = 4096
-"""Tokens of conversation for which there must be room."""
+"""The smallest context that must fit, in tokens."""
 
 
 def first_model(device: str, dtype: str) -> str | None:
-    """The model that the person chooses, which is remembered; None where this is not the first time, the Hub is not in
-    reach, nothing better runs well here, or nothing is chosen: the default answers then.
+    """Ask which model to use, save the choice and return it. Return None, for the default, if this is not the first
+    time, the Hub is not in reach, nothing better runs well here, or nothing is chosen.
 
     Call it on a terminal only. `device` and `dtype` as in ChatOptions.
     """
@@ -47,7 +47,7 @@ def first_model(device: str, dtype: str) -> str | None:
 
 
 def is_first_time() -> bool:
-    """Nobody has chatted here, and nothing has been downloaded but maybe the default."""
+    """Return whether there has been no chat yet, and no download but maybe the default model's."""
     from chatterm.sessions.schema import database_path
     from models.hub.default import DEFAULT_MODEL
     from models.hub.sources import local_models
@@ -62,7 +62,7 @@ def _repository() -> str:
 
 
 def _offer(device: str, dtype: str) -> "tuple[Speed, Speed] | None":
-    """The best model that runs well here, and the default, of which nothing is downloaded where it is here."""
+    """Return the best model that runs well here, and the default (0 bytes to download if present); None without one."""
     from engine.machine.bandwidth import keep_bandwidth
     from engine.machine.expected import catalogue_speed
     from engine.machine.report import look_here
@@ -82,7 +82,7 @@ def _offer(device: str, dtype: str) -> "tuple[Speed, Speed] | None":
 
 
 def candidates(here: "Here") -> list[str]:
-    """The models to choose from: quantised ones, where they are faster; else those that are as good as they can be."""
+    """Return the names of the models to choose from: quantised ones if they are faster here, else unquantised ones."""
     from models.hub.catalogue import HUB_FILES, QWEN3
 
     quantized = [name for name, file in HUB_FILES.items() if file.model in QWEN3]
@@ -90,7 +90,7 @@ def candidates(here: "Here") -> list[str]:
 
 
 def free_disk() -> int:
-    """Bytes that are free where the Hub's models go."""
+    """Return the free bytes on the disk of the Hub's cache."""
     from models.hub.download import HubSettings
 
     place: Path = HubSettings.read().cache
@@ -100,7 +100,7 @@ def free_disk() -> int:
 
 
 def choose_model(speeds: "Sequence[Speed]", disk: int) -> "Speed | None":
-    """The largest that fits, is faster than people read and not too long a download; None where there is none."""
+    """Return the largest model that fits, runs faster than people read and is small enough to download; else None."""
     from engine.machine.expected import RUNS_WELL
 
     good = [
@@ -114,7 +114,7 @@ def choose_model(speeds: "Sequence[Speed]", disk: int) -> "Speed | None":
 
 
 def ask(offer: "tuple[Speed, Speed]", read: Callable[[], str], err: TextIO) -> str | None:
-    """Show both on `err` and read which it shall be; None where standard input ends."""
+    """Show both models on `err`, read the choice and return its name; None at the end of standard input."""
     best, default = offer
     rows = [_row("1", best, "good answers"), _row("2", default, "small and quick, for a first look")]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -146,5 +146,5 @@ def _remember(model: str) -> None:
 
     try:
         store(config_path(), "model", "name", model)
-    except EngineError as error:  # it answers all the same
+    except EngineError as error:  # the chat works without it
         sys.stderr.write(f"chatterm: {one_line(str(error))}\n")

@@ -1,4 +1,4 @@
-"""Tools in scripts: what was named on the command line runs, everything else is refused, and nobody is asked."""
+"""Tools in scripts: those named on the command line run, all others are refused, and no permission is asked."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +10,14 @@ from chatterm.tools.session import ToolSession, failed, performed
 from chatterm.tools.tool import Effect, ToolError, ToolRun
 
 _CHANGES: tuple[Effect, ...] = ("write", "run", "server")
-"""What needs a flag of its own."""
+"""Effects that need --allow-changes."""
 
 
 class Unasked:
     """The tools of one command."""
 
     def __init__(self, names: str, may_change: bool, folder: Path) -> None:
-        """`names` are those of `--tools`. Raises WrongUsage."""
+        """`names` is the value of `--tools`. Raises WrongUsage."""
         self.session = ToolSession.of(folder, Policy())
         self.refused = False
         self._may_change = may_change
@@ -38,11 +38,11 @@ class Unasked:
             box.on |= set(found)
 
     def results(self, calls: list[ToolCall], say: Callable[[str], None]) -> list[ToolResult]:
-        """Do these calls, or refuse them; `say` gets a line for each."""
+        """Run or refuse each call and return the results; `say` gets a line for each."""
         return [self._result(call, say) for call in calls]
 
     def close(self) -> None:
-        """End what was started."""
+        """Stop what the tools have started."""
         self.session.close()
 
     def _result(self, call: ToolCall, say: Callable[[str], None]) -> ToolResult:
@@ -52,7 +52,7 @@ class Unasked:
             self.refused |= call.name not in self.session.box.on
             say(f"{call.name}: refused: {error}")
             return failed(call, str(error))
-        if plan.dangers:  # nobody is there to look twice
+        if plan.dangers:  # nobody is present to review them
             self.refused = True
             why = " · ".join(plan.dangers)
             say(f"{call.name} {plan.subject}: refused: {why}")

@@ -109,7 +109,7 @@ def remove(
 
 
 def find_documents(names: str) -> "tuple[Document, ...]":
-    """What `--library` names. Raises WrongUsage where that is nothing, SessionError for an unknown name."""
+    """Return the documents of `--library`. Raises WrongUsage if none is named, SessionError for an unknown name."""
     from chatterm.sessions.library import DocumentLibrary
 
     given = [name.strip() for name in names.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports stand inside the commands, so that `--help` answers at once."""
+"""The command line. Heavy imports are inside the commands, so that `--help` answers at once."""
 
 import errno
 import gc
@@ -45,7 +45,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """What the console script `chatterm` does once this is imported."""
+    """Run one command and exit with its code: the entry point of the console script `chatterm`."""
     sys.exit(call(arguments))
 
 
@@ -82,7 +82,7 @@ def _failed(message: str, code: int = 1) -> int:
 
 
 def _no_space() -> int:
-    """The disk is full; what standard output still holds is dropped, or Python would try to write it at the end."""
+    """Report a full disk. Buffered standard output is dropped, or Python would try to write it at exit."""
     if sys.stdout is sys.__stdout__ and sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return _failed("The disk is full; make room, or write to another one.")
@@ -299,7 +299,7 @@ def run(
             )
             raise typer.Exit(code)
         if not prompts:
-            gc.disable()  # the first frame stands sooner; run_app turns it on again then
+            gc.disable()  # the first frame is drawn sooner; run_app enables it again
             from chatterm.app import run_app
 
             check_theme(preferences.screen.theme)
@@ -321,7 +321,7 @@ def run(
             seed = chosen.sampling.get("seed")
             if seed is not None:
                 options.checked_sampling({"seed": seed + answers - 1})
-            names = prompt if parallel else None  # without what is piped
+            names = prompt if parallel else None  # without the piped text
             code = answer_all(backend, prompts, answers, names=names, seed=seed, as_json=as_json, stats=stats)
             raise typer.Exit(code)
         from chatterm.cli.oneshot import answer
@@ -338,7 +338,7 @@ def run(
 
 
 def _is_terminal() -> bool:
-    """Whether a person can be asked something."""
+    """Return whether the standard streams are a terminal, so that a person can be asked."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 

@@ -112,7 +112,7 @@ def test(name: Name) -> None:
         offers = servers.offers(name)
     finally:
         servers.close()
-    with suppress(SettingsError):  # a chat learns it again
+    with suppress(SettingsError):  # a chat would ask the server again
         keep(name, offers)
     for tool in tools:
         _row("tool", tool.name, tool.description)
@@ -146,7 +146,7 @@ def _row(what: str, name: str, about: str) -> None:
 
 
 def _pairs(given: list[str] | None) -> dict[str, str]:
-    """NAME=VALUE as a dictionary. Raises WrongUsage."""
+    """Parse NAME=VALUE options into a dictionary. Raises WrongUsage."""
     made = {}
     for text in given or []:
         name, found, value = text.partition("=")

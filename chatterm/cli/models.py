@@ -13,7 +13,7 @@ from models.units import bytes_text
 
 
 def pull(model: str) -> None:
-    """Fetch `model`, or the rest of it; asks its source for a newer version. Raises ModelError."""
+    """Download `model`, the rest of it, or its newer version if there is one. Raises ModelError."""
     with progress_on(sys.stderr, keep=True) as on_progress:
         files = resolve(model, on_progress=on_progress, refresh=True)
     print(f"{one_line(files.name)} is ready: chatterm run {one_line(files.name)}")
@@ -51,7 +51,7 @@ def _print_table(found: Iterable[LocalModel]) -> None:
 
 
 def confirm_removal(model: str) -> bool:
-    """Ask on the terminal whether `model` shall go. Raises ModelError when it is not there."""
+    """Ask on the terminal whether to delete `model`. Raises ModelError if it is not on this machine."""
     extent = bytes_text(held_bytes(model))
     question = f"Delete {one_line(model)} ({extent}) from this machine? [y/N] "
     print(question, end="", file=sys.stderr, flush=True)
@@ -59,11 +59,11 @@ def confirm_removal(model: str) -> bool:
 
 
 def remove(model: str) -> None:
-    """Delete `model` from the caches. Raises ModelError when it is not there."""
+    """Delete `model` from the caches. Raises ModelError if it is not on this machine."""
     freed = remove_files(model)
     print(f"Deleted {one_line(model)}; {bytes_text(freed)} freed.")
 
 
 def place(files: ModelFiles) -> str:
-    """Where the files are, on one line."""
+    """Return the path of the files, on one line."""
     return one_line(str(files.gguf or files.folder), 1000)

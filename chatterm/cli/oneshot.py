@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from chatterm.sessions.store import SessionStore
 
 REFUSED = 3
-"""The exit code where a call of a tool was refused."""
+"""The exit code if a tool call was refused."""
 MOST_ROUNDS = 50
-"""Answers with calls to one prompt, at most."""
+"""The most rounds of tool calls for one prompt."""
 INPUT_LIMIT = 64 * 1024 * 1024
-"""Bytes of standard input that are read at most: far beyond any model's context."""
+"""The most bytes read from standard input: far beyond any model's context."""
 
 
 class InputError(Exception):
@@ -49,7 +49,7 @@ class InputError(Exception):
 
 
 def read_input(stream: BinaryIO) -> str:
-    """Read a whole prompt from `stream` as UTF-8, without the line ends it closes with. Raises InputError."""
+    """Read a whole prompt from `stream` as UTF-8, without trailing line ends. Raises InputError."""
     data = stream.read(INPUT_LIMIT + 1)
     if len(data) > INPUT_LIMIT:
         limit = INPUT_LIMIT // (1024 * 1024)
@@ -65,7 +65,7 @@ def read_input(stream: BinaryIO) -> str:
 
 
 def join_prompts(piped: str, prompts: Sequence[str], each: bool = False) -> list[str]:
-    """The turns to send: piped text stands before the first prompt, or before `each`, with a blank line between."""
+    """Return the turns to send: piped text and a blank line go before the first prompt, or before `each`."""
     if not piped.strip():
         return list(prompts)
     if not prompts:
@@ -88,12 +88,12 @@ def answer(
     out: TextIO | None = None,
     err: TextIO | None = None,
 ) -> int:
-    """Load the model, send `prompts` as the turns of one conversation and write the answers as they are made.
+    """Load the model, send `prompts` as the turns of one conversation and write the answers as they are generated.
 
-    With `session` they go on with that session of `store` (default: the person's own), which is saved; `save` begins
-    one, which remembers `sampling` as chosen. The backend and the store are closed in the end. On KeyboardInterrupt
-    the partial answer stays (as JSON: is written) and the interrupt goes on to the caller. With `tools`, calls of them
-    are done. Returns the exit code. Raises ModelError and EngineError.
+    With `session` they continue that session of `store` (default: the person's own), which is saved; `save` begins a
+    new one, with `sampling` as its chosen sampling. The backend and the store are closed in the end. On
+    KeyboardInterrupt the partial answer is kept (as JSON: written), and the interrupt is passed on. With `tools`, their
+    calls are run. Returns the exit code. Raises ModelError and EngineError.
     """
     out = out or sys.stdout
     err = err or sys.stderr
@@ -133,13 +133,13 @@ UNSTOPPED = "; --no-stop-repetition lets it go on"
 
 
 def close_store(store: "SessionStore | None", err: TextIO) -> None:
-    """Write what is left of a session; say so where that is not possible."""
+    """Write what is left of a session and close the store; report on `err` if that fails."""
     if store is not None and not store.close():
         write(err, f"chatterm: {one_line(store.farewell)}\n")
 
 
 def say_beside(spinner: Spinner, err: TextIO, line: str) -> None:
-    """Write a line where a spinner may be turning."""
+    """Write a line to `err`, where a spinner may be running."""
     write(err, ("\r\x1b[K" if spinner.turns else "") + line + "\n")
 
 
@@ -149,7 +149,7 @@ def say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
 
 
 def _act(backend: Backend, talk: Talk, tools: "Unasked", **how: Any) -> None:
-    """Do what the answer asks for, and go on with what comes of it."""
+    """Run the tool calls of the answer and answer their results, for at most MOST_ROUNDS rounds."""
     err: TextIO = how["err"]
     for _ in range(MOST_ROUNDS):
         last = backend.last
@@ -216,7 +216,7 @@ class AnswerWriter:
         self._out = out
         self._err = err if err is not None and err.isatty() else None
         self._open: TextIO | None = None
-        """The stream whose last line has no end yet."""
+        """The stream whose last line has no end yet; None if there is none."""
 
     def write(self, event: TokenEvent) -> None:
         if event.kind == "call":
@@ -241,12 +241,12 @@ def _dim(text: str, stream: TextIO) -> str:
 
 
 def to_json(outcome: Outcome) -> str:
-    """One answer as a JSON object on one line. Everything beyond printable ASCII is escaped."""
+    """Format one answer as a JSON object on one line. Everything beyond printable ASCII is escaped."""
     return json.dumps(answer_json(outcome))
 
 
 def answer_json(outcome: Outcome) -> dict[str, Any]:
-    """One answer as `--json` prints it."""
+    """Return the fields of one answer, as `--json` prints it."""
     calls = [{"name": call.name, "arguments": call.arguments} for call in outcome.calls]
     return {
         "text": outcome.text,
@@ -258,7 +258,7 @@ def answer_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def start_line(figures: Figures) -> str:
-    """What a loaded model took of the machine."""
+    """Return a line for people on a loaded model: device, kernels, weights, context and KV cache."""
     weights, kv = weights_text(figures), bytes_text(figures.kv_bytes)
     where = f"{visible(figures.model_name)} on {figures.device}, {figures.dtype}"
     how = f"{figures.attention} attention | decode: {figures.decode}"
@@ -268,7 +268,7 @@ def start_line(figures: Figures) -> str:
 
 
 def stats_line(outcome: Outcome) -> str:
-    """The figures of one answer for people."""
+    """Return a line for people with the figures of one answer."""
     stats = outcome.stats
     thought = f", {stats.reasoning_tokens} of them reasoning" if stats.reasoning_tokens else ""
     # A server may report nothing about the prompt, or not how much of it was cached.

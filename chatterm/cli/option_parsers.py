@@ -55,7 +55,7 @@ def seconds_given(text: str, name: str) -> float | None:
 
 
 def parse_draft(given: str | None) -> str | None:
-    """The model that `--draft` names, a file by its whole path; None: there is none."""
+    """Return the model that `--draft` names, files by their full path, or "auto"; None for none. Raises WrongUsage."""
     if given is None or given.strip().lower() in ("none", "auto"):
         return None if given is None or given.strip().lower() == "none" else "auto"
     from models.hub.sources import parse

@@ -1,4 +1,4 @@
-"""The options that commands which ask a model share, and what is made of them."""
+"""The options shared by the commands that use a model, and functions that read them."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ _MODEL = typer.Argument(metavar="MODEL", help=MODEL, show_default=False, autocom
 ModelArgument = Annotated[str, _MODEL]
 OptionalModel = Annotated[str | None, _MODEL]
 MOST_STREAMS = 64
-"""Answers at once for which the KV cache has room however long they are; shorter ones leave room for more."""
+"""The most answers for which the KV cache reserves whole contexts; shorter answers leave room for more."""
 _SAMPLING = "Sampling (defaults: the model's, then chatterm's)"
 _FORMAT = "Format of the answers"
 _MACHINE = "Machine"
@@ -277,7 +277,7 @@ KeepAlive = Annotated[
 
 
 def engine_options(invocation: typer.Context) -> "ChatOptions":
-    """What the command line of a server says of how models are loaded and what is cached."""
+    """Return the options of a server's command line: how models are loaded and what is cached."""
     from chatterm.backends.backend import ChatOptions
 
     given = invocation.params
@@ -303,9 +303,9 @@ def engine_options(invocation: typer.Context) -> "ChatOptions":
 
 
 def chat_options(invocation: typer.Context) -> "ChatOptions":
-    """What the command line says; what it does not say is left at its default.
+    """Return the options of a chat's command line, with defaults for those not given.
 
-    Raises WrongUsage for a value out of range, and for text that is no UTF-8.
+    Raises WrongUsage for a value out of range, and for text that is not UTF-8.
     """
     from chatterm.backends.backend import ChatOptions
     from chatterm.settings.settings import SamplingSettings
@@ -344,7 +344,7 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
 def with_preset(
     chosen: "ChatOptions", name: str, invocation: typer.Context
 ) -> "tuple[ChatOptions, SavedPreset, set[str]]":
-    """`chosen` with what the preset states and the command line does not; the preset, and the fields it decides.
+    """Return `chosen` with what the preset states and the command line does not; the preset; and the fields it decides.
 
     Raises SettingsError.
     """
@@ -367,11 +367,11 @@ def answering(
     keep_alive_s: float | None = 0.0,
     remotes: "Mapping[str, Remote] | None" = None,
 ) -> "Iterator[Backend]":
-    """What answers: a server that `model` names, the server of this machine where one runs that computes as `options`
-    say, else an engine here.
+    """Yield the backend: a server that `model` names; else this machine's server, if one runs that matches `options`;
+    else an engine in this process.
 
-    With `keep_alive_s` (None: for ever) one that stays is started where none runs. Says in the end what is left behind.
-    Raises EngineError for an address that cannot be one.
+    With `keep_alive_s` (None: for ever) a server that stays is started if none runs. At the end, tells what stays
+    loaded. Raises EngineError for an invalid address.
     """
     from chatterm.backends.router import BackendRouter
 
@@ -421,7 +421,7 @@ def _local(model: str, options: "ChatOptions") -> "Backend":
 
 
 def parse_keep_alive(given: str | None, settings: "Settings", no_server: bool) -> float | None:
-    """Seconds that a model stays for the next command; 0: it does not, None: for ever. Raises WrongUsage."""
+    """Return the seconds that a model stays for the next command; 0: it does not, None: for ever. Raises WrongUsage."""
     if given is None:
         return seconds_given(settings.model.keep_alive or "0", "keep_alive")
     seconds = seconds_given(given, "--keep-alive")
@@ -433,7 +433,7 @@ def parse_keep_alive(given: str | None, settings: "Settings", no_server: bool) -
 
 
 def decided(invocation: typer.Context) -> set[str]:
-    """The fields of ChatOptions that the command line decides, whatever the settings say."""
+    """Return the fields of ChatOptions for which the command line overrides the settings."""
     names = {
         "device",
         "context",
@@ -450,7 +450,7 @@ def decided(invocation: typer.Context) -> set[str]:
 
 
 def preferences() -> "Settings":
-    """The person's settings."""
+    """Load the person's settings."""
     from chatterm.settings.paths import config_path
     from chatterm.settings.reading import load_settings
 
@@ -463,7 +463,7 @@ def is_given(invocation: typer.Context, name: str) -> bool:
 
 
 def checked_sampling(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings`, each known to be in its range. Raises WrongUsage before any model is loaded."""
+    """Return `settings` if all are in range; raise WrongUsage otherwise, before any model is loaded."""
     from engine.params import SamplingParams
 
     try:
@@ -474,7 +474,7 @@ def checked_sampling(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_model(model: str | None) -> None:
-    """Raises WrongUsage where MODEL is a question: no model's name holds several words."""
+    """Raise WrongUsage if MODEL looks like a question: no model's name has several words."""
     if model is None or len(model.split()) < 2:
         return
     from models.errors import ModelError
@@ -490,7 +490,7 @@ def check_model(model: str | None) -> None:
 
 
 def check_utf8(text: str) -> None:
-    """Raises WrongUsage: bytes of the command line that are no UTF-8 arrive as lone surrogates."""
+    """Raise WrongUsage unless `text` was UTF-8: other bytes of the command line arrive as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

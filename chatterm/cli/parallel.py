@@ -28,19 +28,19 @@ from chatterm.terminal.spinner import Spinner
 from models.units import counted
 
 _LABEL = 60
-"""Characters of a prompt that name it."""
+"""The most characters of a prompt in its label."""
 
 
 @dataclass(slots=True)
 class _PromptAnswer:
-    """One answer that is wanted, and what came of it while others were before it."""
+    """One requested answer, and the parts of it that came while earlier ones were being written."""
 
     prompt: str
     name: str
     number: int
-    """Which of the answers to the prompt, from 1."""
+    """The number of the answer to its prompt, from 1."""
     label: str
-    """"" where there is no other answer."""
+    """"" if there is only one answer."""
     parts: list[Part] = field(default_factory=list)
 
 
@@ -58,10 +58,10 @@ def answer_all(
 ) -> int:
     """Load the model, answer each prompt `count` times and write the answers in the order of the prompts.
 
-    The first answer that is not whole yet is written as it comes. The seeds of the answers to a prompt count on from
-    `seed`. `names` are what the prompts are called (default: as they are). What is wrong with a prompt is said in its
-    place; the exit code is then 1. The backend is closed in the end. Raises ModelError and EngineError for what is
-    wrong with all of them.
+    The first answer that is not complete is written as it comes. The answers to a prompt have the seeds `seed`,
+    `seed` + 1, ... `names` are the labels of the prompts (default: their texts). An error of one prompt is reported in
+    its place, and the exit code is then 1. The backend is closed in the end. Raises ModelError and EngineError for
+    errors that concern all of them.
     """
     out, err = out or sys.stdout, err or sys.stderr
     asked = _asked(prompts, names or prompts, count)
@@ -72,7 +72,7 @@ def answer_all(
         say_notes(backend, said, err)
         if stats and (figures := backend.figures()) is not None:
             write(err, start_line(figures) + "\n")
-        waits = not out.isatty()  # a line that turns cannot share a terminal with the answers
+        waits = not out.isatty()  # a spinner cannot share a terminal with the answers
         with Spinner(err, "Reading the prompts") as spinner:
             writer = _Writer(asked, out, err, spinner, as_json=as_json, stats=stats, waits=waits)
             with (
@@ -107,7 +107,7 @@ def _requests(asked: Sequence[_PromptAnswer], seed: int | None) -> list[Request]
 
 
 class _Writer:
-    """Writes answers in order, each as soon as those before it are whole."""
+    """Writes answers in order, each as soon as those before it are complete."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class _Writer:
         self.failed = 0
 
     def take(self, index: int, part: Part) -> None:
-        """One more part of an answer."""
+        """Take one more part of an answer, and write what is next in order."""
         self._tokens += isinstance(part, TokenEvent)
         if isinstance(part, Outcome) and part.finish_reason is not None:
             self._done += 1
@@ -155,7 +155,7 @@ class _Writer:
                 self._asked[self._front].parts = []
 
     def end(self) -> None:
-        """All of them are done."""
+        """Write the summary, when all answers are done."""
         self._spinner.stop()
         if self._cut:
             cut = "1 answer ends" if self._cut == 1 else f"{self._cut:,} answers end"
@@ -182,7 +182,7 @@ class _Writer:
             self._spinner.text = f"{done} · {counted(self._tokens, 'token')}{at}"
 
     def _write(self, part: Part) -> bool:
-        """Write a part of the front answer; whether it was the last."""
+        """Write a part of the front answer; return whether it was the last."""
         one = self._asked[self._front]
         if isinstance(part, TokenEvent):
             if part.text and not self._as_json:

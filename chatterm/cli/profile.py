@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 _STEPS = ".:-=+*#%@"
-"""From the fastest layer to the slowest, where there are no blocks."""
+"""ASCII shades from the fastest layer to the slowest, if there are no block characters."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -37,7 +37,7 @@ def profile(model: str, trace: Path, device: str = "auto") -> None:
 
 
 def picture(model: str, parts: "Sequence[ProfiledKernel]", blocks: bool = True) -> list[str]:
-    """A bar for each kernel of a layer, and the layers side by side; `blocks`: drawn with more than ASCII."""
+    """Return lines with a bar for each kernel of a layer, and the layers side by side; in ASCII unless `blocks`."""
     whole = sum(part.seconds for part in parts)
     layers = 1 + max((part.layer for part in parts if part.layer is not None), default=-1)
     sums: dict[str, float] = {}

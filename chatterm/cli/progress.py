@@ -1,4 +1,4 @@
-"""How far a download or a load is, on standard error."""
+"""Shows the progress of a download or a load on standard error."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def bar_console(err: TextIO) -> "Console":
-    """For what moves on `err`. The cursor stays visible: nobody shows it again after Ctrl+Z or a signal."""
+    """Return a console for animations on `err`. It never hides the cursor: after Ctrl+Z it would stay hidden."""
     from rich.console import Console
 
     class CursorStays(Console):
@@ -67,7 +67,7 @@ def progress_on(err: TextIO, *, keep: bool = False) -> Iterator[OnProgress]:
 
 
 class PlainLines:
-    """Writes one line per tenth of a download or a quantisation; where its size is unknown, one every ten seconds."""
+    """Writes one line per tenth of a download or a quantisation; if its size is unknown, one every ten seconds."""
 
     def __init__(self, err: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._err = err
@@ -100,7 +100,7 @@ class PlainLines:
 
 
 def title(progress: Progress) -> str:
-    """What is going on, in two words: "Downloading smollm2"."""
+    """Describe the work in two words: "Downloading smollm2"."""
     verb = {
         "download": "Downloading",
         "load": "Loading",

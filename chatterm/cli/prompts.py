@@ -1,4 +1,4 @@
-"""What is asked: the texts of -p, and what is piped in."""
+"""The prompts: the texts of -p, and piped text."""
 
 import sys
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from chatterm.cli.usage import WrongUsage
 
 
 def checked_texts(prompts: Sequence[str]) -> list[str]:
-    """What was given with -p. Raises WrongUsage."""
+    """Return the texts of -p. Raises WrongUsage for one that is empty or not UTF-8."""
     for text in prompts:
         if not text.strip():
             raise WrongUsage("The prompt is empty; add some text.")
@@ -18,15 +18,15 @@ def checked_texts(prompts: Sequence[str]) -> list[str]:
 
 
 def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None, each: bool = False) -> list[str]:
-    """The turns to send, from -p and from standard input; [] asks for the screen. Raises WrongUsage.
+    """Return the turns to send, from -p and from standard input; [] means the chat screen. Raises WrongUsage.
 
-    What is piped stands before the first prompt, or before `each`.
+    Piped text goes before the first prompt, or before `each`.
     """
     from chatterm.cli.oneshot import InputError, join_prompts, read_input
 
     checked_texts(prompts)
     if stdin is None:
-        # None where there is no standard input at all, as under some schedulers.
+        # None if there is no standard input at all, as under some schedulers.
         if sys.stdin is None or sys.stdin.isatty():
             return list(prompts)
         stdin = cast("BinaryIO", sys.stdin.buffer)

@@ -27,7 +27,7 @@ def quantize(model: str, out: Path) -> None:
 
 
 def as_model(out: Path) -> str:
-    """Return the text that names this file or folder where a model is asked for."""
+    """Return the text that names this file or folder as a MODEL argument."""
     text = str(out)
     is_taken = text.lower() in catalogue.names() or text.startswith("-")
     return f"./{text}" if is_taken else text

@@ -1,4 +1,4 @@
-"""The lines of a batch: what each asks, and what is written of it."""
+"""The lines of a batch: parsing its requests and formatting its results."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,13 +13,13 @@ from chatterm.cli.oneshot import answer_json
 from chatterm.settings.settings import SamplingSettings
 
 LINE_LIMIT = 16 * 1024 * 1024
-"""Bytes of one line that are read at most: far beyond any model's context."""
+"""The longest line read, in bytes: far beyond any model's context."""
 _NUMBERS = {
     name: int in get_args(kind)
     for name, kind in get_type_hints(SamplingSettings).items()
     if name not in ("stop", "speculation", "stop_repetition")
 }
-"""Fields of the sampling, and whether they are whole numbers."""
+"""Numeric sampling fields, and whether they are whole numbers."""
 _FIELDS = (
     *("prompt", "messages", "id", *_NUMBERS, "stop", "stop_repetition", "speculation", "think"),
     "response_format",
@@ -28,7 +28,7 @@ _THINK: Mapping[Any, ThinkMode] = {True: "on", False: "off", "on": "on", "off": 
 
 
 class LineError(Exception):
-    """A line that asks nothing that can be answered. The message is one line."""
+    """A line that is not a valid request. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ class InputLine:
     """A line of the input that is not blank."""
 
     number: int
-    """From 1, blank lines counted."""
+    """The line number, from 1, counting blank lines."""
     data: bytes | None
-    """None: it is too long to be read."""
+    """None if the line is too long."""
     digest: str
-    """Of the line and the settings of the batch: by it an answer is known to belong to it."""
+    """A hash of the line and the settings of the batch, by which a result is matched to it."""
     end: int
-    """Bytes of the input up to here."""
+    """Where the line ends, in bytes of the input."""
 
 
 def read_lines(stream: BinaryIO, settings: bytes) -> Iterator[InputLine]:
-    """The lines of `stream` as they are needed. Raises EngineError where it cannot be read."""
+    """Yield the lines of `stream`, reading them as needed. Raises EngineError if it cannot be read."""
     number = end = 0
     while True:
         data = _line(stream)
@@ -74,17 +74,17 @@ def _line(stream: BinaryIO) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """What a line asks."""
+    """The request of a line, or what is wrong with it."""
 
     request: Request | None
-    """None: it cannot be answered."""
+    """None if it cannot be answered."""
     id: Any = None
-    """What the line calls itself; None where it has no name."""
+    """The id that the line gives; None if it gives none."""
     problem: str = ""
 
 
 def parse_request(line: InputLine) -> BatchRequest:
-    """What a line asks, or what is wrong with it."""
+    """Parse a line into its request, or what is wrong with it."""
     id = None
     try:
         fields = _fields(line.data)
@@ -208,7 +208,7 @@ def _number(name: str, value: Any, *, whole: bool) -> int | float:
 
 
 def result_line(line: InputLine, asked: BatchRequest, outcome: Outcome | str) -> bytes:
-    """What is written of a request: its answer, or what was wrong. One line, plain ASCII."""
+    """Format the result of a request, its answer or error, as one line of plain ASCII."""
     fields: dict[str, Any] = {"line": line.number, "request": line.digest}
     if asked.id is not None:
         fields["id"] = asked.id

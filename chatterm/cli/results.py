@@ -1,4 +1,4 @@
-"""The file a batch writes: whole lines, in the order of the input, to be continued after whatever ended it."""
+"""The file a batch writes: whole lines, in the order of the input. An interrupted batch can continue it."""
 
 import json
 import os
@@ -19,7 +19,7 @@ class Results:
     """An output file. Errors are EngineError, one line."""
 
     def __init__(self, name: str, stream: BinaryIO, source: BinaryIO, *, resumes: bool = True) -> None:
-        """`source` is the input, which must be another file. What is there is kept where the batch `resumes`.
+        """`source` is the input, which must be another file. If the batch `resumes`, existing results are kept.
 
         Raises EngineError.
         """
@@ -29,7 +29,7 @@ class Results:
         self.is_file = resumes and S_ISREG(state.st_mode)
         """Whether it can be continued."""
         self._end = 0
-        """Bytes of whole results."""
+        """The size of the complete results, in bytes."""
         with suppress(OSError, ValueError):
             if S_ISREG(state.st_mode) and os.path.samestat(state, os.fstat(source.fileno())):
                 raise EngineError(f"{name} is both input and output; name another file with -o.")
@@ -37,7 +37,7 @@ class Results:
 
     @classmethod
     def open(cls, path: str, source: BinaryIO) -> "Results":
-        """The file at `path`, made where there is none."""
+        """Open the file at `path`; create it if needed."""
         try:
             return cls(path, os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b"), source)
         except IsADirectoryError:
@@ -65,9 +65,9 @@ class Results:
             return
 
     def resume(self, lines: Iterator[InputLine]) -> tuple[int, int]:
-        """Take from `lines` those whose results are there. How many there are, and how many of them errors.
+        """Skip the `lines` that have results; return the number of results, and how many of them are errors.
 
-        A last result that was only half written goes. Raises EngineError where a result is not one of these lines'.
+        A last result that is incomplete is not counted. Raises EngineError if a result does not belong to its line.
         """
         count = errors = 0
         if not self.is_file:
@@ -104,13 +104,13 @@ class Results:
         return result
 
     def _check_half(self, data: bytes, count: int) -> None:
-        """What is written over must be ours."""
+        """Raise EngineError unless the incomplete last line is ours: it will be overwritten."""
         is_ours = data.startswith(_START) or _START.startswith(data) or (count and not data.strip(b"\0"))
         if not is_ours:
             raise EngineError(f"{self.name} is not a result of chatterm batch; name another file with -o.")
 
     def begin(self) -> None:
-        """Something is to be written now: a result that was only half written goes."""
+        """Prepare for writing: cut off an incomplete last result."""
         if self.is_file:
             try:
                 self._stream.truncate(self._end)
@@ -118,7 +118,7 @@ class Results:
                 raise EngineError(f"{self.name} cannot be written ({_why(error)}).") from error
 
     def write(self, data: bytes) -> None:
-        """One more result, whole or not at all as far as the disk allows. BrokenPipeError is the caller's."""
+        """Write one more result, as a whole or not at all as far as the disk allows. May raise BrokenPipeError."""
         try:
             self._stream.write(data)
             self._stream.flush()
@@ -131,7 +131,7 @@ class Results:
         self._end += len(data)
 
     def close(self) -> None:
-        """Closing twice is fine. Everything is written already."""
+        """Close the file; everything is already written. Closing twice is fine."""
         with suppress(OSError):
             self._stream.close()
 

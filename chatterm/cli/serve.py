@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from chatterm.server.supervisor import Web
 
 _FEWEST, _SHORT = 4, 16
-"""At least so many conversations are to have room in the KV cache, however long they are; one in so many is long."""
+"""The KV cache has room for `_FEWEST` whole contexts at least; of running answers, one in `_SHORT` is taken as long."""
 
 
 def long_ones(running: int) -> int:
-    """Of how many conversations the KV cache holds a whole context where `running` are answered at the same time."""
+    """Return how many conversations get a whole context in the KV cache if `running` are answered at the same time."""
     return max(_FEWEST, running // _SHORT)
 
 
@@ -123,7 +123,7 @@ def _tell(line: str) -> None:
 def _web(
     host: str, port: int, key_file: Path | None, running: int, context: int | None
 ) -> "Callable[[Service], Web] | None":
-    """What makes the HTTP API; None where it cannot be had. Raises EngineError."""
+    """Return a function that makes the HTTP API; None if it is not installed. Raises EngineError."""
     from importlib import import_module
 
     try:
@@ -150,7 +150,7 @@ def _web(
 
 
 def load_first(model: str) -> None:
-    """Have the server load a model, and show how far it is. Raises ModelError and EngineError."""
+    """Make the server load a model, and show the progress. Raises ModelError and EngineError."""
     from chatterm.backends.failover import connect_to_server
     from chatterm.backends.protocol import Hold, Loading
     from chatterm.cli.progress import progress_on

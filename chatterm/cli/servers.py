@@ -1,4 +1,4 @@
-"""`chatterm ps` and `chatterm stop`: the server that runs here."""
+"""`chatterm ps` and `chatterm stop`: the server running on this machine."""
 
 import json
 import sys
@@ -17,11 +17,11 @@ from models.units import bytes_text, counted
 NONE = "No chatterm server is running; start one with chatterm serve."
 NO_MODEL = "No model is loaded; each is loaded when it is first asked for."
 _LEAVE = 20.0
-"""Seconds that a server gets to end."""
+"""Seconds to wait for a server to exit."""
 
 
 def show_server(*, as_json: bool) -> int:
-    """Print what the server does; the exit code."""
+    """Print the server's status; return the exit code."""
     link = command_link()
     if link is None:
         print(json.dumps(None) if as_json else NONE, file=sys.stdout if as_json else sys.stderr)
@@ -46,7 +46,7 @@ def show_server(*, as_json: bool) -> int:
 
 
 def headline(status: ServerStatus) -> str:
-    """What runs here, in a line."""
+    """Describe the running server in a line."""
     attached = f"{counted(status.terminals, 'terminal')} attached"
     where = f" at {one_line(status.address)}" if status.address else ", for terminals only"
     what = "Left running by chatterm run" if status.ends_unused else f"chatterm serve{where}"
@@ -54,7 +54,7 @@ def headline(status: ServerStatus) -> str:
 
 
 def stays_text(stays: Stays) -> str:
-    """What a chat has left behind, and how to be rid of it."""
+    """Return a sentence on the model that a chat leaves loaded, and how to free it."""
     size = bytes_text(stays.bytes)
     if stays.keep_alive_s < 0:
         return f"The model stays loaded ({size}) until chatterm stop."
@@ -62,7 +62,7 @@ def stays_text(stays: Stays) -> str:
 
 
 def stop_server() -> int:
-    """End the server; the exit code."""
+    """Stop the server; return the exit code."""
     link = command_link()
     if link is None:
         print(NONE, file=sys.stderr)
@@ -79,7 +79,7 @@ def stop_server() -> int:
 
 
 def command_link() -> Link | None:
-    """A connection to the server that runs here; None where there is none."""
+    """Return a connection to the running server; None if there is none."""
     found = connect_to_server("command")
     return found[0] if found is not None else None
 

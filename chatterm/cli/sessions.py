@@ -1,4 +1,4 @@
-"""`chatterm sessions`: list, search, show, rename, delete, export and import what was said."""
+"""`chatterm sessions`: list, search, show, rename, delete, export and import conversations."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -157,7 +157,7 @@ def import_sessions(
 
 @contextmanager
 def _opened(*, writes: bool = False) -> "Iterator[SessionStore]":
-    """The person's store. Raises SessionError at the end when something to be written could not be."""
+    """Yield the person's store. Raises SessionError at the end if something could not be written."""
     from chatterm.sessions.records import SessionError
     from chatterm.sessions.store import SessionStore
 
@@ -196,7 +196,7 @@ def _confirmed(chosen: "Iterable[SessionInfo]") -> bool:
 
 
 def _not_shown(session: str, tree: "Tree") -> list[str]:
-    """What there is besides the selected branch, and where to find it; for a person, not for a file."""
+    """Return lines for a person on what exists besides the selected branch, and how to reach it."""
     lines = []
     if undone := len(tree.ahead(tree.head)):
         what, which = ("1 message is", "it") if undone == 1 else (f"{undone:,} messages are", "them")

@@ -60,7 +60,7 @@ def _show_supported() -> None:
 
 
 def _facts(model: str) -> tuple[ModelFacts, str]:
-    """What is known of a model, and where it is."""
+    """Return the facts about a model, and the text of its location."""
     try:
         files = resolve(model, offline=True)
     except ModelError:
@@ -83,7 +83,7 @@ def _how_it_runs(facts: ModelFacts, spec: ModelSpec, device: str) -> list[tuple[
 
 
 def quantized(scheme: Scheme) -> list[tuple[str, str]]:
-    """Rows that say how a checkpoint is quantised, and how its weights are held where they are computed with."""
+    """Return rows (label, text) on how a checkpoint is quantised, and in which form its weights are held in memory."""
     if scheme.held is not None:
         held = f"as {scheme.held} on a CPU, and on a GPU if the fused kernels support the model"
     else:
@@ -92,7 +92,7 @@ def quantized(scheme: Scheme) -> list[tuple[str, str]]:
 
 
 def computed_by(spec: ModelSpec, quantized: bool = False) -> list[tuple[str, str]]:
-    """Rows that say what computes such a network on a CPU, this one, and on a GPU."""
+    """Return rows (label, text) on which kernels run such a network on this CPU and on a GPU."""
     from engine.execute.compatibility import by_torch, not_fused, not_native
     from engine.execute.cpu import products
     from engine.kernels import on_gpu

@@ -1,4 +1,4 @@
-"""`chatterm top`: what the server that runs here is doing, once a second."""
+"""`chatterm top`: the activity of the running server, once a second."""
 
 import os
 import select
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 EVERY = 1.0
-"""Seconds between two looks."""
+"""Seconds between samples."""
 _WINDOW = 5
-"""Looks that a rate goes back at most."""
+"""The most samples that a rate goes back."""
 _PATIENCE = 5.0
 _LABEL, _COLUMN = 24, 15
-"""Characters: the titles of the rows, and what a model needs at least with the gap before it."""
+"""Characters: the width of the row titles, and the least width of a model's column with the gap before it."""
 
 
 class StatusSample(Struct, frozen=True):
-    """What the server said at `time`, in seconds of a clock that never goes back."""
+    """The server's state at `time`, in seconds of a monotonic clock."""
 
     time: float
     server: ServerStatus
@@ -44,12 +44,12 @@ class ModelRate(Struct, frozen=True):
     """Tokens per second of one model."""
 
     prompt: float
-    """Of prompts, without those that were in the cache."""
+    """Prompt tokens, without those found in the cache."""
     generated: float
 
 
 class TopView(Struct, frozen=True):
-    """What is shown: the latest look, and how fast each model has been since an earlier one."""
+    """What is shown: the latest sample, and each model's rates since an earlier one."""
 
     server: ServerStatus
     metrics: Metrics
@@ -57,7 +57,7 @@ class TopView(Struct, frozen=True):
 
 
 def watch(*, once: bool, as_json: bool, every: float = EVERY) -> int:
-    """Show the server until the person or the server ends it; the exit code."""
+    """Show the server's activity until the person or the server ends it; return the exit code."""
     link = command_link()
     if link is None:
         print(NONE, file=sys.stderr)
@@ -71,7 +71,7 @@ def watch(*, once: bool, as_json: bool, every: float = EVERY) -> int:
         print(error, file=sys.stderr)
     except KeyboardInterrupt:
         pass
-    except BrokenPipeError:  # whoever read the lines has left
+    except BrokenPipeError:  # the reader of the lines is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         link.close()
@@ -79,13 +79,13 @@ def watch(*, once: bool, as_json: bool, every: float = EVERY) -> int:
 
 
 def look(link: Link) -> StatusSample:
-    """Ask the server. Raises ServerGoneError, and EngineError where it does not answer."""
+    """Take a sample of the server. Raises ServerGoneError, and EngineError if it does not answer."""
     status = link.ask("status", None, ServerStatus, _PATIENCE)
     return StatusSample(time.monotonic(), status, link.ask("metrics", None, Metrics, _PATIENCE))
 
 
 def make_view(looks: Sequence[StatusSample]) -> TopView:
-    """The latest look, with rates since the earliest; a model that was not there then has none."""
+    """Return the latest sample, with rates since the earliest; a model that was not loaded then has none."""
     first, last = looks[0], looks[-1]
     before = {model.model: model for model in first.metrics.models}
     seconds = last.time - first.time
@@ -101,7 +101,7 @@ def make_view(looks: Sequence[StatusSample]) -> TopView:
 
 
 def table(view: TopView, width: int) -> "RenderableType":
-    """At most 22 lines of `width` columns: a row for each figure, a column for each model that there is room for."""
+    """Lay out at most 22 lines of `width` columns: a row for each figure, a column for each model that fits."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -125,7 +125,7 @@ def table(view: TopView, width: int) -> "RenderableType":
 
 
 def _figures(model: ModelMetrics, rate: ModelRate | None) -> dict[str, str]:
-    """Titles and figures, in their order; "" is a blank line."""
+    """Return titles → figures, in order; a blank title is a blank line."""
     share = model.cached_tokens / model.prompt_tokens if model.prompt_tokens else None
     first, between = model.first_token, model.between_tokens
     return {
@@ -161,7 +161,7 @@ def _computed(model: ModelMetrics) -> int:
 
 
 def _print_views(link: Link, once: bool, as_json: bool, every: float) -> None:
-    """Rates need two looks, so the first view comes after a while."""
+    """Print a view each `every` seconds. Rates need two samples, so the first view is delayed."""
     import msgspec
     from rich.console import Console
 
@@ -190,7 +190,7 @@ def _live(link: Link, every: float) -> None:
     def screen() -> "RenderableType":
         return Group(table(make_view(looks), console.width), Text("\nq ends this view.", style="dim"))
 
-    # The view is left before anything is said about why.
+    # The view is closed before a message says why.
     with (
         _signals(),
         _keys() as pressed,
@@ -203,7 +203,7 @@ def _live(link: Link, every: float) -> None:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """A signal to end leaves the view first. Ctrl+Z, which would leave it on the terminal, does nothing."""
+    """Make a signal to end close the view first, and Ctrl+Z, which would leave it on the terminal, do nothing."""
 
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -224,7 +224,7 @@ def _no_key(seconds: float) -> bool:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Yields what waits so many seconds, and returns early, with True, when q is pressed."""
+    """Yield a function that waits the given seconds, and returns early, with True, when q is pressed."""
     import termios
     import tty
 

@@ -1,4 +1,4 @@
-"""What every command raises for a command line that makes no sense, what they check, and what is mended before."""
+"""Wrong usage: the error that commands raise, the checks they share, and repairs of the process's environment."""
 
 import errno
 import os
@@ -17,14 +17,14 @@ _PLACES = ("CHATTERM_CACHE", "CHATTERM_CONFIG", "CHATTERM_DATA", "CHATTERM_RUNTI
 
 
 class WrongUsage(typer.BadParameter):
-    """A command line that makes no sense; exit code 2."""
+    """An invalid command line; exit code 2."""
 
     def format_message(self) -> str:
         return self.message
 
 
 def check_alone(answers: int, **flags: bool) -> None:
-    """Raises WrongUsage for an option that is about one conversation."""
+    """Raise WrongUsage if one of `flags` is set: they apply to a single conversation."""
     for name, is_given in flags.items():
         if is_given:
             many = "-n" if answers > 1 else "--parallel"
@@ -48,15 +48,15 @@ def command_line(app: typer.Typer) -> Any:
 
 
 def put_in_order() -> None:
-    """Make up for streams that are closed, and for sizes of the terminal and numbers of a word that none has."""
+    """Repair the environment: closed standard streams, and impossible terminal sizes and completion indices."""
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # a database that got this number would be written by whatever prints
+        except OSError:  # a database opened under this number would be overwritten by prints
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - as long as the process
-    for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):  # libraries would fill the memory with such a line
+    for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):  # with a huge width, libraries would fill the memory
         if not re.fullmatch(r"[1-9][0-9]{0,3}", os.environ.get(name, "80")):
             del os.environ[name]
     if not re.fullmatch(r"[0-9]{1,6}", os.environ.get("COMP_CWORD", "0")):
@@ -67,7 +67,7 @@ def put_in_order() -> None:
 
 
 def check_surroundings() -> None:
-    """Raises WrongUsage where the working folder is gone, or a variable names a path that cannot be one."""
+    """Raise WrongUsage if the working folder is gone, or an environment variable names an impossible path."""
     try:
         Path.cwd()
     except FileNotFoundError:  # torch would end the process
@@ -89,7 +89,7 @@ def check_surroundings() -> None:
 
 
 def check_theme(theme: str | None) -> None:
-    """Raises WrongUsage for a theme that does not exist, whatever else the command line asks for."""
+    """Raise WrongUsage for a theme that does not exist, whatever else the command line asks for."""
     if theme is None:
         return
     from chatterm.settings.themes import load_theme
@@ -101,7 +101,7 @@ def check_theme(theme: str | None) -> None:
 
 
 def check_trace(trace: Path, profile: str | None) -> None:
-    """Raises WrongUsage before any work for a trace that nothing writes, or that has no place."""
+    """Raise WrongUsage, before any work, for a trace without --profile, or that cannot be written."""
     if profile is None:
         raise WrongUsage("--trace goes with --profile; add --profile MODEL, or leave it out.")
     if trace.is_dir():
@@ -111,6 +111,6 @@ def check_trace(trace: Path, profile: str | None) -> None:
 
 
 def check_output() -> None:
-    """Raises WrongUsage where there is no standard output: the answer would be lost."""
+    """Raise WrongUsage if there is no standard output: the answer would be lost."""
     if sys.stdout is None:
         raise WrongUsage("Standard output is closed; start again without >&-, or with > FILE.")

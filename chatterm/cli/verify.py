@@ -1,4 +1,4 @@
-"""`chatterm verify`: whether the files of a model are what they should be."""
+"""`chatterm verify`: check the files of a model against their hashes."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from models.units import bytes_text, counted
 
 
 def check(model: str, *, online: bool, as_json: bool) -> int:
-    """Print what became of every file of `model`; the exit code: 1 unless all are good. Raises ModelError."""
+    """Print the state of every file of `model`; return the exit code, 1 unless all are good. Raises ModelError."""
     with progress_on(sys.stderr) as on_progress:
         verdict = verify(model, online=online, on_progress=on_progress)
     if as_json:
@@ -24,7 +24,7 @@ def check(model: str, *, online: bool, as_json: bool) -> int:
     name = one_line(model)
     if bad:
         are = "is" if len(bad) == 1 else "are"
-        against = one_line(verdict.against)  # a manifest may say anything
+        against = one_line(verdict.against)  # a manifest may contain any text
         print(f"{len(bad)} of {len(verdict.files)} files {are} not what {against} says.", file=sys.stderr)
         if not Path(model).exists():
             print(f"To download {name} again: chatterm rm {name}, then chatterm pull {name}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What an answer waits for, told on standard error where there is no screen to show it."""
+"""Tells what an answer waits for, when there is no screen to show it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,9 +8,9 @@ from time import monotonic
 from chatterm.backends.backend import Backend
 
 _LOOK = 0.25
-"""Seconds between two looks."""
+"""Seconds between checks."""
 _AGAIN = 60.0
-"""Seconds after which a wait that goes on is told again."""
+"""Seconds after which a wait that continues is told again."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""`chatterm run --inline`: a plain conversation, line by line, without taking the screen.
+"""`chatterm run --inline`: a plain conversation, line by line, without a full screen.
 
-For pipes, dumb terminals and screen readers: no cursor movement, no boxes, nothing that is written twice.
+For pipes, dumb terminals and screen readers: no cursor movement, no boxes, and nothing is redrawn.
 """
 
 import io
@@ -54,13 +54,13 @@ _IN_PART = {
     "preset": ("[NAME]", "List presets, or use one"),
     "cache": ("why", "What of the KV cache each turn reused"),
 }
-"""Those that can do less here: their arguments, and what they do."""
+"""Commands that can do less here: their arguments and help texts."""
 _WIDTH = 80
-"""Columns of a report where no terminal says how many there are."""
+"""The width of a report, in columns, if there is no terminal to ask."""
 
 
 class Leave(Exception):
-    """The conversation is over."""
+    """Ends the conversation."""
 
 
 class Inline:
@@ -90,7 +90,7 @@ class Inline:
         self._failed = False
 
     def run(self, first: Sequence[str] = ()) -> int:
-        """Load the model, send the `first` messages, then what is read. 1 when something from a pipe failed.
+        """Load the model, send the `first` messages, then those that are read. Return 1 if input from a pipe failed.
 
         Raises ModelError and EngineError when the model cannot be loaded.
         """
@@ -109,7 +109,7 @@ class Inline:
         return 1 if self._failed and not self._lines.by_hand else 0
 
     def _read(self) -> str | None:
-        """The next message or command; None at the end."""
+        """Read the next message or command; return None at the end."""
         parts: list[str] = []
         while True:
             try:
@@ -244,7 +244,7 @@ class Inline:
             self._act(latest.calls)
 
     def _act(self, calls: Sequence[ToolCall]) -> None:
-        """Do what an answer asks for, as far as the person lets it, and go on with what came of it."""
+        """Run the tool calls of an answer that the person allows, and answer their results."""
         rounds = sum(1 for _ in takewhile(lambda exchange: exchange.results, reversed(self._talk.path)))
         if not self._lines.by_hand and rounds >= MOST_ROUNDS:
             self._complain(f"The model called tools {rounds} times in a row; no further calls are run.")
@@ -359,7 +359,7 @@ class Inline:
         self._talk.rename(title)
         self._page.line(f"This conversation is now called {title}.")
 
-    # --- what is said ---
+    # --- messages ---
 
     def _greet(self) -> None:
         self._say_notes()
@@ -384,7 +384,7 @@ class Inline:
             self._note(f"chatterm: {one_line(text)}")
 
     def _note(self, text: str) -> None:
-        """Something about the conversation, for people: beside the answers, so that a pipe holds nothing else."""
+        """Write a message for people on standard error, so that a pipe gets only the answers."""
         self._err.write(text + "\n")
         self._err.flush()
 
@@ -411,9 +411,9 @@ def run_inline(
     out: TextIO | None = None,
     err: TextIO | None = None,
 ) -> int:
-    """A conversation on the standard streams; the exit code. It is kept in `store` (default: the person's own).
+    """Run a conversation on the standard streams, saved in `store` (default: the person's own); return the exit code.
 
-    The backend and the store are closed in the end. Raises ModelError and EngineError for what keeps it from beginning.
+    The backend and the store are closed in the end. Raises ModelError and EngineError if it cannot start.
     """
     from chatterm.sessions.store import SessionStore
 
@@ -424,7 +424,7 @@ def run_inline(
         talk = Talk(backend, store, session, sampling)
         return Inline(backend, talk, lines=lines, out=out, err=err, stats=stats, settings=settings).run(first)
     except BrokenPipeError:
-        # Whoever read the answers has left; Python must not complain at its end that it cannot flush.
+        # The reader of the answers is gone; at exit, Python must not fail to flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     finally:
@@ -443,7 +443,7 @@ def _standard_lines(store: "SessionStore") -> LineInput:
 
 
 def _use_readline(store: "SessionStore") -> None:
-    """Line editing for input(): earlier messages with Up and Down, commands with Tab. Raises ImportError."""
+    """Set up line editing for input(): earlier messages with Up and Down, commands with Tab. Raises ImportError."""
     import readline
 
     with suppress(EngineError):  # a database that cannot be read

@@ -1,4 +1,4 @@
-"""What a chat without a screen makes of a person's own files: presets and prompts."""
+"""A person's own files, presets and prompts, in a chat without a screen."""
 
 from chatterm.backends.backend import Backend
 from chatterm.cli.inline.tools import InlineTools
@@ -11,7 +11,7 @@ from chatterm.settings.settings import SamplingSettings
 
 
 def prompt_message(name: str, argument: str, tools: InlineTools) -> str:
-    """What the prompt of this name asks, a person's own or one of an MCP server. Raises EngineError (one line)."""
+    """Return the message of a prompt, a person's own or an MCP server's. Raises EngineError (one line)."""
     if (found := server_prompt(f"/{name} ")) is not None:
         return tools.session.prompt(found[0], name, argument)
     text = filled_in(name, prompt_text(prompts_folder() / f"{name}.md"), argument)
@@ -20,7 +20,7 @@ def prompt_message(name: str, argument: str, tools: InlineTools) -> str:
 
 
 def use_preset(name: str, backend: Backend, talk: Talk, settings: SamplingSettings) -> SavedPreset:
-    """The conversation goes on with what the preset states, but for its model and tools.
+    """Apply a preset to the conversation, except for its model and tools, and return it.
 
     Raises SettingsError (one line).
     """

@@ -12,7 +12,7 @@ from models.units import counted
 
 
 def library_command(argument: str, backend: Backend, talk: Talk, width: int) -> list[str]:
-    """Do it; what to say then. Raises EngineError (one line), and has changed nothing then."""
+    """Run the command and return the lines to show. Raises EngineError (one line), and then changes nothing."""
     library = DocumentLibrary(talk.database)
     match told(argument):
         case Add(source, name):

@@ -1,4 +1,4 @@
-"""Where messages of a chat without a screen come from, and where its answers are written."""
+"""The input and the output of a chat without a screen."""
 
 import sys
 from typing import BinaryIO, TextIO
@@ -8,23 +8,23 @@ from chatterm.terminal.sanitize import visible
 from chatterm.terminal.spinner import has_colour
 
 LINE_LIMIT = 16 * 1024 * 1024
-"""Bytes of one line that are read at most."""
+"""The most bytes read of one line."""
 
 
 class InlinePage:
-    """Where answers are written; thinking is dim where there is colour, and marked by words everywhere."""
+    """Writes answers. Thinking is always marked by words, and dim if the output has colour."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._dim = has_colour(out)
         self.shows_thinking = out.isatty()
         self._is_open = False
-        """The last line has no end yet."""
+        """Whether the last line has no end yet."""
         self._kind = "answer"
         self._began = False
 
     def write(self, event: TokenEvent) -> None:
-        """One more piece of an answer."""
+        """Write one more piece of an answer."""
         if not event.text or (event.kind == "reasoning" and not self.shows_thinking):
             return
         if event.kind != self._kind or not self._began:
@@ -35,12 +35,12 @@ class InlinePage:
         self._is_open = not text.endswith("\n")
 
     def line(self, text: str) -> None:
-        """A line of its own."""
+        """Write a separate line."""
         self._close()
         self._put(visible(text) + "\n")
 
     def end(self) -> None:
-        """The answer is over: a blank line sets off what comes next."""
+        """End the answer with a blank line."""
         self._close()
         if self._began:
             self._put("\n")
@@ -68,12 +68,12 @@ class LineInput:
     """Where messages come from: a person at a terminal, or a pipe."""
 
     def __init__(self, stream: BinaryIO | None, by_hand: bool) -> None:
-        """Without a `stream` a person types at the terminal of this process."""
+        """Read from `stream`; if it is None, a person types at the terminal of this process."""
         self._stream = stream
         self.by_hand = by_hand
 
     def next(self, prompt: str) -> str | None:
-        """The next line without its end; None when there is none. Raises UnicodeError for what is no UTF-8."""
+        """Read the next line, without its end; return None at the end. Raises UnicodeError if it is not UTF-8."""
         if self._stream is None:
             try:
                 text = input(prompt)

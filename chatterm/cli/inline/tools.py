@@ -1,4 +1,4 @@
-"""Tools in a chat without a screen: a call is written out in full, and only a person at a terminal can allow it."""
+"""Tools in a chat without a screen: a call is shown in full, and only a person at a terminal can allow it."""
 
 import secrets
 import sys
@@ -23,7 +23,7 @@ _NOBODY = "there is nobody to ask"
 
 
 class Questioner(Protocol):
-    """Where a person answers."""
+    """Reads a person's answers."""
 
     @property
     def by_hand(self) -> bool: ...
@@ -32,7 +32,7 @@ class Questioner(Protocol):
 
 
 class InlineTools:
-    """The tools of one chat; all are off in the beginning."""
+    """The tools of one chat; all are off at first."""
 
     def __init__(self, lines: Questioner, say: Callable[[str], None]) -> None:
         """`say` writes a line for the person, beside the answers."""
@@ -52,7 +52,7 @@ class InlineTools:
         return self._session
 
     def command(self, text: str, backend: Backend) -> list[str]:
-        """What /tools says, and does. Raises EngineError."""
+        """Run /tools and return the lines to show. Raises EngineError."""
         session = self.session
         if not text:
             return self._told()
@@ -68,7 +68,7 @@ class InlineTools:
         return [said]
 
     def results(self, calls: Sequence[ToolCall]) -> list[ToolResult] | None:
-        """What came of calls, each of which is asked for; None where the person stopped."""
+        """Run the calls, asking for permission as needed; return their results, or None if the person stopped."""
         found: list[ToolResult] = []
         for call in calls:
             try:
@@ -84,7 +84,7 @@ class InlineTools:
         return found
 
     def leave(self, backend: Backend) -> None:
-        """Another conversation begins: nothing is on there."""
+        """Switch all tools off, for a new conversation."""
         if self._session is None:
             return
         self._session.policy.session.clear()
@@ -112,7 +112,7 @@ class InlineTools:
         return [*lines, told]
 
     def _forget(self, number: str) -> str:
-        """Take the rule of this number back. Raises EngineError."""
+        """Remove the rule of this number; return a sentence that says so. Raises EngineError."""
         policy = self.session.policy
         rules = [*policy.always, *policy.session]
         if not (number.isascii() and number.isdigit() and 1 <= int(number) <= len(rules)):
@@ -145,8 +145,8 @@ class InlineTools:
         return refused(call) if answer == "no" else self._done(call, plan)
 
     def _asked(self, plan: ToolPlan, why: str) -> Answer:
-        """The person's answer. It takes a number that nobody knew before: what was typed ahead, what is pasted and
-        what a model or a tool writes cannot be one."""
+        """Return the person's answer. It must include a random number just shown, so that text typed ahead, pasted, or
+        written by a model or a tool cannot be an answer."""
         self._say(f"The model asks to use {plan.tool}:")
         for text, _ in plan.shown:
             for row in revealed(visible(text)).split("\n"):
@@ -165,7 +165,7 @@ class InlineTools:
         return next((answer for answer in offered if said == [answer, number]), "no")
 
     def _done(self, call: ToolCall, plan: ToolPlan) -> ToolResult:
-        """Do it in a thread, so that Ctrl+C ends it with what came of it."""
+        """Run the call in a thread, so that Ctrl+C stops it and its result so far is kept."""
         running, found = ToolRun(), list[ToolResult]()
         thread = Thread(target=lambda: found.append(performed(call, plan, running)), daemon=True)
         thread.start()
@@ -180,7 +180,7 @@ class InlineTools:
 
 
 def _drop_typed_ahead() -> None:
-    """What was typed before the question is no answer to it."""
+    """Discard what was typed before the question: it cannot be the answer."""
     with suppress(ImportError, OSError, ValueError):
         import termios
 
