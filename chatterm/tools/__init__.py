@@ -1,1 +1,1 @@
-"""Tools that a model may ask for: what they do, what a person is asked before, and what is never done."""
+"""Tools that a model may call: the tools themselves, how a person approves calls, and what is never done."""

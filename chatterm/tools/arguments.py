@@ -9,7 +9,7 @@ from chatterm.terminal.sanitize import one_line
 from chatterm.tools.tool import Tone, ToolError
 
 MOST_CHARACTERS = 1_000_000
-"""Of the arguments of one call."""
+"""The longest arguments of one call, in characters."""
 _TYPES: Mapping[str, tuple[type, str]] = {
     "string": (str, "text"),
     "integer": (int, "a whole number"),
@@ -18,7 +18,7 @@ _TYPES: Mapping[str, tuple[type, str]] = {
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """The arguments as values. Raises ToolError for anything but one JSON object without repeated names."""
+    """Parse the arguments of a call. Raises ToolError for anything but one JSON object without repeated names."""
     if len(text) > MOST_CHARACTERS:
         raise ToolError(f"The arguments have {len(text):,} characters; {MOST_CHARACTERS:,} is the most.")
     try:
@@ -31,7 +31,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def check_arguments(tool: Tool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with every value of the type that a built-in tool's flat schema names. Raises ToolError."""
+    """Return `given` if each value has the type in the flat schema of a built-in tool. Raises ToolError."""
     known: Mapping[str, Any] = tool.parameters["properties"]
     for name in given:
         if name not in known:
@@ -49,7 +49,7 @@ def check_arguments(tool: Tool, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show_arguments(given: Mapping[str, Any]) -> tuple[tuple[str, Tone], ...]:
-    """Every argument in full, one after the other."""
+    """Return the lines that show every argument in full."""
     lines: list[tuple[str, Tone]] = []
     for name, value in given.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
@@ -62,7 +62,7 @@ def show_arguments(given: Mapping[str, Any]) -> tuple[tuple[str, Tone], ...]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """What one reader takes for the first value and another for the last one is no call."""
+    """Return a JSON object's pairs as a dict. Raises ValueError for repeated names, which are ambiguous."""
     made = dict(pairs)
     if len(made) != len(pairs):
         raise ValueError("repeated names")

@@ -1,4 +1,4 @@
-"""The tools of one session: which there are, which are on, and the plan of a call."""
+"""The tools of one session: which exist, which are on, and the plan of a call."""
 
 from collections.abc import Iterable
 
@@ -15,16 +15,16 @@ GROUPS = {
     "run": ("run_command",),
     "fetch": ("fetch_url",),
 }
-"""What a person switches on by one word."""
+"""Groups of tools that one word switches on."""
 
 
 def tool_words(text: str) -> list[str]:
-    """What `/tools TEXT` names."""
+    """Return the names in the text of `/tools TEXT`."""
     return [word for word in text.replace(",", " ").split() if word not in ("on", "off")]
 
 
 class ToolRegistry:
-    """All of them are off until somebody switches them on."""
+    """The tools of a session, all of which are off until a person switches them on."""
 
     def __init__(self, planners: Iterable[Planner] = ()) -> None:
         self._planners = {planner.tool.name: planner for planner in planners}
@@ -36,7 +36,7 @@ class ToolRegistry:
 
     @property
     def known(self) -> set[str]:
-        """Words that name something here: groups, tools and servers whose tools are there."""
+        """Words that name something here: groups, tools, and servers whose tools are registered."""
         return {
             "all",
             *GROUPS,
@@ -45,19 +45,19 @@ class ToolRegistry:
         }
 
     def offered(self) -> tuple[Tool, ...]:
-        """What the model is told of: what is on."""
+        """Return the tools that are on, which are the ones the model is told of."""
         return tuple(planner.tool for name, planner in self._planners.items() if name in self.on)
 
     def planner(self, name: str) -> Planner:
-        """A KeyError for one that is not there is a mistake of the program."""
+        """Return the planner of a registered tool. A KeyError is a bug of the caller."""
         return self._planners[name]
 
     def put(self, planners: Iterable[Planner]) -> None:
-        """More tools, which are off."""
+        """Add tools, which are off."""
         self._planners |= {planner.tool.name: planner for planner in planners}
 
     def found(self, word: str) -> list[str]:
-        """The tools that a word names: one, a group, or all of a server (`server:`). Raises EngineError."""
+        """Return the tools that a word names: one, a group, or all of a server (`server:`). Raises EngineError."""
         if word == "all":
             return self.names
         names = [name for name in GROUPS.get(word, (word,)) if name in self._planners]
@@ -68,7 +68,7 @@ class ToolRegistry:
         return names
 
     def said(self) -> tuple[str, ...]:
-        """What is on, in as few words as there are for it."""
+        """Return the shortest list of words that names exactly the tools that are on."""
         left, words = set(self.on), list[str]()
         for word in (*GROUPS, *sorted({name.split("__")[0] for name in left if "__" in name})):
             names = {
@@ -80,7 +80,7 @@ class ToolRegistry:
         return (*words, *(name for name in self.names if name in left))
 
     def switch(self, text: str) -> str:
-        """Do what `/tools TEXT` asks for; what is on then, for a person. Raises EngineError."""
+        """Do what `/tools TEXT` asks for and return a sentence about what is on now. Raises EngineError."""
         way = text.split()[0]
         words = tool_words(text)
         if way == "off":
@@ -99,7 +99,7 @@ class ToolRegistry:
         )
 
     def plan(self, call: ToolCall) -> ToolPlan:
-        """What a call would do. Raises ToolError where its tool is off, and for arguments that make no sense."""
+        """Plan a call without running it. Raises ToolError if its tool is off or its arguments are invalid."""
         planner = self._planners.get(call.name)
         if planner is None or call.name not in self.on:
             raise ToolError(

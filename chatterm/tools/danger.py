@@ -1,7 +1,7 @@
-"""What makes a shell command need a second look.
+"""Detection of shell commands that always need approval.
 
-This marks; it does not keep anything from happening. A person reads the whole command in any case, and a command with
-a mark is asked for every time, whatever rule there is. So it rather marks too much than too little.
+This warns; it prevents nothing. A person reads the whole command in any case, and a marked command needs approval
+every time, whatever rules exist. So it marks too much rather than too little.
 """
 
 import re
@@ -14,14 +14,14 @@ _INVISIBLE = re.compile(
 _SHELLS = r"(?:ba|da|z|k|c|tc|fi|a)?sh|python[\d.]*|perl|ruby|node|php|lua|awk"
 _HIDES = "hides what it runs"
 _WORD = r"(?<![\w./-])(?:[\w./~-]*/)?"
-"""Where the name of a command may begin, with a path before it: anywhere, for names that are rarely anything else."""
+"""Start of a command's name, after an optional path: anywhere, for names that are rarely ordinary words."""
 _BEFORE = r"env|exec|command|time|nice|timeout\s+\S+|then|do|else|if|while|!"
 _HEAD = rf"(?:^|[;&|({{\n`]\s*|\b(?:{_BEFORE})\s+)(?:\w+=\S*\s+)*(?:[\w./~-]*/)?"
-"""The same where a command begins, for names that are also words."""
+"""Start of a command's name where a command begins, for names that are also ordinary words."""
 
 
 def _commands(anywhere: str, first: str = "") -> str:
-    """Commands by their names, in these places."""
+    """Return an expression for commands named `anywhere`, or named `first` where a command begins."""
     found = [rf"{_WORD}(?:{anywhere})\b"] if anywhere else []
     return "|".join([*found, rf"{_HEAD}(?:{first})\b"] if first else found)
 
@@ -94,24 +94,24 @@ _BUILT = re.compile(r"[\\'\"$*?\[{]")
 
 
 def dangers(command: str) -> tuple[str, ...]:
-    """Why `command` needs a second look, each reason once; () where nothing is known against it."""
+    """Return the reasons why `command` always needs approval, each once; () if there are none."""
     found = (
         ["has characters that cannot be seen"] if not is_safe(command) or _INVISIBLE.search(command) else []
     )
     for text in (command, _unquoted(command)):
         found += [what for expression, what in _COMPILED if expression.search(text)]
     if any(_BUILT.search(name) for name in _NAME.findall(command)):
-        found.append(_HIDES)  # a name with quotes in it, or put together from other things
+        found.append(_HIDES)  # a name with quotes in it, or built by expansion
     if "deletes without asking" in found:
         found = [what for what in found if what != "deletes"]
     return tuple(dict.fromkeys(found))
 
 
 def revealed(text: str) -> str:
-    """`text` for somebody who decides about it: what could not be seen in it is written as `<U+200B>`."""
+    """Return `text` with invisible characters written out, as `<U+200B>`."""
     return _INVISIBLE.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def _unquoted(command: str) -> str:
-    """The command as the shell reads its words: `r\\m`, `r''m` and a line that goes on are `rm`."""
+    """Remove quotes, backslashes and line continuations as the shell does: `r\\m` and `r''m` are `rm`."""
     return re.sub(r"[\\'\"]", "", re.sub(r"\\\r?\n", "", command))

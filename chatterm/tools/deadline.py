@@ -1,4 +1,4 @@
-"""The time that a server has for all it sends: limits of single reads do not end one that gives a byte now and then."""
+"""A deadline for a whole response: limits of single reads do not stop a server that sends a byte now and then."""
 
 import http.client
 import socket
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _LOOK = 0.1
-"""Seconds between two looks at whether it has to end."""
+"""Seconds between two checks of the deadline."""
 
 
 @contextmanager
 def ended_in_time(
     sock: socket.socket, until: float, stopped: threading.Event | None = None
 ) -> Iterator[None]:
-    """End a connection at `until`, of the monotonic clock, or once `stopped` is set, wherever it is being read.
+    """Shut a connection down at `until` (monotonic clock) or once `stopped` is set, even during a read.
 
     Raises TimeoutError then.
     """
@@ -26,7 +26,7 @@ def ended_in_time(
             if time.monotonic() > until or (stopped is not None and stopped.is_set()):
                 is_late.set()
                 with suppress(OSError):
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not that of TLS, which is being read
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not TLS's: another thread is reading
                 return
 
     watching = threading.Thread(target=watch, name="deadline", daemon=True)

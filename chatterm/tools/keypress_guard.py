@@ -1,26 +1,26 @@
-"""Telling a key that a person pressed on purpose from one that was meant for something else.
+"""Telling a key that answers a question from one that was meant for something else.
 
 When a question appears, keys may be on their way: a sentence that is being typed, a paste that the terminal does not
-mark as one, a key that is held down. So keys count once there was none for a while, and not while they come faster than
-fingers do.
+mark as one, a key that is held down. So keys count only after a pause, and not while they come faster than a person
+types.
 """
 
 QUIET = 0.7
 """Seconds without any key after which keys count."""
 FAST = 0.08
-"""Seconds between two keys below which nobody has read what the first one did."""
+"""Seconds between two keys below which no person can have seen what the first one did."""
 
 
 class Deliberate:
-    """Times are those of `time.monotonic()`."""
+    """Decides which keys were pressed on purpose. Times are those of `time.monotonic()`."""
 
     def __init__(self, now: float) -> None:
-        """The question appears."""
+        """Start when the question appears."""
         self._last = now
         self._is_open = False
 
     def press(self, now: float) -> bool:
-        """A key comes; whether it counts."""
+        """Record a key press and return whether it counts."""
         gap, self._last = now - self._last, now
         if gap >= QUIET:
             self._is_open = True
@@ -29,6 +29,6 @@ class Deliberate:
         return self._is_open
 
     def ready(self, now: float) -> bool:
-        """Whether a key that comes now would count."""
+        """Return whether a key pressed now would count."""
         gap = now - self._last
         return gap >= QUIET or (self._is_open and gap >= FAST)

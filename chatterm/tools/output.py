@@ -1,24 +1,24 @@
-"""What a tool gives back: bounded, and without anything that a terminal would obey."""
+"""Tool output, bounded and without control sequences for the terminal."""
 
 import re
 
 from chatterm.terminal.sanitize import cleaned
 
 _HIDDEN = re.compile("[\U000e0000-\U000e007f]")
-"""Letters that no screen shows and every model reads: nothing that a person was not told goes to it by them."""
+"""Tag characters, which models read but screens do not show: they could smuggle text past a person."""
 MOST_CHARACTERS = 24_000
-"""Of one result: about 6,000 tokens."""
+"""Characters of one result: about 6,000 tokens."""
 _HELD = 4 * MOST_CHARACTERS
-"""Characters of running output that are kept at each end before they are cleaned."""
+"""Characters of streamed output that are kept at each end before cleaning."""
 
 
 def unhidden(text: str) -> str:
-    """`text` without letters that only a model would read."""
+    """Return `text` without characters that only a model would read."""
     return _HIDDEN.sub("", text)
 
 
 def bounded(text: str, most: int = MOST_CHARACTERS) -> str:
-    """`text` for a model and for a screen: cleaned, and with its middle left out where it is too long."""
+    """Return `text` for a model and a screen: cleaned, and with its middle left out if it is too long."""
     text = unhidden(cleaned(text))
     if len(text) <= most:
         return text
@@ -28,7 +28,7 @@ def bounded(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 class Tail:
-    """Output as it comes, of which beginning and end are kept, however much there is."""
+    """Streamed output of any length, of which the beginning and the end are kept."""
 
     def __init__(self) -> None:
         self._head = ""
@@ -49,7 +49,7 @@ class Tail:
 
     @property
     def text(self) -> str:
-        """What there is, for `bounded`."""
+        """The kept output, for `bounded`."""
         self._trim()
         gap = f"\n[... {self._lost:,} characters left out ...]\n" if self._lost else ""
         return f"{self._head}{gap}{self._tail}"

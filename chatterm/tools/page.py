@@ -1,17 +1,17 @@
-"""Pages that anyone may have written: whatever they contain, they are read to their end, and soon."""
+"""Parsing of untrusted pages: whatever they contain, parsing ends soon and without an error."""
 
 from html.parser import HTMLParser
 
 _PIECE = 65_536
 _LONGEST = 4 * _PIECE
-"""Characters of markup that has no end; longer ones are left out."""
+"""The longest unterminated markup that is kept, in characters."""
 
 
 class HtmlParser(HTMLParser):
-    """A parser that no page brings to fail."""
+    """An HTML parser that never raises."""
 
     def read(self, text: str) -> None:
-        """Take all of a page."""
+        """Parse a whole page."""
         for at in range(0, len(text), _PIECE):
             self.feed(text[at : at + _PIECE])
             self._leave_out(_LONGEST)
@@ -19,12 +19,12 @@ class HtmlParser(HTMLParser):
         self.close()
 
     def _leave_out(self, longest: int) -> None:
-        """Forget markup without an end, which the library would look through again from each of its characters."""
+        """Drop unterminated markup, which the library would scan again from each of its characters."""
         if self.cdata_elem is None and self.rawdata.startswith("<") and len(self.rawdata) > longest:
             self.rawdata = ""
 
     def parse_marked_section(self, i: int, report: bool = True) -> int:
-        """`<![...` of a kind that the library does not know is left out."""
+        """Skip `<![...` sections of a kind that the library does not know."""
         try:
             return super().parse_marked_section(i, report)
         except AssertionError:
@@ -32,7 +32,7 @@ class HtmlParser(HTMLParser):
 
 
 def decoded(data: bytes, charset: str) -> str:
-    """The text of a page in a charset that its server names, which may be none."""
+    """Decode a page in the charset its server names, or as UTF-8 if there is no such charset."""
     try:
         text = data.decode(charset, "replace")
     except (LookupError, UnicodeError):

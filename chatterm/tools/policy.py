@@ -1,4 +1,4 @@
-"""Who decides about a call: what was allowed before, or the person."""
+"""Which calls run by earlier approval, and which ones a person is asked about."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ from chatterm.tools.tool import Effect, ToolPlan
 Answer = Literal["no", "once", "session", "always"]
 
 MOST_UNASKED = 10
-"""Calls that run one after the other without a key press, whatever is allowed."""
+"""The most calls that run in a row without a key press, whatever is allowed."""
 
 
 @dataclass(slots=True)
 class Policy:
-    """What may run without being asked for. One of a session; its methods do not ask anybody."""
+    """The calls that may run in a session without approval. Its methods do not ask anyone."""
 
     path: Path | None = None
-    """The file of the rules; None: nothing is kept."""
+    """The file of the rules; None: they are not saved."""
     session: list[PermissionRule] = field(default_factory=list)
     always: list[PermissionRule] = field(default_factory=list)
     unasked: int = 0
@@ -27,11 +27,11 @@ class Policy:
 
     @classmethod
     def of(cls, path: Path) -> "Policy":
-        """With the rules of this file. Raises SettingsError."""
+        """Return a policy with the rules of this file. Raises SettingsError."""
         return cls(path, always=read_rules(path))
 
     def why_ask(self, plan: ToolPlan) -> str:
-        """Why a person has to be asked about this call; "" where it was allowed before."""
+        """Return why a person must be asked about this call; "" if it was allowed before."""
         if plan.dangers:
             return "It needs a closer look."
         if not any(rule.covers(plan) for rule in (*self.session, *self.always)):
@@ -41,11 +41,11 @@ class Policy:
         return ""
 
     def ran(self) -> None:
-        """A call ran without being asked for."""
+        """Record that a call ran without asking."""
         self.unasked += 1
 
     def decided(self, plan: ToolPlan, answer: Answer) -> None:
-        """A person has decided about a call. Raises SettingsError where that cannot be kept; it holds all the same."""
+        """Record a person's decision. Raises SettingsError if it cannot be saved; it still applies here."""
         self.unasked = 0
         if answer == "session" and can_be_kept(plan):
             self.session.append(session_rule(plan))
@@ -53,11 +53,11 @@ class Policy:
             rule = PermissionRule(plan.tool, plan.subject)
             self.always.append(rule)
             if self.path is not None:
-                # Another terminal may have added some since.
+                # Another terminal may have added rules since.
                 write_rules(self.path, [*read_rules(self.path), rule])
 
     def remove(self, rule: PermissionRule) -> None:
-        """From now on this is asked for again. Raises SettingsError."""
+        """Remove a rule, so that its calls need approval again. Raises SettingsError."""
         self.session = [one for one in self.session if one != rule]
         self.always = [one for one in self.always if one != rule]
         if self.path is not None and rule in (kept := read_rules(self.path)):
@@ -65,14 +65,14 @@ class Policy:
 
 
 def choices(plan: ToolPlan) -> Sequence[Answer]:
-    """What a person can answer; the first one is the one that does nothing."""
+    """Return the answers a person can give; the first one does nothing."""
     if can_be_kept(plan):
         return ("no", "once", "session", "always")
     return ("no", "once")
 
 
 def choice_text(plan: ToolPlan, answer: Answer) -> str:
-    """An answer as a person reads it."""
+    """Return an answer as a person reads it."""
     match answer:
         case "no":
             return "No, do not run it"
@@ -85,7 +85,7 @@ def choice_text(plan: ToolPlan, answer: Answer) -> str:
 
 
 def session_rule(plan: ToolPlan) -> PermissionRule:
-    """What "for this session" allows."""
+    """Return the rule that "for this session" adds."""
     if plan.effect == "read" or plan.effect == "server":
         return PermissionRule(plan.tool, "*")
     if plan.effect == "fetch":

@@ -1,4 +1,4 @@
-"""What a person has allowed for good: rules in a file of their own, which only /tools and an editor change."""
+"""Permanent permissions: rules in a file of their own, which only /tools and an editor change."""
 
 import json
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ from chatterm.tools.tool import Effect, ToolPlan
 
 _MOST = 1_000
 _EXACT: tuple[Effect, ...] = ("run",)
-"""Effects whose subjects are compared letter by letter: `git log*` would also be `git log; anything`."""
+"""Effects whose subjects are compared exactly: `git log*` would also match `git log; anything`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PermissionRule:
-    """Calls of this tool about this subject need not be asked for."""
+    """Permission for calls of one tool on matching subjects."""
 
     tool: str
     pattern: str
@@ -35,12 +35,12 @@ class PermissionRule:
 
 
 def rules_path() -> Path:
-    """The file, beside the settings."""
+    """Return the path of the rules, beside the settings."""
     return config_path().parent / "tools.json"
 
 
 def read_rules(path: Path) -> list[PermissionRule]:
-    """The rules of a file; [] where there is none. Raises SettingsError for one that cannot be understood."""
+    """Return the rules of a file, [] if it does not exist. Raises SettingsError for an invalid one."""
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -66,10 +66,10 @@ def write_rules(path: Path, rules: Iterable[PermissionRule]) -> None:
 
 
 def can_be_kept(plan: ToolPlan) -> bool:
-    """Whether a rule can be made of this call: not of a dangerous one, nor of what a person cannot read."""
+    """Return whether this call can become a rule: it is not dangerous and its subject is readable."""
     return not plan.dangers and is_safe(plan.subject) and "*" not in plan.subject
 
 
 def _only_stars(pattern: str) -> str:
-    """`pattern` for fnmatch, of which only the stars mean anything."""
+    """Escape `pattern` for fnmatch so that only stars are special."""
     return pattern.replace("[", "[[]").replace("?", "[?]")

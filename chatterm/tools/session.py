@@ -1,4 +1,4 @@
-"""The tools of one session with what is allowed there, and calls as results."""
+"""The tools of one session and their permissions, and the results of calls."""
 
 import threading
 from contextlib import suppress
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ToolSession:
-    """All tools are off in the beginning."""
+    """The tools of a session, all of them off at first."""
 
     folder: Path
     box: ToolRegistry
     policy: Policy
     servers: "Servers | None" = None
-    """MCP servers, once one was wanted."""
+    """MCP servers, once one is needed."""
     without_tools: set[str] = field(default_factory=set)
-    """Servers that were started and have none."""
+    """Servers that were started and have no tools."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    """Of `servers`: composer and commands ask from threads of their own."""
+    """Guards `servers`: composer and commands use it from their own threads."""
 
     @classmethod
     def of(cls, folder: Path, policy: Policy) -> "ToolSession":
-        """With the tools that come with chatterm, confined to this folder."""
-        from chatterm.tools.builtin.all import built_in  # not before somebody wants tools
+        """Return a session with the built-in tools, confined to this folder."""
+        from chatterm.tools.builtin.all import built_in  # imported only when tools are used
 
         return cls(folder, ToolRegistry(built_in(folder)), policy)
 
     def server_names(self) -> list[str]:
-        """The MCP servers that there are. Raises EngineError for a file that cannot be understood."""
+        """Return the names of the configured MCP servers. Raises EngineError for an invalid file."""
         from chatterm.tools.mcp.config import read_servers, servers_path
 
         return [server.name for server in read_servers(servers_path())]
 
     def to_start(self, text: str) -> list[str]:
-        """The servers that `/tools TEXT` names and that do not run yet. Raises EngineError as `server_names`."""
+        """Return the servers that `/tools TEXT` names and that do not run yet. Raises as `server_names`."""
         known = self.box.known | self.without_tools
         unknown = [word.split("__")[0] for word in tool_words(text) if word not in known]
         if not unknown or text.split()[0] == "off":
@@ -59,7 +59,7 @@ class ToolSession:
         return [word for word in unknown if word in names]
 
     def switch(self, text: str) -> str:
-        """Do what `/tools TEXT` asks for, once what it names runs; what is on then. Raises EngineError."""
+        """Do what `/tools TEXT` asks for, once its servers run, and return what is on now. Raises EngineError."""
         bare = [word for word in tool_words(text) if word in self.without_tools]
         if bare:
             name = bare[0]
@@ -67,9 +67,9 @@ class ToolSession:
         return self.box.switch(text)
 
     def start(self, name: str, running: ToolRun | None = None) -> list[str]:
-        """Start an MCP server, unless it runs; the names of its tools, which are off. Blocks.
+        """Start an MCP server, unless it runs, and return the names of its tools, which are off. Blocks.
 
-        Raises ToolError, and EngineError where the SDK is missing or the file cannot be understood.
+        Raises ToolError, and EngineError if the SDK is missing or the file is invalid.
         """
         from chatterm.tools.mcp.planner import planners
 
@@ -77,21 +77,21 @@ class ToolSession:
         self.box.put(found)
         if not found:
             self.without_tools.add(name)
-        with suppress(ToolError):  # its tools are there all the same
+        with suppress(ToolError):  # its tools work without
             self.learn(name)
         return [planner.tool.name for planner in found]
 
     def learn(self, name: str) -> "Offers":
-        """Ask a server for its prompts and resources, and keep what it tells. Blocks; raises as `start`."""
+        """Ask a server for its prompts and resources, and save them. Blocks; raises as `start`."""
         from chatterm.tools.mcp.catalog import keep
 
         offers = self._with(name).offers(name)
-        with suppress(SettingsError):  # then they are learned again
+        with suppress(SettingsError):  # then they are asked for again
             keep(name, offers)
         return offers
 
     def prompt(self, server: str, command: str, argument: str) -> str:
-        """What the prompt behind the slash command of this name says. Blocks; raises as `start`."""
+        """Return the text of the prompt behind this slash command. Blocks; raises as `start`."""
         from chatterm.tools.mcp.catalog import given, known
 
         offers = known().get(server) or self.learn(server)
@@ -102,7 +102,7 @@ class ToolSession:
         return self._with(server).prompt(server, prompt.name, arguments)
 
     def resource(self, server: str, written: str) -> str:
-        """The text of the resource that was written behind `@server:`. Blocks; raises as `start`."""
+        """Return the text of the resource written after `@server:`. Blocks; raises as `start`."""
         from chatterm.tools.mcp.catalog import known
 
         offers = known().get(server)
@@ -110,11 +110,11 @@ class ToolSession:
         return self._with(server).resource(server, uri)
 
     def values(self, server: str, prompt: str, writing: "DraftArgument") -> list[str]:
-        """What the argument of a prompt that is being written may become. Blocks; raises as `start`."""
+        """Return completions of a prompt's argument that is being typed. Blocks; raises as `start`."""
         return self._with(server).values(server, prompt, writing.name, writing.begun, writing.given)
 
     def _with(self, name: str) -> "Servers":
-        """The servers, with this one among them."""
+        """Return the client of all servers, reopened if it does not know this one."""
         from chatterm.tools.mcp.client import Servers, needed
         from chatterm.tools.mcp.config import read_servers, servers_path
 
@@ -127,17 +127,17 @@ class ToolSession:
             return self.servers
 
     def close(self) -> None:
-        """End what was started. Blocks for a moment."""
+        """Stop the servers that were started. Blocks for a moment."""
         if self.servers is not None:
             self.servers.close()
 
     def plan(self, call: ToolCall) -> ToolPlan:
-        """What a call would do. It may look at the disk for a preview. Raises ToolError."""
+        """Plan a call. It may read the disk for a preview. Raises ToolError."""
         return self.box.plan(call)
 
 
 def performed(call: ToolCall, plan: ToolPlan, running: ToolRun) -> ToolResult:
-    """Do it. Blocks; whatever goes wrong is a result."""
+    """Run a planned call and return its result. Blocks; failures are results, too."""
     began = monotonic()
     try:
         text = plan.run(running)
@@ -152,16 +152,16 @@ def performed(call: ToolCall, plan: ToolPlan, running: ToolRun) -> ToolResult:
 
 
 def failed(call: ToolCall, why: str, seconds: float = 0.0) -> ToolResult:
-    """The model is told what was wrong."""
+    """Return the result that tells the model what went wrong."""
     return ToolResult(call.name, call.arguments, f"Error: {bounded(why, 2_000)}", "failed", round(seconds, 3))
 
 
 def refused(call: ToolCall) -> ToolResult:
-    """The person said no."""
+    """Return the result of a call that the person refused."""
     said = "The user did not allow this. Do not try it again; continue without it, or ask the user."
     return ToolResult(call.name, call.arguments, said, "refused")
 
 
 def stopped(call: ToolCall) -> ToolResult:
-    """It was never begun."""
+    """Return the result of a call that was stopped before it began."""
     return ToolResult(call.name, call.arguments, "The user stopped before this was run.", "stopped")

@@ -1,4 +1,4 @@
-"""What a tool is: a plan of each call, which a person sees before anything happens, and the call itself."""
+"""The interface of a tool: it plans each call, which a person sees before anything happens, and then runs it."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from chatterm.backends.backend import EngineError, Tool
 
 Effect = Literal["read", "write", "run", "fetch", "server"]
-"""What a call may do: read below the working folder, write there, run a command, ask the network, ask an MCP server."""
+"""What a call may do: read below the working folder, write there, run a command, fetch a page, call an MCP server."""
 
 Tone = Literal["text", "muted", "added", "removed", "warning"]
 """How a line of a plan is shown."""
@@ -20,27 +20,27 @@ class ToolError(EngineError):
 
 @dataclass(slots=True)
 class ToolRun:
-    """A call that is being done: how it is stopped, and where its output goes as it comes."""
+    """A running call: how it is stopped, and where its output is streamed."""
 
     stopped: threading.Event = field(default_factory=threading.Event)
     say: Callable[[str], None] = lambda text: None
-    """From any thread. The text is not sanitised."""
+    """Receives output, from any thread. The text is not sanitised."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """A call that nobody has agreed to yet. Making it did nothing but look at what is to be shown."""
+    """A call that is not approved yet. Planning it has read at most what is to be shown."""
 
     tool: str
     effect: Effect
     subject: str
-    """What the call is about, in one text: a path, a command, an address. Rules compare it."""
+    """The object of the call as one text, compared by rules: a path, a command, an address."""
     shown: tuple[tuple[str, Tone], ...]
-    """Everything that the call was given, and a preview where there is one."""
+    """All arguments of the call, and a preview if there is one."""
     run: Callable[[ToolRun], str]
-    """Do it, and return what the model is told. Raises ToolError. Blocks."""
+    """Runs the call and returns the text for the model. Raises ToolError. Blocks."""
     dangers: tuple[str, ...] = ()
-    """Why this one needs a second look; such a call is always asked for."""
+    """Why this call always needs approval."""
 
 
 class Planner(Protocol):
@@ -48,10 +48,10 @@ class Planner(Protocol):
 
     @property
     def tool(self) -> Tool:
-        """What the model is told of it."""
+        """The description for the model."""
 
     @property
     def effect(self) -> Effect: ...
 
     def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
-        """A call with these arguments. Raises ToolError where they make no sense; touches nothing then."""
+        """Plan a call without side effects. Raises ToolError if the arguments are invalid."""

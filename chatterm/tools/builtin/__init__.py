@@ -1,1 +1,1 @@
-"""The tools that come with chatterm. Each plans a call without doing anything, and does it once somebody agreed."""
+"""The tools that come with chatterm. Each plans a call without side effects and runs it once a person has agreed."""

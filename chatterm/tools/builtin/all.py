@@ -1,4 +1,4 @@
-"""All of them."""
+"""The list of all built-in tools."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from chatterm.tools.tool import Planner
 
 
 def built_in(folder: Path) -> list[Planner]:
-    """The tools that come with chatterm, for this working folder."""
+    """Return the tools that come with chatterm, for this working folder."""
     files = Confined(folder)
     return [
         ReadFile(files),

@@ -1,4 +1,4 @@
-"""Running a shell command: with a time limit, output as it comes, and nothing of it left behind."""
+"""Running a shell command with a time limit, streamed output, and no process left behind."""
 
 import codecs
 import os
@@ -21,16 +21,16 @@ from chatterm.tools.output import Tail, bounded
 from chatterm.tools.tool import Effect, Tone, ToolError, ToolPlan, ToolRun
 
 _LIMIT, _LONGEST = 60, 600
-"""Seconds that a command has, where it asks for no time, and at most."""
+"""A command's default and longest time limit, in seconds."""
 _REST = 0.005
-"""Seconds after each piece of output, in which more gathers: one that prints line by line costs the screen no time."""
+"""Seconds to wait after each read, so that output printed line by line arrives in larger pieces."""
 _LOOK = 0.1
-"""Seconds between two looks at whether it was stopped."""
+"""Seconds between two checks of whether it was stopped."""
 _GRACE = 0.5
-"""Seconds for output that comes after the command has ended, from what it left running."""
+"""Seconds to keep reading output after the command has ended, from processes it left running."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|_PAT\b", re.IGNORECASE)
 _MARK = "CHATTERM_CALL"
-"""A variable that all processes of a call have in common, whatever they do to their group."""
+"""An environment variable by which all processes of a call are found, even outside its process group."""
 _MOST_CHARACTERS = 8_000
 
 
@@ -58,7 +58,7 @@ class RunCommand:
     )
 
     def __init__(self, folder: Path, bwrap: Callable[[], str | None] | None = None) -> None:
-        """`bwrap` says where the sandbox is, or None where there is none; by default `sandbox.program` does."""
+        """Run commands in `folder`. `bwrap` returns the sandbox's path or None; the default is `sandbox.program`."""
         self._folder = folder.resolve()
         self._bwrap = bwrap or sandbox.program
 
@@ -122,7 +122,7 @@ class RunCommand:
 
 
 def _followed(process: "subprocess.Popen[bytes]", limit: int, running: ToolRun) -> tuple[str, str]:
-    """What a process prints until it ends, and why it was ended before, "" if it was not."""
+    """Return what a process prints until it ends, and why it was stopped early ("" if it was not)."""
     assert process.stdout is not None
     handle = process.stdout.fileno()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -145,7 +145,7 @@ def _followed(process: "subprocess.Popen[bytes]", limit: int, running: ToolRun) 
             continue
         data = os.read(handle, 65_536)
         if not data:
-            with suppress(subprocess.TimeoutExpired):  # it may have closed its output and go on
+            with suppress(subprocess.TimeoutExpired):  # it may have closed its output and still run
                 process.wait(_LOOK)
             if process.returncode is not None:
                 break
@@ -159,12 +159,12 @@ def _followed(process: "subprocess.Popen[bytes]", limit: int, running: ToolRun) 
 
 
 def _environment() -> dict[str, str]:
-    """The person's own, without what looks like a secret."""
+    """Return this process's environment without variables that look like secrets."""
     return {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
 
 
 def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
-    """End a process and all that came of it, also what has left its group."""
+    """Kill a process and its descendants, including those that left its process group."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     for _ in range(5):
@@ -180,7 +180,7 @@ def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    """The processes of a call, where the system tells."""
+    """Return the pids of a call's processes, where /proc shows them."""
     found = []
     wanted = f"{_MARK}={mark}".encode()
     for name in Path("/proc").glob("[0-9]*/environ"):

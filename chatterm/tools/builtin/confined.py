@@ -1,7 +1,7 @@
 """Files below one folder, and nowhere else.
 
-Every part of a path is opened from the folder above it, and none of them may be a link. So nothing that somebody does
-to the tree meanwhile (a folder replaced by a link, say) leads outside, and nothing has to be checked beforehand.
+Every part of a path is opened relative to its parent folder, and none of them may be a link. So no concurrent change
+of the tree (a folder replaced by a link, say) leads outside, and nothing has to be checked beforehand.
 """
 
 import os
@@ -16,9 +16,9 @@ from chatterm.terminal.sanitize import is_safe, one_line
 from chatterm.tools.tool import ToolError
 
 MOST_BYTES = 4_000_000
-"""Of a file that is read or written."""
+"""The largest file that is read or written, in bytes."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not hold us up
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not block
 _MOST_PARTS = 64
 
 
@@ -39,7 +39,7 @@ class Confined:
         self.root = root.resolve()
 
     def parts(self, path: str) -> tuple[str, ...]:
-        """The names on the way to `path`, which need not exist; () is the folder itself. Reads nothing."""
+        """Split `path` into names without reading the disk; it need not exist, and () is the folder itself."""
         if not is_safe(path) or "\n" in path or "\t" in path:
             raise ToolError("The path has control characters; leave them out.")
         if path.startswith("~"):
@@ -59,16 +59,16 @@ class Confined:
         return names
 
     def name(self, path: str) -> str:
-        """`path` in the one way that rules and people see it."""
+        """Return `path` in the canonical form that rules and people see."""
         return "/".join(self.parts(path)) or "."
 
     def read(self, path: str) -> bytes:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
         with self._parent(path) as (folder, name):
             return self._read(folder, name, path)
 
     def read_text(self, path: str) -> str:
-        """The text of a file: UTF-8 without NUL."""
+        """Return the text of a file, which must be UTF-8 without NUL."""
         data = self.read(path)
         if b"\0" in data:
             raise ToolError(f"{self.name(path)} is not a text file.")
@@ -78,7 +78,7 @@ class Confined:
             raise ToolError(f"{self.name(path)} is not UTF-8 text.") from None
 
     def list(self, path: str) -> list[FolderEntry]:
-        """What is in a folder, by name."""
+        """Return the entries of a folder, sorted by name."""
         with self._folder(self.parts(path), path) as folder:
             try:
                 return sorted(self._entries(folder), key=lambda entry: entry.name)
@@ -86,7 +86,7 @@ class Confined:
                 raise _failed(path, error) from None
 
     def walk(self, path: str, most: int = 20_000) -> Iterator[str]:
-        """The names of the files at or below `path`, at most `most`; links and hidden folders are left out."""
+        """Yield the files at or below `path` without links and hidden folders, looking at up to `most` entries."""
         start = self.name(path)
         waiting = [start]
         seen = 0
@@ -111,9 +111,9 @@ class Confined:
             waiting += reversed(folders)
 
     def write(self, path: str, data: bytes, before: bytes | None) -> None:
-        """Put `data` there, at once and whole, where the file still is what it was `before` (None: there was none).
+        """Replace a file atomically with `data` if its content still is `before` (None: it did not exist).
 
-        Folders on the way are made. What other names lead to the same file keeps its content.
+        Missing folders are created. Other hard links to the same file keep the old content.
         """
         if len(data) > MOST_BYTES:
             raise ToolError(f"The text has {len(data):,} bytes; {MOST_BYTES:,} is the most.")
@@ -146,11 +146,11 @@ class Confined:
             except OSError as error:
                 raise _failed(path, error) from None
 
-    # -- how it is done
+    # -- internals
 
     @contextmanager
     def _folder(self, names: tuple[str, ...], path: str, make: bool = False) -> Iterator[int]:
-        """The folder at these names, open."""
+        """Open the folder at these names; `make` creates missing ones."""
         try:
             folder = os.open(self.root, _FOLDER)
         except OSError as error:
@@ -191,7 +191,7 @@ class Confined:
             if not stat.S_ISREG(found.st_mode):
                 raise ToolError(f"{self.name(path)} is not a regular file.")
             with os.fdopen(handle, "rb", closefd=False) as file:
-                data = file.read(MOST_BYTES + 1)  # whatever size it says it has
+                data = file.read(MOST_BYTES + 1)  # whatever its reported size
         except OSError as error:
             raise _failed(path, error) from None
         finally:
@@ -220,7 +220,7 @@ def _kind(mode: int) -> str:
 
 
 def _umask() -> int:
-    """That of this process, from where it can be read without a change."""
+    """Return this process's umask from /proc, since `os.umask` cannot read it without changing it."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
         return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)

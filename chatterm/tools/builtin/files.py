@@ -1,4 +1,4 @@
-"""Reading: a file, a folder, and a search through both."""
+"""Tools that read: one file, one folder, and a search through text files."""
 
 import re
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from chatterm.tools.output import bounded
 from chatterm.tools.tool import Effect, ToolError, ToolPlan, ToolRun
 
 _LINES = 400
-"""Lines of a file that one call reads, where it does not say how many."""
+"""Lines of a file that one call reads by default."""
 _FOUND = 200
 """Lines that one search finds at most."""
 _WIDE = 300
-"""Characters of a found line that are given."""
+"""Characters of a found line that are returned."""
 _SECRET = re.compile(
     r"(^|/)(\.env[^/]*|\.ssh|\.aws|\.gnupg|\.netrc|\.npmrc|\.pypirc|\.git-credentials|id_[a-z0-9]+|[^/]*\.(pem|key|p12|kdbx))(/|$)",
     re.IGNORECASE,
@@ -26,7 +26,7 @@ _SECRET = re.compile(
 
 
 def read_dangers(name: str) -> tuple[str, ...]:
-    """Why reading this file needs a second look."""
+    """Return why reading this file always needs approval."""
     return ("this file may hold secrets",) if _SECRET.search(name) else ()
 
 
@@ -99,7 +99,7 @@ class ListFolder:
 
         def run(_: ToolRun) -> str:
             entries = self._files.list(name)
-            # A name is what somebody chose, and may be made to look like several.
+            # A name with line breaks could pass for several entries.
             rows = [
                 f"{cleaned(e.name).replace(chr(10), '?')}{_MARKS[e.kind]}  {_size(e.kind, e.size)}".rstrip()
                 for e in entries
@@ -148,7 +148,7 @@ class Search:
         for name in self._names(start):
             if running.stopped.is_set():
                 break
-            # What needs a second look to be read is not read in passing.
+            # Files whose reading needs approval are skipped, unless the call names one.
             if not fnmatchcase(name.rpartition("/")[2], files) or (read_dangers(name) and name != start):
                 continue
             try:
@@ -166,7 +166,7 @@ class Search:
         try:
             return list(self._files.walk(start))
         except ToolError:
-            self._files.read(start)  # a file, or this says what is wrong
+            self._files.read(start)  # raises what is wrong, unless it is a file
             return [start]
 
 

@@ -1,4 +1,4 @@
-"""A sandbox for commands, where bubblewrap is there: no network, files only to read, a process tree of its own."""
+"""A sandbox for commands, where bubblewrap is installed: no network, read-only files, its own process tree."""
 
 import shutil
 import subprocess
@@ -11,13 +11,13 @@ _HIDDEN = (
     *(".git-credentials", ".password-store", ".mozilla", ".thunderbird", ".local/share"),
     *(".bash_history", ".zsh_history", ".python_history"),
 )
-"""In a person's home: what no command of a model needs to see."""
+"""Paths in a person's home that no command of a model needs to see."""
 _PROBE_S = 5.0
 
 
 @cache
 def program() -> str | None:
-    """Where bubblewrap is, if it works here: some systems have it and allow nobody to use it."""
+    """Return the path of bubblewrap if it works here: some systems install it but forbid its use."""
     found = shutil.which("bwrap")
     if found is None:
         return None
@@ -32,9 +32,9 @@ def program() -> str | None:
 
 
 def confined(bwrap: str, folder: Path, command: Sequence[str], home: Path, may_write: bool) -> list[str]:
-    """The command line that runs `command` in `folder`, which it may change only with `may_write`."""
+    """Return the command line that runs `command` in `folder`, which is writable only if `may_write`."""
     given = [bwrap, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-    # Sockets of services lie in /run; they work without a network.
+    # Hide /run: the sockets of services there work without a network.
     for place in ("/tmp", "/run", "/var/tmp"):
         if Path(place).is_dir() and not Path(place).is_symlink():
             given += ["--tmpfs", place]

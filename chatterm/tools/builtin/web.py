@@ -20,7 +20,7 @@ from chatterm.tools.tool import Effect, Tone, ToolError, ToolPlan, ToolRun
 
 MOST_BYTES = 2_000_000
 _LIMIT = 30.0
-"""Seconds for all of it."""
+"""Seconds for the whole fetch."""
 _STEP = 10.0
 """Seconds that one read may take."""
 _REDIRECTS = 5
@@ -65,7 +65,7 @@ class FetchUrl:
     )
 
     def __init__(self, find: Find | None = None, may_be_local: bool = False) -> None:
-        """`may_be_local`: also addresses that are not public."""
+        """Resolve hosts with `find`; `may_be_local` also allows addresses that are not public."""
         self._find = find or _addresses
         self._may_be_local = may_be_local
 
@@ -98,12 +98,12 @@ class FetchUrl:
             except ValueError:
                 raise ToolError("It redirects to something that is not an address.") from None
             if _origin(_parts(url)) != origin:
-                # Somebody agreed to one host: another one is asked for anew.
+                # The approval was for one host: another one needs its own.
                 raise ToolError(f"It redirects to {one_line(url, 300)}; fetch that instead.")
         raise ToolError("It redirects too often.")
 
     def _once(self, parts: SplitResult, until: float, running: ToolRun) -> tuple[int, str | None, str, bytes]:
-        """Status, where it leads on to, the kind of the body, and the body."""
+        """Send one request and return its status, the redirect's target or None, the content type, and the body."""
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         connection = http.client.HTTPConnection(host, port, timeout=_STEP)
         try:
@@ -117,7 +117,7 @@ class FetchUrl:
                 where = answer.getheader("Location") if answer.status in (301, 302, 303, 307, 308) else None
                 data = b""
                 while where is None and len(data) <= MOST_BYTES:
-                    piece = answer.read1(65_536)  # whatever length it says it has
+                    piece = answer.read1(65_536)  # whatever its reported length
                     if not piece:
                         break
                     data += piece
@@ -135,7 +135,7 @@ class FetchUrl:
             connection.close()
 
     def _connected(self, host: str, port: int, is_encrypted: bool) -> socket.socket:
-        """A connection to an address that was looked at: a name may mean another one the next time."""
+        """Connect to the address that was checked: resolving the name again may give another one."""
         addresses = self._find(host, port)
         if not addresses:
             raise OSError("no address is known")
@@ -155,7 +155,7 @@ class FetchUrl:
 
 
 def _parts(url: str) -> SplitResult:
-    """Raises ToolError for what is no address of a page."""
+    """Split a page's URL into its parts. Raises ToolError for one that cannot be fetched."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -197,7 +197,7 @@ def _is_public(address: str) -> bool:
 
 
 def _text(kind: str, data: bytes) -> str:
-    """The readable text of a body. Raises ToolError where it is none."""
+    """Return the readable text of a body. Raises ToolError if it is not text."""
     name = kind.split(";")[0].strip().lower()
     if not (
         name.startswith("text/")
@@ -215,7 +215,7 @@ def _text(kind: str, data: bytes) -> str:
 
 
 class _Reader(HtmlParser):
-    """What a person would read of a page."""
+    """Collects the text of a page that a person would read."""
 
     def __init__(self) -> None:
         super().__init__()

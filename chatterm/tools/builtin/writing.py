@@ -1,4 +1,4 @@
-"""Writing: a whole file, or a part of one. What would change is shown as a diff before it does."""
+"""Tools that write a whole file or a part of one. The change is shown as a diff before it is made."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ _RUNS_LATER = re.compile(
     r"|(^|/)(conftest\.py|sitecustomize\.py|usercustomize\.py|.*\.pth)$",
     re.IGNORECASE,
 )
-"""Files that other programs run or obey without being asked."""
+"""Files that other programs run or obey by themselves."""
 
 
 class WriteFile:
@@ -83,7 +83,7 @@ class PatchFile:
 
 
 def write_dangers(name: str, text: str) -> tuple[str, ...]:
-    """Why writing this file needs a second look."""
+    """Return why writing this file always needs approval."""
     found = ["other programs run or obey this file"] if _RUNS_LATER.search(name) else []
     if not is_safe(text):
         found.append("the text has control characters")
@@ -93,8 +93,8 @@ def write_dangers(name: str, text: str) -> tuple[str, ...]:
 def _plan(
     files: Confined, tool: str, path: str, made: Callable[[str | None], str], given: Mapping[str, str]
 ) -> ToolPlan:
-    """A call that makes the new text from the one that is there. What is wrong on the disk is told to the person now,
-    and to the model only once the call was allowed: a refused call tells nothing of what is there."""
+    """Plan a write of `made(current text)`. The person sees a problem with the file at once; the model
+    learns of it only if the call is allowed, so that a refused call reveals nothing about the disk."""
     name = files.name(path)
     if name == ".":
         raise ToolError("This is the working folder itself; name a file in it.")
@@ -131,7 +131,7 @@ def _plan(
 
 
 def _before(files: Confined, name: str) -> bytes | None:
-    """What the file has in it; None where there is none."""
+    """Return the file's content, or None if it does not exist."""
     above, _, last = name.rpartition("/")
     try:
         entries = files.list(above)
@@ -149,7 +149,7 @@ def _before(files: Confined, name: str) -> bytes | None:
 
 
 def _is_missing(files: Confined, name: str) -> bool:
-    """Whether a folder is not there yet, and all above it are folders or not there either."""
+    """Return whether a folder does not exist, and each one above it is a folder or does not exist either."""
     above, _, last = name.rpartition("/")
     try:
         return all(entry.name != last for entry in files.list(above))
@@ -158,7 +158,7 @@ def _is_missing(files: Confined, name: str) -> bool:
 
 
 def _diff(before: str, after: str) -> list[tuple[str, Tone]]:
-    """What changes, with three lines around it."""
+    """Return the lines of a diff with three lines of context."""
     if before == after:
         return [("Nothing changes.", "muted")]
     rows: list[tuple[str, Tone]] = []

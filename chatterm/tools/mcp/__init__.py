@@ -1,1 +1,1 @@
-"""Servers of the Model Context Protocol: which there are, a client, and their tools as tools of a session."""
+"""Servers of the Model Context Protocol: their configuration, a client, and their tools as tools of a session."""

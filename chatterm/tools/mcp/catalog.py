@@ -1,5 +1,5 @@
-"""What a server offers to a person: prompts, and resources. What its latest start told of them is kept beside its log,
-so that they can be written and completed before it runs again."""
+"""The prompts and resources that a server offers to a person. They are saved beside its log at every start, so that
+they can be typed and completed before it runs again."""
 
 import json
 import re
@@ -16,12 +16,12 @@ from chatterm.settings.file import write
 from chatterm.terminal.sanitize import cleaned, is_safe, one_line
 
 MOST = 200
-"""Prompts, and resources, of one server."""
+"""The most prompts, and the most resources, of one server."""
 _MOST_ARGUMENTS = 20
 _MOST_NAME = 128
 _MOST_URI = 1_000
 _LARGEST = 2_000_000
-"""Bytes of a file of these."""
+"""The largest saved file that is read, in bytes."""
 _OTHER = re.compile(r"[^a-z0-9_-]+")
 
 
@@ -34,7 +34,7 @@ class PromptArgument:
 
 @dataclass(frozen=True, slots=True)
 class ServerPrompt:
-    """A prompt as its server tells of it, bounded."""
+    """A prompt as its server describes it, with bounded texts."""
 
     name: str
     about: str = ""
@@ -42,7 +42,7 @@ class ServerPrompt:
 
     @property
     def ordered(self) -> list[PromptArgument]:
-        """The arguments as a person writes them: those that are needed first."""
+        """The arguments in the order a person writes them: required ones first."""
         return sorted(self.arguments, key=lambda argument: not argument.is_required)
 
     @property
@@ -52,7 +52,7 @@ class ServerPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ServerResource:
-    """A resource, or a template of some (`is_template`), bounded."""
+    """A resource or a resource template (`is_template`), with bounded texts."""
 
     uri: str
     name: str = ""
@@ -66,18 +66,18 @@ class Offers:
     resources: tuple[ServerResource, ...] = ()
 
     def commands(self, server: str) -> dict[str, ServerPrompt]:
-        """The prompts by the names of their slash commands: `server__prompt`."""
+        """Return the prompts by the names of their slash commands: `server__prompt`."""
         found: dict[str, ServerPrompt] = {}
         for prompt in self.prompts:
             plain = _OTHER.sub("_", prompt.name.lower()).strip("_") or "prompt"
             name, number = f"{server.lower()}__{plain}", 2
-            while name in found:  # two that only differ in other characters
+            while name in found:  # two that differ only in replaced characters
                 name, number = f"{server.lower()}__{plain}_{number}", number + 1
             found[name] = prompt
         return found
 
     def uri(self, written: str) -> str:
-        """The resource that a person means: by its address, or by its name where only one has it."""
+        """Return the URI of the resource that a person named by its URI, or by a name that only one has."""
         named = [resource.uri for resource in self.resources if resource.name == written]
         return named[0] if len(named) == 1 and not self.has(written) else written
 
@@ -86,7 +86,7 @@ class Offers:
 
 
 def parse_prompt(told: Any) -> ServerPrompt | None:
-    """What a server says of a prompt; None for one that nobody could write."""
+    """Parse a server's description of a prompt; return None for one that cannot be typed."""
     arguments = []
     for argument in list(told.arguments or ())[:_MOST_ARGUMENTS]:
         if not _is_word(argument.name) or "=" in argument.name:
@@ -99,7 +99,7 @@ def parse_prompt(told: Any) -> ServerPrompt | None:
 
 
 def parse_resource(told: Any) -> ServerResource | None:
-    """The same of a resource or a template."""
+    """Parse the description of a resource or template; return None for one that cannot be typed."""
     template = getattr(told, "uri_template", None)
     uri = str(template or told.uri)
     if not _is_word(uri, _MOST_URI) or '"' in uri:
@@ -109,9 +109,9 @@ def parse_resource(told: Any) -> ServerResource | None:
 
 
 def given(name: str, prompt: ServerPrompt, text: str) -> dict[str, str]:
-    """What was written behind a prompt's command: `name=value`, or values in order, of which the last takes the rest.
+    """Parse a prompt's arguments: `name=value`, or values in order, of which the last takes the rest.
 
-    Raises EngineError (one line) where something that is needed is missing, or there is too much.
+    Raises EngineError (one line) if a required argument is missing or there are too many.
     """
     found: dict[str, str] = {}
     rest: list[str] = []
@@ -139,23 +139,23 @@ def given(name: str, prompt: ServerPrompt, text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class DraftArgument:
-    """The argument of a prompt that is being written at the end of a text."""
+    """The argument of a prompt that is being typed at the end of a text."""
 
     name: str
     begun: str
-    """What of its value is there."""
+    """The typed part of its value."""
     start: int
-    """Where in the text it begins, with its name."""
+    """Where its name begins in the text."""
     given: Mapping[str, str]
     """The arguments before it."""
 
     def line(self, text: str, value: str) -> str:
-        """`text` with the argument whole."""
+        """Return `text` with the argument completed to `value`."""
         return f"{text[: self.start]}{self.name}={shlex.quote(value) if value else ''}"
 
 
 def left(prompt: ServerPrompt, text: str) -> list[str]:
-    """What `text` may become where the name of an argument is being written."""
+    """Return the completions of `text` while the name of an argument is being typed."""
     start = text.rfind(" ") + 1
     word, asked = text[start:], writing(prompt, text)
     if asked is None or asked.begun or "=" in word:
@@ -165,7 +165,7 @@ def left(prompt: ServerPrompt, text: str) -> list[str]:
 
 
 def writing(prompt: ServerPrompt, text: str) -> DraftArgument | None:
-    """None where no argument is left to be written."""
+    """Return the argument being typed, or None if none is left."""
     start = text.rfind(" ") + 1
     word, before = text[start:], text[:start]
     known: dict[str, str] = {}
@@ -180,7 +180,7 @@ def writing(prompt: ServerPrompt, text: str) -> DraftArgument | None:
     return DraftArgument(name, "", start, known) if name is not None else None
 
 
-# --- what is kept ---
+# --- saved offers ---
 
 
 def offers_path(server: str) -> Path:
@@ -188,7 +188,7 @@ def offers_path(server: str) -> Path:
 
 
 def keep(server: str, offers: Offers) -> None:
-    """Raises SettingsError where that is not possible."""
+    """Save a server's offers. Raises SettingsError."""
     path = offers_path(server)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write(path, json.dumps(asdict(offers)) + "\n")
@@ -199,7 +199,7 @@ def forget(server: str) -> None:
 
 
 def known() -> Mapping[str, Offers]:
-    """What is kept, by server."""
+    """Return the saved offers by server."""
     folder = data_folder() / "mcp"
     try:
         return _read(folder, folder.stat().st_mtime_ns)
@@ -209,14 +209,14 @@ def known() -> Mapping[str, Offers]:
 
 @lru_cache(maxsize=4)
 def _read(folder: Path, changed: int) -> Mapping[str, Offers]:
-    """`changed` is when files came, went or were replaced: until then nothing is read again."""
+    """Read the saved offers; `changed`, the folder's modification time, makes the cache miss after a change."""
     found = {}
     for path in sorted(folder.glob("*.offers.json"))[:64]:
         try:
             if path.stat().st_size <= _LARGEST:
                 found[path.name.removesuffix(".offers.json")] = _offers(json.loads(path.read_bytes()))
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            continue  # the next start of the server writes it anew
+            continue  # the next start of the server rewrites it
     return found
 
 

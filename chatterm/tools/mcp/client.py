@@ -1,7 +1,7 @@
-"""A client of MCP servers, for threads: every connection lives in a loop of its own thread.
+"""A blocking client of MCP servers: all connections live in an event loop on its own thread.
 
-A server is started when it is first needed, started again a few times where it has died, and ended with the client.
-What it says is bounded and believed nothing.
+A server is started when it is first needed, restarted a few times if it dies, and stopped with the client.
+What it sends is bounded and not trusted.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LAST = 4_000
-"""Bytes at the end of a log in which its last line is looked for."""
+"""Bytes at the end of a log that are searched for its last line."""
 START_S = 30.0
-"""Seconds that a server has to start."""
+"""Seconds a server may take to start."""
 CALL_S = 120.0
-"""Seconds that a call has."""
+"""Seconds a call may take."""
 VALUES_S = 3.0
-"""Seconds for what an argument may become, once a server runs."""
+"""Seconds a running server may take to complete an argument."""
 RESTARTS = 3
-"""How often a server is started again that has died, and answered nothing since."""
+"""How often a dead server is restarted without having answered anything in between."""
 _LOOK = 0.1
 _NOT_VALID = re.compile(r"(?:^|: )\d+ validation errors? for (\w+)")
 _MOST_TOOLS = 128
@@ -50,7 +50,7 @@ _MOST_SCHEMA = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ServerTool:
-    """A tool as its server tells of it, bounded."""
+    """A tool as its server describes it, with bounded texts."""
 
     name: str
     description: str
@@ -58,7 +58,7 @@ class ServerTool:
 
 
 class Servers:
-    """From any thread; calls block. Raises ToolError in one line."""
+    """Connections to MCP servers, usable from any thread. Calls block and raise ToolError (one line)."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self.servers = {server.name: server for server in servers}
@@ -68,7 +68,7 @@ class Servers:
         self._lock = threading.Lock()
 
     def tools(self, name: str, running: ToolRun | None = None) -> list[ServerTool]:
-        """The tools of a server, which is started for that."""
+        """Return the tools of a server, starting it if needed."""
 
         async def told(client: "Client") -> list[ServerTool]:
             return await requests.list_pages(
@@ -78,7 +78,7 @@ class Servers:
         return self._ask(name, told, START_S, running or ToolRun())
 
     def call(self, name: str, tool: str, arguments: dict[str, Any], running: ToolRun) -> str:
-        """What a call of a tool gives. Raises ToolError for what the server calls an error, too."""
+        """Call a tool and return its result as text. Raises ToolError, also for an error that the server reports."""
 
         async def called(client: "Client") -> str:
             result = await client.call_tool(tool, arguments)
@@ -92,27 +92,27 @@ class Servers:
         return self._ask(name, called, CALL_S, running)
 
     def offers(self, name: str, running: ToolRun | None = None) -> Offers:
-        """The prompts and resources of a server, which is started for that."""
+        """Return the prompts and resources of a server, starting it if needed."""
         return self._ask(name, requests.offers, START_S, running or ToolRun())
 
     def prompt(self, name: str, prompt: str, arguments: Mapping[str, str]) -> str:
-        """What a prompt of a server says."""
+        """Return the text of a server's prompt."""
         return self._ask(name, lambda client: requests.prompt(client, prompt, arguments), START_S, ToolRun())
 
     def resource(self, name: str, uri: str) -> str:
-        """The text of a resource of a server."""
+        """Return the text of a server's resource."""
         return self._ask(name, lambda client: requests.resource(client, uri), START_S, ToolRun())
 
     def values(
         self, name: str, prompt: str, argument: str, begun: str, given: Mapping[str, str]
     ) -> list[str]:
-        """What an argument of a prompt may become."""
+        """Return the completions that a server offers for a prompt's argument."""
         return self._ask(
             name, lambda client: requests.values(client, prompt, argument, begun, given), VALUES_S, ToolRun()
         )
 
     def close(self) -> None:
-        """End every server. Closing twice is fine."""
+        """Stop every server. Closing twice is fine."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is None or self._thread is None:
@@ -155,7 +155,7 @@ class Servers:
 
 
 class _Link:
-    """One server. On the loop's thread."""
+    """The connection to one server; used on the loop's thread only."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -163,14 +163,14 @@ class _Link:
         self._client: asyncio.Future[Client] | None = None
         self._over = asyncio.Event()
         self._log_at = 0
-        """Where in its log what this start of it writes begins."""
+        """The log's length when the server was last started."""
         self._is_dead = False
-        """Its process has ended, though nobody has asked it anything since."""
+        """Whether its process has ended; the next request restarts it."""
         self._starts = 0
         self._lock = asyncio.Lock()
 
     async def ask(self, work: Callable[["Client"], Awaitable[T]], limit: float, *, again: bool = True) -> T:
-        """What `work` gives; `again` where the server may have forgotten the session: then a new one is begun."""
+        """Return the result of `work`; with `again`, retry in a new session if the server has forgotten this one."""
         client = await self._connected()
         task = self._task
         assert task is not None
@@ -184,7 +184,7 @@ class _Link:
                 return given
             if task.done():
                 raise ToolError(self._ended(task))
-            if limit >= START_S:  # it may hang, or send without an end; the next call starts it again
+            if limit >= START_S:  # it may hang or send endlessly; the next call restarts it
                 await self.end()
             raise ToolError(f"{self._server.name} did not answer within {limit:.0f} s.")
         except (ToolError, asyncio.CancelledError):
@@ -216,7 +216,7 @@ class _Link:
                 await asyncio.wait({task}, timeout=5)
 
     def _ended(self, task: "asyncio.Task[None]") -> str:
-        """Why the connection is over, in a line."""
+        """Return why the connection ended, in one line."""
         name = self._server.name
         error = task.exception() if task.done() and not task.cancelled() else None
         if not self._server.url:
@@ -255,9 +255,9 @@ class _Link:
             raise ToolError(f"{self._server.name} could not be started: {why}.")
 
     def _said(self) -> str:
-        """Return the last line that the server's process has logged since its start, and the path of the log.
+        """Return the last line that the server's process has logged since its start, and the log's path.
 
-        They continue a sentence. Return "" for a server that is not a process of ours.
+        The text continues a sentence; it is "" for a server that chatterm does not run.
         """
         if not self._server.command:
             return ""
@@ -281,25 +281,25 @@ class _Link:
             log = stack.enter_context(_log(server.name)) if server.command else None
             self._log_at = log.tell() if log is not None else 0
             transport = open_stdio(server, log, self._note_death) if log is not None else open_http(server)
-            # Our own limits come first: they also end a server that hangs.
+            # Our own limits are shorter: they also stop a server that hangs.
             client = await stack.enter_async_context(Client(transport, read_timeout_seconds=CALL_S + 10))
             ready.set_result(client)
             await self._over.wait()
 
 
 def _seen(task: "asyncio.Task[None]") -> None:
-    """Why it ended is told by whoever asks next."""
+    """Mark the task's exception as retrieved: the next request reports it."""
     if not task.cancelled():
         task.exception()
 
 
 def log_path(name: str) -> Path:
-    """Where what a server writes on its standard error goes."""
+    """Return the file that receives a server's standard error."""
     return data_folder() / "mcp" / f"{name}.log"
 
 
 def needed() -> None:
-    """Raises EngineError where the SDK is missing."""
+    """Raise EngineError if the MCP SDK is not installed."""
     from importlib.util import find_spec
 
     if find_spec("mcp") is None:
@@ -314,7 +314,7 @@ def _log(name: str) -> BinaryIO:
 
 
 def _tool(tool: Any) -> ServerTool | None:
-    """None for one that no model could be offered."""
+    """Parse a server's description of a tool; return None for one that cannot be offered to a model."""
     schema = tool.input_schema if isinstance(tool.input_schema, dict) else {}
     try:
         written = json.dumps(schema)
@@ -328,7 +328,7 @@ def _tool(tool: Any) -> ServerTool | None:
 
 
 def _is_gone(error: Exception) -> bool:
-    """Whether a connection is of no use any more."""
+    """Return whether `error` means that the connection is closed."""
     name = type(error).__name__
     return name in ("ClosedResourceError", "BrokenResourceError", "EndOfStream") or "onnection closed" in str(
         error
@@ -336,7 +336,7 @@ def _is_gone(error: Exception) -> bool:
 
 
 def _first(task: "asyncio.Task[None] | None") -> str | None:
-    """What we ended a connection for, if we did."""
+    """Return why chatterm itself closed the connection, or None."""
     error = task.exception() if task is not None and task.done() and not task.cancelled() else None
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
@@ -344,12 +344,12 @@ def _first(task: "asyncio.Task[None] | None") -> str | None:
 
 
 def _why(error: BaseException) -> str:
-    """An error in a line; of several the first."""
+    """Return an error in one line; of a group, the first."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     told = str(error)
     if isinstance(error, OSError) and error.strerror:  # without the system's number
         told = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    elif (wrong := _NOT_VALID.search(told)) is not None:  # what follows is for who wrote the SDK
+    elif (wrong := _NOT_VALID.search(told)) is not None:  # the rest is for developers of the SDK
         told = told[: wrong.start()] or f"what it sent is not a valid {wrong[1]} of MCP"
     return one_line(told, 300).rstrip(".") or type(error).__name__

@@ -1,4 +1,4 @@
-"""Which servers there are: a file in the format that other programs use, beside the settings."""
+"""The configured servers: a file beside the settings, in the format that other programs use."""
 
 import json
 import re
@@ -36,7 +36,7 @@ class Server:
 
     @property
     def where(self) -> str:
-        """How a person knows it; values of variables and headers may be secret, and so is a password in an address."""
+        """Its command or address as shown: without anything that may be secret (variables, headers, a password)."""
         return _USER.sub("***@", self.url) or " ".join([self.command, *self.args])
 
 
@@ -45,7 +45,7 @@ def servers_path() -> Path:
 
 
 def checked_name(name: str) -> str:
-    """Raises EngineError for what cannot be the name of a server."""
+    """Return `name` if a server can have it. Raises EngineError."""
     if not _NAME.fullmatch(name) or "__" in name:
         raise EngineError(
             f"{one_line(name, 40)!r} cannot be the name of a server; use up to 32 letters, digits, - and _, but not __."
@@ -54,7 +54,7 @@ def checked_name(name: str) -> str:
 
 
 def parse_server(name: str, data: Any, where: str) -> Server:
-    """One entry of such a file. Raises EngineError."""
+    """Parse one entry of the file. Raises EngineError."""
     checked_name(name)
     if not isinstance(data, dict):
         raise EngineError(f"{where}: {name} must be an object.")
@@ -92,12 +92,12 @@ def parse_server(name: str, data: Any, where: str) -> Server:
 
 
 def _is_text(value: object, unfit: str = "\0") -> bool:
-    """Whether a program or a file can be given this."""
+    """Return whether `value` is text that can be passed to a program and written to a file."""
     return isinstance(value, str) and not _SURROGATE.search(value) and not any(c in value for c in unfit)
 
 
 def read_servers(path: Path) -> list[Server]:
-    """The servers of a file; [] where there is none. Raises EngineError for one that cannot be understood."""
+    """Return the servers of a file, [] if it does not exist. Raises EngineError for an invalid one."""
     source = read_source(path)
     if not source and not path.exists():
         return []
@@ -114,7 +114,7 @@ def read_servers(path: Path) -> list[Server]:
 
 
 def write_servers(path: Path, servers: list[Server]) -> None:
-    """Replace the file; nobody else can read a new one, as keys may be in it. Raises EngineError, SettingsError."""
+    """Replace the file; a new one is private, since it may contain keys. Raises EngineError, SettingsError."""
     if len(servers) > _MOST:
         raise EngineError(f"At most {_MOST} MCP servers are kept; remove some: chatterm mcp remove NAME")
     made = {server.name: _written(server) for server in servers}

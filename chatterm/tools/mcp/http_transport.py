@@ -1,6 +1,6 @@
-"""An MCP server at an address: streamable HTTP, no answer longer than MOST_BODY.
+"""The transport to an MCP server at an address: streamable HTTP with no response longer than MOST_BODY.
 
-The SDK's transport reads an answer that is one JSON text until it ends, however long it gets.
+The SDK's own transport puts no limit on a response that is one JSON text.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 MOST_BODY = MOST_LINE
-"""Bytes of the answer to one message, and of one event of a stream that the server may send as long as it likes."""
+"""Bytes of the response to one message, and of one event of the endless stream that a server may send."""
 PACE_S = 1.0
-"""Seconds between two openings of that stream; how soon it is opened again is for the server to say."""
+"""Least seconds between two openings of that stream: the server itself sets how soon it is reopened."""
 
 
 @contextlib.asynccontextmanager
 async def open_http(server: Server) -> "AsyncIterator[TransportStreams]":
-    """A transport for the SDK's client.
+    """Open a transport for the SDK's client.
 
-    Raises, in a group, ToolError where the server sends too much or what it was asked not to, or refuses the key.
-    Where it redirects to elsewhere, nothing is sent: the SDK follows only within the origin.
+    Raises ToolError (in a group) if the server sends too much or compressed data, or refuses the key.
+    Redirects to another origin are not followed by the SDK.
     """
     from httpx2 import AsyncByteStream
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared._httpx_utils import create_mcp_http_client
 
-    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it would write over the screen
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # its lines would corrupt the screen
     loop = asyncio.get_running_loop()
     wrong: asyncio.Future[str] = loop.create_future()
 
@@ -44,7 +44,7 @@ async def open_http(server: Server) -> "AsyncIterator[TransportStreams]":
         raise ToolError(f"{server.name} {await wrong}")
 
     async def give_up(why: str) -> None:
-        """Never returns, as the SDK would make something of an error here: `watch` ends all."""
+        """Make `watch` raise, and never return: the SDK would swallow an error raised here."""
         if not wrong.done():
             wrong.set_result(why)
         await loop.create_future()
@@ -76,7 +76,7 @@ async def open_http(server: Server) -> "AsyncIterator[TransportStreams]":
                 response.stream = _as_mcp_error(response.stream, response.status_code)
                 response.headers["content-type"] = "application/json"
 
-    # What is small when it is sent may be large when it is unpacked.
+    # A small compressed response may be huge once decompressed.
     headers = {"Accept-Encoding": "identity", **server.headers}
     async with asyncio.TaskGroup() as tasks, create_mcp_http_client(headers=headers) as http:
         http.event_hooks = {"request": [asked], "response": [answered]}
@@ -93,7 +93,7 @@ async def open_http(server: Server) -> "AsyncIterator[TransportStreams]":
 def _bounded(
     stream: "AsyncByteStream", most: int, give_up: Callable[[str], Awaitable[None]]
 ) -> "AsyncByteStream":
-    """`stream`, as far as it has at most so many bytes."""
+    """Return `stream` with a call of `give_up` once it exceeds `most` bytes."""
     from httpx2 import AsyncByteStream
 
     class Bounded(AsyncByteStream):
@@ -112,8 +112,8 @@ def _bounded(
 
 
 def _as_mcp_error(stream: "AsyncByteStream", code: int) -> "AsyncByteStream":
-    """The body of an answer that is an error of HTTP: an error of MCP as it is, else one with the number of HTTP's,
-    which the SDK would keep to itself."""
+    """Return the body of an HTTP error response as an MCP error: unchanged if it is one, else one that has the status
+    code, which the SDK would not report."""
     from httpx2 import AsyncByteStream
 
     class ErrorStream(AsyncByteStream):
@@ -128,7 +128,7 @@ def _as_mcp_error(stream: "AsyncByteStream", code: int) -> "AsyncByteStream":
 
 
 def _is_error(body: bytes) -> bool:
-    """Whether it is one of JSON-RPC."""
+    """Return whether `body` is a JSON-RPC error."""
     try:
         told = json.loads(body)
     except (ValueError, RecursionError):
@@ -138,7 +138,7 @@ def _is_error(body: bytes) -> bool:
 
 
 def _error(code: int) -> dict[str, Any]:
-    """An error of JSON-RPC that says which one of HTTP it was, with the number that the SDK has for it."""
+    """Return a JSON-RPC error with the SDK's code for this HTTP status, which its message names."""
     try:
         phrase = f" {HTTPStatus(code).phrase}"
     except ValueError:

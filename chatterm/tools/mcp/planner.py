@@ -14,7 +14,7 @@ _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 class McpTool:
-    """One tool of one server. What the server says of it goes to the model, and is never taken for more than text."""
+    """One tool of one server. Its description goes to the model and is treated as plain text only."""
 
     effect: Effect = "server"
 
@@ -40,13 +40,13 @@ class McpTool:
 
 
 def planners(servers: Servers, server: str, running: ToolRun | None = None) -> list[McpTool]:
-    """The tools of a server, which is started for that. Raises ToolError."""
+    """Return the tools of a server, starting it if needed. Raises ToolError."""
     found: dict[str, McpTool] = {}
     for told in servers.tools(server, running):
         plain = _OTHER.sub("_", told.name).strip("_") or "tool"
         name = f"{server}__{plain}"[:64]
         number = 2
-        while name in found:  # two that only differ in other characters
+        while name in found:  # two that differ only in replaced characters
             name = f"{server}__{plain}"[:60] + f"_{number}"
             number += 1
         found[name] = McpTool(servers, server, told, name)

@@ -1,4 +1,4 @@
-"""What a connected server is asked besides to call tools; what it says is bounded, and believed nothing."""
+"""Requests to a connected server other than tool calls; its responses are bounded and not trusted."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_TEXT = 100_000
-"""Characters of a prompt and of a resource."""
+"""The longest text of a prompt or a resource, in characters."""
 _MOST_PAGES = 10
 _MOST_VALUES = 50
 
@@ -29,7 +29,7 @@ _MOST_VALUES = 50
 async def list_pages(
     page_of: Callable[[str | None], Awaitable[Any]], items: str, made: Callable[[Any], T | None], most: int
 ) -> list[T]:
-    """A list that comes in pages, as far as it is of use: its `items`, without those of which nothing can be made."""
+    """Fetch a paginated list and return up to `most` of its `items`, parsed by `made`, without those it rejects."""
     found: list[T] = []
     cursor: str | None = None
     for _ in range(_MOST_PAGES):
@@ -42,7 +42,7 @@ async def list_pages(
 
 
 async def offers(client: "Client") -> Offers:
-    """Its prompts and resources; none of what it does not know."""
+    """Fetch the server's prompts and resources, as far as it supports them."""
     able = client.server_capabilities
     prompts: list[ServerPrompt] = []
     resources: list[ServerResource] = []
@@ -59,7 +59,7 @@ async def offers(client: "Client") -> Offers:
 
 
 async def prompt(client: "Client", name: str, arguments: Mapping[str, str]) -> str:
-    """What a prompt says: its messages as one text. Raises ToolError where it says nothing."""
+    """Fetch a prompt's messages as one text. Raises ToolError if it is empty."""
     found = await client.get_prompt(name, dict(arguments))
     messages = list(found.messages)[:100]
     with_roles = any(message.role != "user" for message in messages)
@@ -74,7 +74,7 @@ async def prompt(client: "Client", name: str, arguments: Mapping[str, str]) -> s
 
 
 async def resource(client: "Client", uri: str) -> str:
-    """The text of a resource. Raises ToolError where it has none."""
+    """Fetch the text of a resource. Raises ToolError if it has none."""
     found = await client.read_resource(uri)
     texts = (getattr(one, "text", None) for one in list(found.contents)[:100])
     parts = [str(text) for text in texts if text is not None]
@@ -86,7 +86,7 @@ async def resource(client: "Client", uri: str) -> str:
 async def values(
     client: "Client", name: str, argument: str, begun: str, given: Mapping[str, str]
 ) -> list[str]:
-    """What the argument of a prompt may become; [] where the server knows none."""
+    """Fetch completions of a prompt's argument; [] if the server does not support them."""
     from mcp.types import PromptReference
 
     if getattr(client.server_capabilities, "completions", None) is None:
@@ -101,7 +101,7 @@ async def values(
 
 
 def content_text(content: Sequence[Any], most: int | None = None) -> str:
-    """What content says; what is no text is only named."""
+    """Return content as text, with placeholders for what is not text."""
     parts: list[str] = []
     for block in list(content)[:1_000]:
         match getattr(block, "type", ""):

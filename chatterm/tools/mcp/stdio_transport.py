@@ -1,6 +1,6 @@
-"""An MCP server that is a process: messages as lines on its standard input and output, none longer than MOST_LINE.
+"""The transport to an MCP server process: messages as lines on its stdin and stdout, none longer than MOST_LINE.
 
-The SDK's own transport of that kind keeps a line until it ends, however long it gets.
+The SDK's own stdio transport puts no limit on a line.
 """
 
 import asyncio
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 MOST_LINE = 32 << 20
-"""Bytes of a message. A result of a tool may have a picture in it."""
+"""Bytes of a message. A tool's result may contain a picture."""
 MOST_LOG = 1_000_000
-"""Bytes that are kept of what a server writes on standard error while it runs."""
+"""Bytes of a server's standard error that are logged per run."""
 _PATIENCE_S = 2.0
-"""Seconds that a server has to end by itself once nobody speaks to it, and again once it was asked to."""
+"""Seconds a server has to exit after its input is closed, and again after SIGTERM."""
 _LOOK_S = 0.01
 _LAST_S = 1.0
-"""Seconds for what a server wrote before it ended."""
+"""Seconds to read the last stderr output of a server that has ended."""
 
 
 @contextlib.asynccontextmanager
 async def open_stdio(
     server: Server, log: BinaryIO, on_end: Callable[[], None]
 ) -> "AsyncIterator[TransportStreams]":
-    """A transport for the SDK's client; what the server writes on standard error goes to `log`. `on_end` is called
-    when nothing more can come of it.
+    """Start the server and open a transport for the SDK's client; its standard error goes to `log`. `on_end` is called
+    when its output ends.
 
-    Raises OSError or ValueError where it cannot be started, and, in a group, ToolError where it sends too long a line.
+    Raises OSError or ValueError if it cannot be started, and ToolError (in a group) if it sends too long a line.
     """
     import anyio
     from mcp.client.stdio import get_default_environment
@@ -48,7 +48,7 @@ async def open_stdio(
         stderr=asyncio.subprocess.PIPE,
         cwd=server.cwd or None,
         env=get_default_environment() | dict(server.env),
-        start_new_session=True,  # Ctrl+C is not for it, and its own processes end with it
+        start_new_session=True,  # no Ctrl+C for it, and one group to kill
         limit=MOST_LINE // 2,  # a reader holds twice as much
     )
     assert process.stdin is not None
@@ -72,7 +72,7 @@ async def open_stdio(
                     text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                     stdin.write(text.encode("utf-8", "replace") + b"\n")
                     await stdin.drain()
-            except ConnectionError:  # it listens no more: no answer will come
+            except ConnectionError:  # it no longer reads: no response will come
                 await heard.aclose()
 
     async def note() -> None:
@@ -89,7 +89,7 @@ async def open_stdio(
             try:
                 yield read, write
             finally:
-                if begun[0].done():  # it has ended: what it said last says why
+                if begun[0].done():  # it has ended: its last output says why
                     await asyncio.wait(begun[2:], timeout=_LAST_S)
                 for task in begun:
                     task.cancel()
@@ -100,7 +100,7 @@ async def open_stdio(
 
 
 async def _line(name: str, stdout: asyncio.StreamReader) -> bytes:
-    """The next line, b"" at the end."""
+    """Read the next line; return b"" at the end. Raises ToolError if it is too long."""
     try:
         return await stdout.readline()
     except ValueError:
@@ -108,7 +108,7 @@ async def _line(name: str, stdout: asyncio.StreamReader) -> bytes:
 
 
 def _message(line: bytes) -> Any:
-    """An error where it is none, for the session to say so."""
+    """Parse a line; return the ValueError for an invalid one, which the session reports."""
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
@@ -119,7 +119,7 @@ def _message(line: bytes) -> Any:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
-    """End it and its processes: by closing its input, then by asking, then by force; cancelled, by force at once."""
+    """End a process and its group: close its input, then SIGTERM, then SIGKILL; if cancelled, SIGKILL at once."""
     assert process.stdin is not None
     process.stdin.close()
     clock = asyncio.get_running_loop().time
