@@ -386,7 +386,7 @@ def _draft_runner(
 
 
 def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
-    """Do the same for a divided network: all ranks decide alike, and none goes on alone with what failed."""
+    """Do the same for a divided network: all ranks decide alike, so a failure on one applies to all."""
     group = options.group
     assert group is not None
     reason = _parts_not_fused(network, device, options)
@@ -411,7 +411,7 @@ def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, opti
 
 
 def _parts_not_fused(network: Network, device: torch.device, options: Options) -> str | None:
-    """Why this part of a network is not computed by fused kernels, as the middle of a sentence; None if it can be."""
+    """Return why fused kernels cannot compute this part of a network, as the middle of a sentence; None if they can."""
     if not options.fused or not options.decode_runner:
         return DIVIDED
     if (reason := on_gpu.problem(device)) is not None:

@@ -1,4 +1,4 @@
-"""What this machine offers: devices, dtypes, memory."""
+"""The devices, dtypes and memory of this machine."""
 
 import ctypes
 import os
@@ -35,7 +35,7 @@ class DeviceChoice:
 
 @dataclass(frozen=True, slots=True)
 class CudaProblem:
-    """Why torch cannot use an NVIDIA GPU. `what` fits into the middle of a sentence."""
+    """The reason why torch cannot use an NVIDIA GPU. `what` fits into the middle of a sentence."""
 
     what: str
     remedy: str = ""

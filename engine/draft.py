@@ -1,4 +1,4 @@
-"""Finds a draft model for a model, checks that it fits, and loads it if there is room."""
+"""Finding a draft model for a model, checking that it fits, and loading it."""
 
 import torch
 
@@ -92,7 +92,7 @@ def _refused(
 
 
 def _lacks_kernels(model: Network, device: torch.device) -> bool:
-    """Whether no kernels here can check guesses for `model`: its decode steps compute one row per sequence."""
+    """Return whether no kernels here can check guesses for `model`: its decode steps compute one row per sequence."""
     if device.type == "cpu":
         return model.share is not None or unsupported(model.spec) is not None
     if on_gpu.problem(device) is not None or (model.share and not_divided(model.whole)):

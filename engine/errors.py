@@ -14,11 +14,11 @@ class OutOfRoomError(EngineError, NoRoomError):
 
 
 class GpuLostError(EngineError):
-    """This process can no longer use the GPU; another process may."""
+    """The GPU is lost to this process; another process may still use it."""
 
 
 class ConstraintError(EngineError):
-    """What an answer has to be is too complex, which showed only in the answer."""
+    """A constraint is too complex, which became apparent only during the answer."""
 
 
 class ContextFullError(EngineError):

@@ -6,11 +6,11 @@ from enum import IntEnum, StrEnum
 from typing import Any, Literal
 
 Kind = Literal["reasoning", "answer", "call"]
-"""What a token is part of. The engine never sets "call": only code that knows the tools can tell a call."""
+"""The part of an answer that a token belongs to. The engine never sets "call": only code that knows the tools can."""
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended."""
+    """The reason why a sequence ended."""
 
     EOS = "eos"
     LENGTH = "length"
@@ -180,7 +180,7 @@ class TurnStats:
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """What it would cost to send the message being typed, in tokens."""
+    """The cost of sending the message being typed, in tokens."""
 
     tokens: int
     """Tokens of the message itself."""
@@ -222,8 +222,8 @@ class DiskFigures:
     problem: str = ""
     """Why the tier is not used, or no longer used, in one line."""
     cold_s: float | None = None
-    """What a token takes to bring back from a file that the system does not hold in memory, as it does files that were
-    used a short time ago; `brought_s` is for those."""
+    """The time to bring back a token from a file that is not in the system's page cache; `brought_s` is for files that
+    are."""
 
     @classmethod
     def none(cls, why: str) -> "DiskFigures":
@@ -265,7 +265,7 @@ class CachedChunk:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the engine holds and does right now: a snapshot, cheap enough to take 30 times a second."""
+    """The engine's current state and activity: a snapshot, cheap enough to take 30 times a second."""
 
     model_name: str
     device: str

@@ -1,4 +1,4 @@
-"""Chooses the attention backend for this machine: each is tried with a tiny call, never guessed from versions."""
+"""The choice of the attention backend: each one is tried with a tiny call, never guessed from versions."""
 
 import importlib
 from dataclasses import dataclass

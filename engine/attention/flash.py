@@ -47,9 +47,10 @@ class FlashBackend:
     name = "flash"
 
     def __init__(self, cache: KVCache, unusual: Layers = MappingProxyType({}), groups: int = 1) -> None:
-        """`groups` is the number of query heads per KV head; `unusual` has the layers that are not plain softmax.
+        """Set up for `groups` query heads per KV head; `unusual` has the layers that are not plain softmax.
 
-        Raises ValueError for a block size that it cannot page, and whatever importing a broken package raises."""
+        Raises ValueError for a block size that it cannot page, and whatever importing a broken package raises.
+        """
         from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
         if cache.block_size % PAGE:

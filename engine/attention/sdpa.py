@@ -39,7 +39,7 @@ class SdpaBackend:
     name = "sdpa"
 
     def __init__(self, cache: KVCache, groups: int, unusual: Layers = MappingProxyType({})) -> None:
-        """`groups` is the number of query heads per KV head; `unusual` has the layers that are not plain softmax."""
+        """Attend with `groups` query heads per KV head; `unusual` has the layers that are not plain softmax."""
         self._cache = cache
         self._groups = groups
         self._unusual = unusual

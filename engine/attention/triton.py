@@ -32,7 +32,7 @@ class TritonBackend:
     name = "triton"
 
     def __init__(self, cache: KVCache, groups: int, unusual: Layers = MappingProxyType({})) -> None:
-        """`groups` is the number of query heads per KV head; `unusual` has the layers that are not plain softmax."""
+        """Attend with `groups` query heads per KV head; `unusual` has the layers that are not plain softmax."""
         import engine.kernels.triton.paged_attention
         import engine.kernels.triton.prompt_attention  # noqa: F401 - import it now rather than in the first step
 

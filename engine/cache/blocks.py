@@ -1,4 +1,4 @@
-"""Holds, releases and evicts KV blocks. Pure Python, no tensors. (`prefix_index.py` knows what is in the blocks.)
+"""The KV blocks: holding, releasing and evicting them. Pure Python, no tensors; `prefix_index.py` has their rows.
 
 A block is free (in the free list), cached (no table holds it, but the index can find it) or held (in the tables of
 `refs` holders). A holder of a block holds all blocks before it, so evicting leaves first never breaks a path.

@@ -6,7 +6,7 @@ its description, so that a model which cannot fit is refused before it is read.
 
 import torch
 
-from engine.cache.kv_rows import QUANTIzED
+from engine.cache.kv_rows import QUANTIZED
 from models.spec import Experts, FeedForward, Layer, ModelSpec
 
 GRAPH_BYTES = 256 * 1024**2
@@ -80,7 +80,7 @@ def computing_bytes(
     if device.type != "cuda":
         return 0
     activations = chunk_bytes(spec, rows, dtype.itemsize)
-    more = EXPANDED_BYTES * (kv_dtype in QUANTIzED) + EXPANDING_BYTES * on_host
+    more = EXPANDED_BYTES * (kv_dtype in QUANTIZED) + EXPANDING_BYTES * on_host
     return max(activations, SCRATCH_BYTES + activations // 2) + GRAPH_BYTES + more
 
 

@@ -24,7 +24,7 @@ AHEAD_BYTES = 1024**3
 FASTER = 1.2
 """Bringing a token back must be this many times as fast as computing it."""
 ENOUGH_ROWS = 256
-"""Fewer rows say too little about how fast prompts are computed or brought back."""
+"""The fewest rows from which the speed of computing or bringing back prompts is measured."""
 _LOOK_S = 0.001
 """Seconds between two looks for a piece that is being pinned."""
 

@@ -19,7 +19,7 @@ from models.spec import ModelSpec
 
 KVKind = Literal["auto", "bf16", "fp16", "fp8", "int8"]
 """The values of `--kv-dtype`; auto: the dtype in which the model computes."""
-QUANTIzED = ("fp8", "int8")
+QUANTIZED = ("fp8", "int8")
 PLAIN = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ALIGN = 16
 """Rows begin at a multiple of this many bytes, the number that one GPU thread copies at once."""

@@ -76,7 +76,7 @@ class HostTier:
                 self._by_age.move_to_end(other)
                 return
             if keys[: len(other.keys)] == other.keys:
-                self.drop(other)  # the same block, from when it had fewer rows
+                self.drop(other)  # an earlier copy of the same block with fewer rows
         slot = self._slot()
         if slot is None:
             return

@@ -1,4 +1,4 @@
-"""Sizes the KV cache, and so decides how long a context can be."""
+"""The size of the KV cache, and with it the longest possible context."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -191,7 +191,7 @@ def offload_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> 
 
 
 def gb_to_bytes(gb: float) -> int:
-    """Return the bytes of `gb` GB, which may be any number from 0 on: more than there is anywhere is as good."""
+    """Return the bytes of `gb` GB, any number from 0 on; values beyond any machine's memory are capped."""
     return int(min(gb, MOST_GB) * 1e9)
 
 

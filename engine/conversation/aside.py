@@ -18,8 +18,8 @@ class _Task:
 
 
 class AsideRunner:
-    """Asks one question at a time. Nobody waits for it. `stop` it before anything of the conversation is computed, so
-    that the two are never in one batch."""
+    """Asks one question at a time as idle work. `stop` it before anything of the conversation is computed, so that the
+    two are never in one batch."""
 
     def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
@@ -64,7 +64,7 @@ class AsideRunner:
         ):
             return None
         assert sequence.output is not None
-        # The model may have thought nevertheless.
+        # The model may think although it was asked not to.
         answer = sequence.generated[sequence.output.thinking.answer_start :]
         return self._engine.tokenizer.decode(answer, skip_special=True)
 

@@ -1,4 +1,4 @@
-"""Explains why no more of a prompt was reused: where it diverges from what the cache held, and what made it diverge."""
+"""Why no more of a prompt was reused: where and why it diverges from what the cache held."""
 
 from bisect import bisect_right
 from collections.abc import Sequence as Items

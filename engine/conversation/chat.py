@@ -40,7 +40,7 @@ class Chat(ChatSettings):
         think: Think = "auto",
         think_cache: ThinkCache = "exact",
     ) -> None:
-        """Raises EngineError if the model cannot chat or an argument has an unknown value."""
+        """Begin a conversation. Raises EngineError if the model cannot chat or an argument has an unknown value."""
         super().__init__(engine, system, think, think_cache)
         self._idle = IdleWork(engine)
         self.turns: list[Turn] = []
@@ -126,8 +126,8 @@ class Chat(ChatSettings):
     ) -> Iterator[tuple[int, Part]]:
         """Answer `text` `count` times at once, with consecutive seeds from that of `params` on, if it has one.
 
-        Yields the parts of each answer with its number, counted from 0, as `Several.run` does. The conversation does
-        not change; to continue with one of the answers, `load` it. They share the prompt's rows. Raises as `send` does.
+        Yields the parts of each answer with its number from 0, as `BatchGenerator.run` does. The conversation does not
+        change; to continue with one of the answers, `load` it. They share the prompt's rows. Raises as `send` does.
         """
         self._stopped = False
         self._several = BatchGenerator(self._engine)

@@ -1,4 +1,4 @@
-"""Turns the conversation into rows of the KV cache, and makes them present in idle time."""
+"""The conversation as rows of the KV cache, which are computed in idle time."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
@@ -187,7 +187,7 @@ class _IdleTask:
 
 
 class IdleWork:
-    """Warms rows while no request waits. It does one thing at a time: new work ends the work before."""
+    """Warms rows while no request waits. It does one thing at a time: new work cancels the previous work."""
 
     def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
@@ -196,7 +196,7 @@ class IdleWork:
         self._is_short = False
         """Whether the last answer was stopped during its prompt, when `_reached` rows were present."""
         self.pause = engine.new_pause()
-        """The number of the pause since the last answer ended."""
+        """The number of the current pause, which began when the last answer ended."""
 
     @property
     def present(self) -> int | None:
@@ -255,7 +255,7 @@ class IdleWork:
             sequence.finished.wait()
 
     def take(self, asked: object, follow: Follow) -> tuple[Sequence, int] | None:
-        """Return the sequence that drew for `asked`, and how many of its rows the person still had to wait for.
+        """Return the sequence that drew for `asked`, and the number of its rows that were still to be computed.
 
         Return None if there is none; idle work has then ended, as with `stop`.
         """

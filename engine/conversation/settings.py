@@ -15,7 +15,7 @@ class ChatSettings:
     """The settings of a `Chat`; they apply from the next message on."""
 
     def __init__(self, engine: EngineCore, system: str | None, think: Think, think_cache: ThinkCache) -> None:
-        """Raises EngineError if the model cannot chat or an argument has an unknown value."""
+        """Store the settings. Raises EngineError if the model cannot chat or an argument has an unknown value."""
         self._engine = engine
         self._format = PromptFormat(engine.tokenizer)
         self.thinks = self._format.thinks()

@@ -1,4 +1,4 @@
-"""Errors of computing, explained to people."""
+"""Errors of torch and the GPU, explained to people."""
 
 import ctypes
 

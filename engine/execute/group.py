@@ -31,7 +31,7 @@ LOST = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Hold all ranks of one model. Not torch's default group: there may be more than one."""
+    """All ranks of one model. Not torch's default group: there may be more than one."""
 
     group: Any
     """The torch process group."""
@@ -115,7 +115,7 @@ class Group:
             raise EngineError(LOST) from error
 
     def _options(self, kind: Any) -> Any:
-        """Those of an exchange."""
+        """Return the options of an exchange."""
         found = kind()
         if self.device.type == "cpu":
             found.timeout = _ALWAYS
@@ -123,7 +123,7 @@ class Group:
 
 
 def _wait(work: Any) -> None:
-    """Raises RuntimeError when it has failed, or is not done in time."""
+    """Wait for an exchange. Raises RuntimeError if it fails or is not done in time."""
     for _ in range(int(PATIENCE / _LOOK)):
         with suppress(RuntimeError):
             work.wait(_LOOK)

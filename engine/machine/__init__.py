@@ -1,1 +1,1 @@
-"""This machine: its devices, the bandwidth of its memory, the speed to expect, and the report of `doctor`."""
+"""The machine: its devices, the bandwidth of its memory, the speed to expect, and the report of `doctor`."""

@@ -52,7 +52,7 @@ PROGRAMS = {
 CRAWLS = 5.0
 """Tokens/s below which a model is too slow to chat with: about the speed at which people read."""
 RUNS_WELL = 15.0
-"""Tokens/s from which nobody waits for the text: faster than people read."""
+"""Tokens/s from which text comes faster than people read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def read_bytes(spec: ModelSpec, weights: int) -> int:
 
 
 def _kv(plan: KVPlan | None) -> dict[str, Any]:
-    """Return the fields of Speed that say how large the KV cache is."""
+    """Return the fields of Speed for the size of the KV cache."""
     if plan is None:
         return {"context": 0}
     return {"context": plan.context_length, "kv_bytes": plan.nbytes, "kv_share": plan.share}

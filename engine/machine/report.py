@@ -61,7 +61,7 @@ _INSTRUCTIONS = {
 """Flags in /proc/cpuinfo that decide how fast matrix products are."""
 _PACKAGES = ("torch", "triton", "flash-attn", "transformers")
 _READ_BYTES = 2**29
-"""Larger than the caches of all but the largest servers. Filling the buffer takes most of the time."""
+"""Bytes to read: more than the caches of all but the largest servers. Filling the buffer takes most of the time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from engine.sampling.sampler import SampledToken, safe_temperature
 
 
 class DrawFeatures(NamedTuple):
-    """Which features the launches of a draw support: `Draw()` all. A feature left out costs nothing."""
+    """The features that the launches of a draw support, by default all. A feature left out costs nothing."""
 
     race: bool = False
     """Every slot draws from all tokens, or greedily; no other slots are supported."""
@@ -158,7 +158,7 @@ class DeviceSampler:
         return words
 
     def draw(self, slots: Iterable[int]) -> DrawFeatures:
-        """Return the draw that serves these slots fastest; `Draw()` is always correct."""
+        """Return the draw that serves these slots fastest; `DrawFeatures()` is always correct."""
         needs = [self._needs[slot] for slot in slots]
         return DrawFeatures(
             all(need.race for need in needs),

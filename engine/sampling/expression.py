@@ -1,4 +1,4 @@
-"""What is checked of a regular expression before it becomes part of a grammar."""
+"""The check of a regular expression before it becomes part of a grammar."""
 
 from engine.errors import EngineError
 from engine.params import NAMES

@@ -35,8 +35,8 @@ LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
 )
 MOST_REMAINDERS = 100_000
-"""The largest `multipleOf`, and the most of all in a schema together: a lexer needs a state for every remainder, which
-the limits above do not count. These take 0.2 s and 25 MB."""
+"""The largest `multipleOf`, and the largest sum and common multiple of all in a schema: a lexer needs a state for every
+remainder, which the limits above do not count. This many take 0.2 s and 25 MB."""
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
 _ESCAPED = re.compile(r"\\u00([0-7][0-9a-fA-F])")
 
@@ -99,7 +99,7 @@ class Grammars:
     def matcher(self, constraint: Constraint) -> Matcher:
         """Return a matcher at the beginning of an answer. The first takes about a second for a large vocabulary.
 
-        Raises EngineError with what is wrong with the constraint.
+        Raises EngineError that describes an error in the constraint.
         """
         with self._lock:
             self._vocabulary = self._vocabulary or self._read_vocabulary()
@@ -108,7 +108,7 @@ class Grammars:
             known = self._known[constraint] = known or Future()
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
-        if is_new:  # whoever asks for the same waits for it, and nobody else does
+        if is_new:  # only requests for the same constraint wait for it
             try:
                 known.set_result(compiled(constraint, self._vocabulary))
             except BaseException as error:
@@ -117,7 +117,7 @@ class Grammars:
                     if self._known.get(constraint) is known:
                         del self._known[constraint]
                 raise
-        known.exception()  # waits for who compiles it
+        known.exception()  # waits for the thread that compiles it
         with self._lock:
             return known.result().copy()
 
@@ -148,12 +148,12 @@ class _Vocabulary:
         self._after = next((id for id in ids if self.tokens[id] == b"{"), None)
 
     def __call__(self, text: str) -> list[int]:
-        """Return the ids of a text that continues what was said."""
+        """Return the ids of a text that continues the answer."""
         return self._tokenizer.encode_pieces([PromptPiece(text, typed=True)], self._after)
 
 
 def check(constraint: Constraint) -> None:
-    """Raise EngineError with what is wrong with a constraint, as far as that shows without a model."""
+    """Raise EngineError for errors in a constraint that can be found without a model."""
     grammar, name = _grammar(constraint), NAMES[constraint.kind]
     failed, said = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=LIMITS)
     if failed:
@@ -162,7 +162,7 @@ def check(constraint: Constraint) -> None:
 
 
 def compiled(constraint: Constraint, vocabulary: llguidance.LLTokenizer) -> Matcher:
-    """Return a matcher at the beginning of an answer. Raises EngineError with what is wrong with the constraint."""
+    """Return a matcher at the beginning of an answer. Raises EngineError that describes an error in the constraint."""
     grammar, name = _grammar(constraint), NAMES[constraint.kind]
     matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
@@ -173,7 +173,7 @@ def compiled(constraint: Constraint, vocabulary: llguidance.LLTokenizer) -> Matc
 
 
 def _try(matcher: llguidance.LLMatcher, name: str) -> None:
-    """Begin an answer, with what is forced and a token more: some errors show only then. Raises EngineError."""
+    """Begin an answer with its forced tokens and one more, because some errors show only then. Raises EngineError."""
     _allowed(matcher, name)
     matcher.consume_tokens(matcher.compute_ff_tokens())
     if matcher.is_stopped() and not matcher.is_error():
@@ -188,7 +188,7 @@ def _try(matcher: llguidance.LLMatcher, name: str) -> None:
 
 
 def _allowed(matcher: llguidance.LLMatcher, name: str) -> int:
-    """The mask of the next token as a number. Raises EngineError where no token may follow."""
+    """Return the mask of the next token as a number. Raises EngineError if no token may follow."""
     allowed = int.from_bytes(matcher.compute_bitmask(), "little")
     if matcher.is_error():
         raise _refused(name, reason(matcher.get_error()))
@@ -223,7 +223,7 @@ def _grammar(constraint: Constraint) -> str:
 
 
 def _check_possible(constraint: Constraint) -> None:
-    """Raise EngineError if nothing matches a schema that the library can use: that would show late in an answer."""
+    """Raise EngineError if nothing matches a valid schema: otherwise that would show late in an answer."""
     if constraint.kind == "json_schema" and without_impossible(json.loads(constraint.text)) is False:
         raise _refused(NAMES[constraint.kind], "nothing matches it")
 
@@ -234,7 +234,7 @@ def _check_multiples(constraint: Constraint) -> None:
     Some may have to be multiples of several: these count by their common multiple. The digits of a fraction count.
     """
     if constraint.kind == "regex":
-        return  # it has no schema, whatever its text
+        return  # it contains no schema
     common, total = 1, 0
     for written in _MULTIPLE.findall(_ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), constraint.text)):
         try:

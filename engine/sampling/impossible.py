@@ -1,4 +1,4 @@
-"""The parts of a JSON schema that nothing can match, for they never end or name no value: no answer may begin one."""
+"""The parts of a JSON schema that no finite value matches: an answer must not begin one."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 _ROUNDS = 20
-"""How often definitions are looked at again for what became possible; a schema that needs more is left as it is."""
+"""The most passes over the definitions to find the possible ones; a schema that needs more is left unchanged."""
 _REFERENCE = re.compile(r'"\$ref": ("(?:[^"\\]|\\.)*")')
 _KINDS = ["null", "boolean", "integer", "number", "string", "array", "object"]
 _DEFINITIONS = ("$defs", "definitions")
@@ -16,10 +16,10 @@ _SINGLE = ("items", "additionalProperties")
 
 
 def without_impossible(schema: Any) -> Any:
-    """Return the schema with False for each part that nothing can match; False where that is all of it.
+    """Return the schema with False for each part that nothing can match; False if nothing matches the whole.
 
-    The library finds much of that itself, but not what leads back to itself in every way, such as a list whose `next`
-    is required: an answer that begins one cannot end.
+    The library finds many of these itself, but not definitions that always lead back to themselves, such as a list
+    whose `next` is required: an answer that begins one cannot end.
     """
     try:
         return _without(schema) if isinstance(schema, dict) else schema
@@ -33,7 +33,7 @@ def _without(schema: dict[str, Any]) -> dict[str, Any] | bool:
     text = json.dumps(schema)
     references = {json.loads(found) for found in _REFERENCE.findall(text)}
     if not references <= known.keys() or text.count('"$id":') > ("$id" in schema):
-        return schema  # they lead into parts of it, or out of it
+        return schema  # references into parts of it, or out of it
     possible: set[str] = set()
     left = [reference for reference in known if reference in references]
     for _ in range(_ROUNDS):
@@ -48,7 +48,7 @@ def _without(schema: dict[str, Any]) -> dict[str, Any] | bool:
         return False
     for key in _DEFINITIONS:
         if isinstance(trimmed.get(key), dict):
-            # One that is impossible stays: nothing refers to it now.
+            # An impossible definition stays: nothing refers to it any more.
             trimmed[key] = {name: _trimmed(part, possible) or part for name, part in trimmed[key].items()}
     return trimmed
 
@@ -59,7 +59,7 @@ def _named(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _trimmed(schema: Any, possible: Collection[str]) -> Any:
-    """A part without what nothing can match, where only these references can be matched; False if that is all of it."""
+    """Return a part without what nothing matches, if only `possible` references can be matched; False if all of it."""
     if not isinstance(schema, dict):
         return schema
     part = dict(schema)
@@ -88,7 +88,7 @@ def _members(part: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _of_possible_kinds(part: dict[str, Any]) -> dict[str, Any] | bool:
-    """The part without objects that need a property, or arrays that need an item, that nothing can match."""
+    """Return the part without objects or arrays that require a property or an item that nothing can match."""
     kinds = part.get("type", _KINDS)
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if not isinstance(kinds, list):

@@ -35,7 +35,7 @@ class SampledToken(NamedTuple):
 
 @dataclass(slots=True)
 class SamplerState:
-    """What sampling one sequence needs to remember."""
+    """The sampling state of one sequence."""
 
     params: SamplingParams
     seed: int

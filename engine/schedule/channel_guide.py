@@ -53,14 +53,14 @@ class ChannelGuide:
         return cls(start, channels, tuple(sorted(tokenizer.stop_ids)), header, between, thinks)
 
     def follow(self, tokens: Items[int]) -> None:
-        """As `Guide.follow`."""
+        """Do what `Guide.follow` does."""
         if len(tokens) < self.count:
             self._restart()
         for token in tokens[self.count :]:
             self.push(token)
 
     def push(self, token: int) -> None:
-        """As `Guide.push`."""
+        """Do what `Guide.push` does."""
         self.count += 1
         if self._thinks:
             if token == self.channels.end:
@@ -90,14 +90,14 @@ class ChannelGuide:
             self._thinks, self._header, self._matcher = True, [], self.start.copy()
 
     def copy(self) -> "ChannelGuide":
-        """As `Guide.copy`."""
+        """Return a copy as `Guide.copy` does."""
         found = copy(self)
         found._matcher = None if self._matcher is None else self._matcher.copy()
         found._header = None if self._header is None else list(self._header)
         return found
 
     def allows(self, token: int) -> bool:
-        """As `Guide.allows`."""
+        """Return what `Guide.allows` does."""
         if self._thinks:
             return token not in self._unthinkable
         if self._due:
@@ -107,7 +107,7 @@ class ChannelGuide:
         return self._matcher is not None and self._matcher.allows(token)
 
     def fill(self, words: Words) -> None:
-        """As `Guide.fill`."""
+        """Do what `Guide.fill` does."""
         if self._thinks:
             return free(words, self._unthinkable)
         if self._due:
@@ -121,7 +121,7 @@ class ChannelGuide:
         return None
 
     def forced(self) -> list[int]:
-        """As `Guide.forced`."""
+        """Return what `Guide.forced` does."""
         if self._thinks or self._matcher is None:
             return []
         return list(self._due) or ([] if self._header is not None else self._matcher.forced())

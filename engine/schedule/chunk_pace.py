@@ -1,4 +1,4 @@
-"""How many rows of prompts run beside decoding, learned from what chunks took."""
+"""How many rows of prompts run beside decoding, learned from the times of chunks."""
 
 from collections import deque
 from collections.abc import Callable
@@ -63,7 +63,7 @@ class RowCost:
 class ChunkPace:
     """Limits a chunk beside decoding so that it takes DELAY_S at most.
 
-    The limits are learned from what chunks took. Each chunk is a bound for later ones: fewer rows, or as many with
+    The limits are learned from the times of chunks. Each chunk is a bound for later ones: fewer rows, or as many with
     fewer before them, take no longer. More rows take longer by no more than they cost more (see `RowCost`), because
     more of them share the time that does not depend on the rows.
     """

@@ -1,4 +1,4 @@
-"""Whether other programs keep the CPU busy; what this process computes does not count."""
+"""Whether programs other than this one keep the CPU busy."""
 
 import os
 from collections.abc import Callable

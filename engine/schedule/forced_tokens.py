@@ -1,4 +1,4 @@
-"""What a constraint says about tokens not yet drawn: which ones must come next, and which guesses are allowed."""
+"""Tokens not yet drawn under a constraint: which ones must come next, and which guesses are allowed."""
 
 from collections.abc import Sequence as Items
 

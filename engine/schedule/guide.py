@@ -1,4 +1,4 @@
-"""Says which tokens may be sampled next in an answer that has to match a constraint."""
+"""The tokens that may be sampled next in an answer that has to match a constraint."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items

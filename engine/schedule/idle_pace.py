@@ -1,4 +1,4 @@
-"""How many rows idle work computes at once, learned from what chunks took."""
+"""How many rows idle work computes at once, learned from the times of chunks."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The service that people got from an engine: counters that only grow, and the latest waiting times."""
+"""The metrics of an engine's service: counters that only grow, and the latest waiting times."""
 
 from collections import deque
 from collections.abc import Iterable

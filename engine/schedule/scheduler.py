@@ -64,7 +64,7 @@ class PromptChunk:
 
 @dataclass(slots=True)
 class Step:
-    """What to compute next: a decode step of the sequences in slots, and beside it a batch of chunks."""
+    """The work of the next step: a decode step of the sequences in slots, and beside it a batch of chunks."""
 
     launched: list[Sequence] = field(default_factory=list)
     """Sequences with slots of a decode runner, and with room for the row of their newest token."""
@@ -193,7 +193,7 @@ class Scheduler:
         return step
 
     def _catch_up(self, level: Priority) -> None:
-        """Let idle work whose turn it is again pick up the rows that others have computed in the meantime."""
+        """Let idle work that runs again pick up the rows that others have computed in the meantime."""
         first = min(
             (s for s in self._idle_work if s.pending and not s.joined), key=lambda s: s.place, default=None
         )

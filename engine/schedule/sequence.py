@@ -32,7 +32,7 @@ class SequenceStatus(Enum):
 
 
 class Priority(IntEnum):
-    """Who waits for a sequence; lower values go first."""
+    """The priority of a sequence; lower values go first."""
 
     PERSON = 0
     IDLE = 1
@@ -40,7 +40,7 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """On whose behalf rows are computed."""
+    """The requester on whose behalf rows are computed."""
 
     follow: "Callable[[Sequence], None] | None" = None
     """Called with the sequence that computes them, so that it can be cancelled."""
@@ -50,7 +50,7 @@ class Owner:
 
 
 ANYBODY = Owner()
-"""A person who waits for the rows to the end."""
+"""A person who waits until the rows are computed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +150,7 @@ class Sequence:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that were present before anybody waited for them."""
+        """Tokens of the prompt that were present before the request."""
         return self.hit.rows - self.hit.own
 
     @property
@@ -193,7 +193,7 @@ class Sequence:
         return guide.fill(words)
 
     def allow_each(self, words: Items[Words], guesses: Items[int]) -> None:
-        """As `allow` for several rows: write which tokens may follow the newest token, and each guess after it.
+        """Do what `allow` does for several rows: write which tokens may follow the newest one, and each guess after it.
 
         All of the answer is known, and each guess is allowed after the tokens before it (`permitted`).
         """

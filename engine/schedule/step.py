@@ -97,12 +97,12 @@ class EngineStep:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is work, or somebody waits for the disk."""
+        """Whether there is work, or a request waits for the disk."""
         return self.has_work or (self.disk is not None and self.disk.is_reading)
 
     def while_idle(self) -> bool:
-        """Do work that makes later steps faster, for some milliseconds, unless somebody waits for the disk: each group
-        of blocks would wait for some of it. Return whether more is left."""
+        """Spend some milliseconds on making later steps faster, unless a request waits for the disk: it would delay
+        each group of blocks. Return whether more is left."""
         if self.is_busy:
             return False
         more = self.disk is not None and self.disk.go_on()

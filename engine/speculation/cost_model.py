@@ -1,4 +1,4 @@
-"""Decides how many tokens to guess: as many as pay, by the measured time of larger steps and how often guesses hold."""
+"""How many tokens to guess: as many as pay, by the measured time of larger steps and how often guesses hold."""
 
 from collections import deque
 from dataclasses import dataclass, field

@@ -53,7 +53,7 @@ class Buffers:
             return None
 
     def give(self, slot: StagingBuffer) -> None:
-        """Return a buffer. `Slot.wait` waits for the copies that were noted in it."""
+        """Return a buffer. `StagingBuffer.wait` waits for the copies that were noted in it."""
         self._free.put(slot)
 
     def block(self, slot: StagingBuffer, place: int, like: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Buffers:
         finally:
             for group in reading:
                 while group.pending:
-                    with suppress(OSError):  # nobody needs it any more
+                    with suppress(OSError):  # it is not needed any more
                         group.wait()
                 self._free.put(group.slot)
 

@@ -36,7 +36,7 @@ WORTH_WAITING = {"cpu": 1024, "cuda": 8192}
 KEPT_WITHIN = 0.1
 """The measured times are saved again when they have changed by this share."""
 PATIENCE_S = 0.5, 5.0
-"""The least seconds that a request waits for the disk, and those if the time of computing is not known instead."""
+"""The least seconds that a request waits for the disk, and the seconds if the time of computing is unknown."""
 CLOSING_S = 1.0
 """The most seconds that an engine continues writing when it ends."""
 
@@ -68,7 +68,7 @@ class DiskTier:
         self._writes: list[WriteRequest] = []
         """The paths to be written; the last one is next."""
         self._looked = 0
-        """How many of them, from the end, had nothing to be written just now."""
+        """How many of them, from the end, were found to have nothing to write at the moment."""
         self._names: dict[int, Digest] = {}
         """The digest of a block by its name."""
         self._restores: list[RestoreRequest] = []
@@ -79,7 +79,7 @@ class DiskTier:
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closed = False
         self._finished: Event | None = None
-        """What `finish` waits for: set once everything that can be written is."""
+        """The event that `finish` waits for: set once everything that can be written is written."""
         self.problem = ""
         """Why the tier is no longer used, in a line for people."""
         self.costs = PromptCosts()
@@ -308,7 +308,7 @@ class DiskTier:
 
     @property
     def is_reading(self) -> bool:
-        """Whether blocks are being brought back for somebody."""
+        """Whether blocks are being brought back for a request."""
         return bool(self._restores)
 
     def abandon(self) -> None:

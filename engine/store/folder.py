@@ -79,14 +79,14 @@ class Folder:
                 self._known(path)
 
     def __len__(self) -> int:
-        """The number of blocks that can be read."""
+        """Return the number of blocks that can be read."""
         return len(self._found)
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._found
 
     def holds(self, owner: str, digest: Digest) -> bool:
-        """Whether the file of `owner` has a block, or a chunk's file has it for all conversations on that chunk."""
+        """Return whether a block is in the file of `owner`, or in a chunk's file, which all its conversations use."""
         file, found = self._files.get(self._path(owner)), self._found.get(digest)
         if found is not None and is_chunk(found[0].path.name):
             return True
@@ -326,14 +326,14 @@ def chunk_owner_name(hexdigest: str) -> str:
 
 
 def is_chunk(owner: str) -> bool:
-    """Whether a name is that of a chunk."""
+    """Return whether a name is that of a chunk."""
     return owner.startswith(_CHUNK)
 
 
 def default_folder() -> Path:
     """Return the folder of the blocks of conversations: in $CHATTERM_DATA, beside the sessions, if that is set, else in
     the cache folder."""
-    from models.hub.catalogue import cache_folder  # not needed by those who only remove files
+    from models.hub.catalogue import cache_folder  # not needed to remove files
 
     data = os.environ.get("CHATTERM_DATA")
     return (Path(data).expanduser() if data else cache_folder()) / "kv"

@@ -1,4 +1,4 @@
-"""Hashes of what the bits of a KV block depend on besides its tokens: the weights, and the code that uses them."""
+"""Hashes of everything but the tokens that determines the bits of a KV block: the weights, and the code."""
 
 import os
 import sys

@@ -59,7 +59,7 @@ def scan(fd: int, start: int = 0) -> Iterator[Record]:
 
 
 def is_at_its_place(fd: int, record: Record) -> bool:
-    """Whether a file still has `record` in the same place. Raises OSError."""
+    """Return whether a file still has `record` in the same place. Raises OSError."""
     return next(scan(fd, record.offset - HEADER), None) == record
 
 

@@ -30,7 +30,7 @@ from tests.models.known_configs import GPT_OSS
 
 CPU = torch.device("cpu")
 TOKENS = list(range(3, 60))
-QUANTIzED = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+QUANTIZED = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
 
 
 def packed(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,7 +52,7 @@ def write_quantized(folder: Path, change: Mapping[str, Tensor | None] | None = N
         {name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors"
     )
     told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(told | {"quantization_config": QUANTIzED}))
+    (folder / "config.json").write_text(json.dumps(told | {"quantization_config": QUANTIZED}))
     return folder
 
 

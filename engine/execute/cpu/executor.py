@@ -22,7 +22,7 @@ from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.network import PLAIN, Network, Weight
 from models.spec import ModelSpec
 
-QUANTIzED = {"int8": 100, "fp8": 101}
+QUANTIZED = {"int8": 100, "fp8": 101}
 """The `ct_kv_type` of each quantised cache."""
 PORTABLE = 0
 """The index of the portable variant, the first one."""
@@ -51,7 +51,7 @@ class NativeDecoder:
     """Runs rows of several sequences through the model, from the values of the spans to logits."""
 
     def __init__(self, network: Network, cache: KVCache, pool: Pool, variant: int | None = None) -> None:
-        """`variant` indexes `pool.library.variants`; None is the best. Raises NativeError if it does not fit."""
+        """Set up `variant` (None: the best) of `pool.library.variants`. Raises NativeError if it does not fit."""
         self.name = f"native kernels, {pool.library.best_name}"
         self._pool = pool
         self._functions = pool.library.functions
@@ -76,7 +76,7 @@ class NativeDecoder:
             embedding_scale=torch.tensor(spec.embedding_scale, dtype=network.dtype).item(),
             logit_cap=spec.logit_cap or 0.0,
         )
-        number = QUANTIzED.get(cache.row.kind, PLAIN.get(cache.kv.dtype))
+        number = QUANTIZED.get(cache.row.kind, PLAIN.get(cache.kv.dtype))
         if number is None or cache.kv.device.type != "cpu":
             raise NativeError(f"the KV cache is {cache.kv.dtype} on {cache.kv.device}")
         kept = native.Cache(
@@ -113,7 +113,7 @@ class NativeDecoder:
         return logits
 
     def step(self, spans: Sequence[Span]) -> list[Tensor]:
-        """As `run`: fp32 [vocab_size] for each wanted row, in memory that the next step overwrites."""
+        """Do what `run` does; return fp32 [vocab_size] for each wanted row, in memory that the next step overwrites."""
         wanted = sum(span.wanted for span in spans)
         if wanted > len(self._rows):
             # The system would have to map fresh memory page by page in every step.

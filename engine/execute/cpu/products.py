@@ -31,7 +31,7 @@ class NativeProduct:
     """The products of a network's layers. The bits of a row do not depend on the other rows."""
 
     def __init__(self, network: Network, pool: Pool) -> None:
-        """Raises NativeError if the kernels cannot be set up."""
+        """Set up the kernels. Raises NativeError if that fails."""
         self._pool = pool
         self._functions = pool.library.functions
         self._layers: dict[int, tuple[Sequence[Weight], native.Linear]] = {}

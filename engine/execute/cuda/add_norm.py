@@ -1,4 +1,4 @@
-"""What happens between two products of a layer: the sum with the residual, and the norms before and after it."""
+"""The operations between two products of a layer: the sum with the residual, and the norms before and after it."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -46,7 +46,7 @@ class PartsCut:
     least: int
     """The fewest rows of such a part."""
     usual: int
-    """Parts grow to so many rows before there are more than half of `own`; 0: that does not matter."""
+    """Parts grow to this many rows before there are more than half of `own`; 0: no such rule."""
     programs: int
     """Programs per KV head for those parts: fewer than `own` if no sequence is long enough."""
     tile: int

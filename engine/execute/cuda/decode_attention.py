@@ -40,7 +40,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """What the attention leaves if the product that reads it combines the parts."""
+    """The attention's uncombined output, for a product that combines the parts itself."""
 
     partial: Tensor
     lse: Tensor

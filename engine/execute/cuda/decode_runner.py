@@ -45,7 +45,7 @@ S = TypeVar("S", bound=Decoded)
 
 @dataclass(slots=True, eq=False)
 class SlotState(Generic[S]):
-    """A sequence in a slot. A sequence that leaves and comes back gets a new seat."""
+    """A sequence in a slot. A sequence that leaves and comes back gets a new state."""
 
     sequence: S
     slot: int
@@ -120,9 +120,9 @@ class DecodeRunner(Generic[S]):
         self._logits: dict[tuple[int, int, int], Tensor] = {}
         """The logits of steps that only compute them, by step size: a graph always writes to the same memory."""
         self._together: list[SlotState[S]] = []
-        """The seats of the step that `_shared` was computed for."""
+        """The slots of the step that `_shared` was computed for."""
         self._shared: list[int] = []
-        """The number of rows that each of those seats shares with others; empty if nobody shares."""
+        """The number of rows that each of those slots shares with others; empty if none shares any."""
 
     @property
     def name(self) -> str:
@@ -414,9 +414,9 @@ class DecodeRunner(Generic[S]):
                 self.program.run(rows, limit, SMALLEST)
 
     def _own_rows(self, seats: list[SlotState[S]]) -> int | None:
-        """Decide who shares rows, if the sequences changed since the last step; return the most unshared rows.
+        """Decide which sequences share rows, if they changed since the last step; return the most unshared rows.
 
-        Return None if nobody shares.
+        Return None if none shares any.
         """
         if seats != self._together:
             self._together, self._shared = seats, []

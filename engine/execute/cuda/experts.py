@@ -84,7 +84,7 @@ class ExpertStep:
     """The experts of a decode step of few rows. All layers share its buffers."""
 
     def __init__(self, network: Network, rows: int, pdl: bool) -> None:
-        """For steps of up to `rows` rows, of a network in which some layers have experts."""
+        """Allocate buffers for steps of up to `rows` rows of a network in which some layers have experts."""
         found = [
             layer.feed_forward for layer in network.spec.layers if isinstance(layer.feed_forward, Experts)
         ]

@@ -18,7 +18,7 @@ class NullSampler:
     def __init__(
         self, vocab_size: int, slots: int, device: torch.device, count: Callable[[Tensor, Tensor], None]
     ) -> None:
-        """`count` is `Exchange.count`."""
+        """Allocate the tokens; `count` is `AllReduce.count`."""
         self.vocab_size = vocab_size
         self.token = torch.full((slots,), -1, dtype=torch.int64, device=device)
         """The newest token of each slot, int64 [slots], which rank 0 sends at the start of a step."""
@@ -35,11 +35,11 @@ class NullSampler:
         """Do nothing: rank 0 holds the sampling state."""
 
     def words(self, slot: int) -> NDArray[np.int32]:
-        """Not available: rank 0 holds the token masks."""
+        """Raise NotImplementedError: rank 0 holds the token masks."""
         raise NotImplementedError
 
     def row_words(self, row: int) -> NDArray[np.int32]:
-        """Not available: rank 0 also holds the masks of guessed tokens."""
+        """Raise NotImplementedError: rank 0 also holds the masks of guessed tokens."""
         raise NotImplementedError
 
     def draw(self, slots: Iterable[int]) -> DrawFeatures:
@@ -47,7 +47,7 @@ class NullSampler:
         return DrawFeatures()
 
     def drawn(self, tokens: Sequence[tuple[int, int, int | None]]) -> list[SampledToken]:
-        """Not available: rank 0 holds the drawn tokens."""
+        """Raise NotImplementedError: rank 0 holds the drawn tokens."""
         raise NotImplementedError
 
     def sample(

@@ -66,8 +66,8 @@ class HostExperts:
     """Computes experts in host memory, in the order of the current stream. It belongs to the loop thread."""
 
     def __init__(self, network: Network, pool: Pool) -> None:
-        """Nothing else may use `pool`. Raises NativeError for experts that cannot be computed here, and the error of
-        torch if there is too little host memory."""
+        """Take over `pool`: nothing else may use it. Raises NativeError for experts that cannot be computed here, and
+        the error of torch if there is too little host memory."""
         is_cuda = network.device.type == "cuda"
         if (reason := not_on_host(network.spec) or (host_call.problem() if is_cuda else None)) is not None:
             raise NativeError(reason)

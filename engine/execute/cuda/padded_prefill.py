@@ -209,7 +209,7 @@ class _Write:
     """Writes the K and V of a step's tokens into the cache."""
 
     def __init__(self, cache: KVCache, slots: Tensor) -> None:
-        """slots int32 [tokens or more]: the cache slot of each token, -1 for padding."""
+        """Write to slots, int32 [tokens or more]: the cache slot of each token, -1 for padding."""
         self._cache = cache
         self._slots = slots
 

@@ -38,7 +38,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class DividedStep:
-    """What other ranks must know about a step: the arguments of `DecodeProgram.run`, and the changes in `Slots`."""
+    """A step as sent to other ranks: the arguments of `DecodeProgram.run`, and the changes in `Slots`."""
 
     changes: Changes
     rows: int
@@ -48,7 +48,7 @@ class DividedStep:
 
 @dataclass(frozen=True, slots=True)
 class DividedCheck:
-    """The same about a step that checks guesses: the arguments of `SeveralRows.compute` and of `Checking.plan`."""
+    """A step that checks guesses, as sent to other ranks: arguments of `SeveralRows.compute` and `Checking.plan`."""
 
     changes: Changes
     rows: int
@@ -64,7 +64,7 @@ class Slots:
     """
 
     def __init__(self, slots: int, rows: int, blocks: int, token: Tensor) -> None:
-        """For steps of up to `rows` rows and sequences of up to `blocks` blocks; token int64 [slots], on the device."""
+        """Allocate on the device of token, int64 [slots], for steps of up to `rows` rows, tables of `blocks` blocks."""
         together = -(-rows // 16) * 16
         tiles = together + -(-rows // 16) * 16
         start = tiles + -(-most_members(rows) // 16) * 16

@@ -39,7 +39,7 @@ class SeveralRows:
     """Holds the device state of such steps. It belongs to the loop thread."""
 
     def __init__(self, program: ChecksGuesses, slots: Slots, block_size: int, parts: int = 3) -> None:
-        """A plan consists of `parts` arrays of one number per row; the first three are those of `spread_kernel`."""
+        """Allocate for plans of `parts` arrays of one number per row; the first three are those of `spread_kernel`."""
         self._program = program
         self._slots = slots
         self._block_size = block_size

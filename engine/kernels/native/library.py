@@ -112,7 +112,7 @@ class Experts(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """ct_layer"""
+    """ct_layer: a layer with all its parts."""
 
     _fields_: ClassVar = [
         *_fields_of_type(Norm, "input_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
@@ -126,7 +126,7 @@ class Layer(ctypes.Structure):
 
 
 class Model(ctypes.Structure):
-    """ct_model"""
+    """ct_model: a whole network."""
 
     _fields_: ClassVar = [
         ("layers", ctypes.POINTER(Layer)),
@@ -139,7 +139,7 @@ class Model(ctypes.Structure):
 
 
 class Cache(ctypes.Structure):
-    """ct_cache"""
+    """ct_cache: the KV cache."""
 
     _fields_: ClassVar = [
         *_fields_of_type(_Pointer, "k", "v"),
@@ -149,7 +149,7 @@ class Cache(ctypes.Structure):
 
 
 class MixtureJob(ctypes.Structure):
-    """ct_mixture_job"""
+    """ct_mixture_job: a mixture of experts for some rows."""
 
     _fields_: ClassVar = [
         *_fields_of_type(_Pointer, "mixtures", "x", "ids", "shares", "out"),
@@ -158,7 +158,7 @@ class MixtureJob(ctypes.Structure):
 
 
 class Sampling(ctypes.Structure):
-    """ct_sampling"""
+    """ct_sampling: how a token is drawn."""
 
     _fields_: ClassVar = [
         ("chance", ctypes.c_double),

@@ -1,4 +1,4 @@
-"""Combines the partial outputs of a decode step's attention: those of `attention.py` and of `attention_mma.py`."""
+"""Combines the partial outputs of a decode step's attention, from `attention.py` and `attention_mma.py`."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
 import triton

@@ -21,7 +21,7 @@ def converts_bytes():
 
 @constexpr_function
 def byte_unit(fp8):
-    """Return what decoded numbers have to be multiplied with."""
+    """Return the factor by which decoded numbers have to be multiplied."""
     return 256.0 if fp8 and not converts_bytes() else 1.0
 
 
@@ -46,7 +46,7 @@ def converted(words, HALVES: tl.constexpr):
 
 @jit
 def shifted(words, HALVES: tl.constexpr):
-    """The same without that instruction: the bits of E4M3, placed in an fp16, are the number divided by 2 ** 8."""
+    """Do the same without that instruction: the bits of E4M3, placed in an fp16, are the number divided by 2 ** 8."""
     return _decoded(
         words,
         "{ .reg .b32 a, b, s, t; "
@@ -59,7 +59,7 @@ def shifted(words, HALVES: tl.constexpr):
 
 @jit
 def signed(words, HALVES: tl.constexpr):
-    """The same for signed bytes: the lowest eight bits of the fp16 of 1,024 plus a number are that number."""
+    """Do the same for signed bytes: the lowest eight bits of the fp16 of 1,024 plus a number are that number."""
     return _decoded(
         words,
         "{ .reg .b32 a, b, t, less; xor.b32 t, $2, 0x80808080; mov.b32 less, 0xE480E480; "
