@@ -49,9 +49,9 @@ HOST_SHARE = 0.9
 """The share of free host memory that experts may take: it is pinned, and the system cannot take it back."""
 _CPU = torch.device("cpu")
 Room = Callable[[ModelSpec], int | None]
-"""Return how many bytes of a device a network's weights may take; None: all weights have to be on the device."""
+"""Returns how many bytes of a device a network's weights may take; None: all weights have to be on the device."""
 Needs = Callable[[ModelSpec], Beside]
-"""A function that returns the memory that a network needs on a device beside its weights."""
+"""Returns the memory that a network needs on a device beside its weights."""
 _PAGE = 1 << 16
 """At least the size of a memory page on any machine."""
 
@@ -124,7 +124,7 @@ def load_model(
         device,
         on_progress=on_progress,
         positions=positions,
-        # For a CPU a memory-mapped file is as near as a buffer: staging would gain nothing.
+        # A CPU reads a memory-mapped file as fast as a buffer: staging would gain nothing.
         staging=Staging() if device.type == "cuda" else None,
         kinds=kinds,
         names=names,
@@ -261,7 +261,7 @@ def fill_network(
     nothing of it stays in memory.
     """
     tensors, kinds, positions = list(tensors), kinds or {}, positions or spec.max_positions
-    if spec.learned_positions:  # there are no vectors beyond these
+    if spec.learned_positions:  # positions beyond have no vectors
         positions = min(positions, spec.max_positions)
     places = match(spec, tensors, names)
     blocks = {slot: kinds[name] for name, slot in places.items() if name in kinds}

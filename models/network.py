@@ -163,7 +163,7 @@ class Network:
     head: Linear
     """Its weight is the embedding if the two are tied."""
     positions: int
-    """How many positions the network can tell apart: the rows of its rotary tables."""
+    """The number of positions that the network supports: the rows of its rotary tables."""
     position_embedding: Tensor | None = None
     """[positions, hidden]"""
     share: Share | None = None

@@ -43,7 +43,7 @@ def _sparse_from_gguf(config: GGUFConfig) -> ModelSpec:
 
 
 def _sparse(spec: ModelSpec, count: int, chosen: int, size: int, shared: int) -> ModelSpec:
-    """Return `spec` with experts in every layer. (A softmax over the chosen ones equals a renormalised full one.)"""
+    """Return `spec` with experts in every layer; a softmax over the chosen ones equals a renormalised full one."""
     experts = Experts(count, chosen, FeedForward(size), shared=FeedForward(shared) if shared else None)
     return with_experts(spec, experts, range(len(spec.layers)))
 

@@ -200,7 +200,7 @@ def _gguf_kind(fields: Fields, at: str) -> Literal["linear", "yarn"]:
         )
     extrapolated = fields.raw.get(
         f"{at}yarn_ext_factor", -1
-    )  # the share of yarn in the mix; below 0: not set
+    )  # the share of yarn in the mix; negative: not set
     if not isinstance(extrapolated, int | float) or 0 < extrapolated != 1:
         raise ModelError(
             f"{at}yarn_ext_factor in the GGUF file is {str(extrapolated)[:60]}; supported: 0 and 1."

@@ -1,4 +1,4 @@
-"""Finds out, from its config and its name, what keeps an unknown architecture from running."""
+"""Reasons why an unknown architecture does not run, from its config and its name."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -54,7 +54,7 @@ _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("proteins", ("protein_encoder_config",)),
 )
-"""Words for the user, and the fields of config.json or of a GGUF file that mean this unless they are 0 or empty."""
+"""Features by their words for the user, and the config.json or GGUF fields that ask for them unless 0 or empty."""
 
 _OF_STATE_SPACE = ("ssm_state_size", "state_size", "mamba_d_state", "d_state", "ssm_cfg", "ssm.state_size")
 _ACTIVATIONS = (
@@ -75,7 +75,7 @@ _KINDS = {
     "indexed_attention": _INDEXED,
     "recurrent": "recurrent layers",
 }
-"""Words for the kinds of layers; None: they are computed."""
+"""Words for unsupported kinds of layers; None: the kind is supported."""
 
 _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "afmoe": (_GATED,),
@@ -131,7 +131,7 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "xlstm": ("recurrent layers",),
     "zaya": (_CONVOLUTIONS,),
 }
-"""What a model_type of transformers needs that no field of its config shows."""
+"""The features that a model_type of transformers needs without a field of its config saying so."""
 
 _ONLY_UNREAD = frozenset({
     "aria_text", "biogpt", "cwm", "dots1", "exaone4", "exaone_moe", "flex_olmo", "flint", "gemma", "glm", "glm4",
@@ -139,7 +139,7 @@ _ONLY_UNREAD = frozenset({
     "helium", "hy_v3", "hyperclovax", "mellum", "minimax_m2", "mixtral", "olmoe", "opt", "qwen2_moe", "seed_oss",
     "solar_open", "stablelm", "starcoder2", "vaultgemma",
 })  # fmt: skip
-"""Values of model_type whose networks have no part that is missing here, unless a field of their config says so."""
+"""Values of model_type whose networks need nothing unsupported, unless a field of their config asks for it."""
 
 _OF_GGUF = {
     "command-r": "cohere",

@@ -114,7 +114,7 @@ class RepoCache:
         return self.linked(commit, file) or _size(self.blob(file)) == file.size
 
     def link(self, commit: str, file: RemoteFile, goes_on: bool = False) -> None:
-        """Give a stored file its name in the snapshot of `commit`. `goes_on`: its content will get more names."""
+        """Link a stored file under its name in the snapshot of `commit`. `goes_on`: more names will be linked to it."""
         if self.linked(commit, file):
             return
         blob, name = self.blob(file), self.snapshot(commit) / file.path

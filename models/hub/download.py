@@ -91,7 +91,7 @@ class HubSettings:
 
         try:
             token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-        except (OSError, ValueError) as error:  # a file that is none, or no text
+        except (OSError, ValueError) as error:  # the token's path is no file, or not text
             reason = getattr(error, "strerror", None) or "it is not text"
             raise ModelError(
                 f"The token in {constants.HF_TOKEN_PATH} cannot be read ({reason}); check HF_HOME, or set HF_TOKEN."
@@ -350,7 +350,7 @@ def _fetched_elsewhere(cache: RepoCache, commit: str, model: HubModel) -> Path |
 
 
 def _whole(cache: RepoCache, commit: str, model: HubModel, listing: Listing) -> Path | None:
-    """Return the path of `model` if the files here, which are what `listing` has, seem to be all; else None."""
+    """Return the path of `model` if the files here, which `listing` lists, seem complete; else None."""
     path = _complete(cache, commit, model, listing)
     if path is None or path.is_file():
         return path

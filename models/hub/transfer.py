@@ -23,10 +23,10 @@ from models.units import bytes_text
 RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Seconds before each retry; the count starts again whenever data has arrived, unless it came too slowly."""
 SLOWEST, PATIENCE_S = 1000, 30.0
-"""The bytes a second that have to arrive within so many seconds; what comes more slowly counts as broken off."""
+"""The lowest rate in bytes/s, averaged over so many seconds; a slower transfer counts as broken off."""
 
 _MOST_ANSWER = 64 << 20
-"""The most bytes of an answer that is kept in memory; a repository of 100,000 files is listed in a quarter of it."""
+"""The most bytes of a response that is kept in memory; the listing of 100,000 files takes a quarter of it."""
 _LONGEST_NAME = 255
 """Bytes of the name of a file; file systems refuse longer ones."""
 _IDENTITY = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
@@ -43,7 +43,7 @@ class _Cut(Exception):
 
 
 class _Slow(_Cut):
-    """What arrives is too little to go on."""
+    """Data arrives too slowly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class HubConnection:
         if token:
             headers["authorization"] = f"Bearer {token}"
         try:
-            _ = urlsplit(self.endpoint).port  # the client would say no more than that it is wrong
+            _ = urlsplit(self.endpoint).port  # the client's own error would not say what is wrong
         except ValueError:
             raise self._no_address() from None
         try:
@@ -126,7 +126,7 @@ class HubConnection:
         return Listing(commit, {file.path: file for file in files if is_safe(file.path)})
 
     def has(self, repo: str) -> bool:
-        """Return whether the Hub answers that it has this repository. It is asked once, and nothing is raised."""
+        """Return whether the Hub has this repository, from a single request; never raises."""
         try:
             response = self._client.get(f"{self.endpoint}/api/models/{repo}/revision/main")
         except (self._http.RequestError, self._http.InvalidURL):
@@ -237,7 +237,7 @@ class HubConnection:
             raise _Cut("the connection ended early")
 
     def _ask(self, method: str, url: str, meter: Meter, **options: Any) -> tuple[Any, bytes]:
-        """Send a small request, and again if the server is busy; return the answer and its body. Raises Unreachable."""
+        """Send a small request, retrying while the server is busy; return response and body. Raises Unreachable."""
         for wait_s in (*RETRY_WAITS_S[:2], None):
             try:
                 with self._client.stream(method, url, **options) as response:
@@ -344,7 +344,7 @@ def _remote_file(entry: dict[str, Any]) -> RemoteFile:
 
 
 def is_safe(path: str) -> bool:
-    """Return whether a path given by a server stays inside the folder it is meant for, and can be that of a file."""
+    """Return whether a path from a server is a valid file path that stays inside its folder."""
     return not re.search(r"[\\:\x00-\x1f\ud800-\udfff]", path) and all(
         part not in ("", ".", "..") and len(part.encode()) <= _LONGEST_NAME for part in path.split("/")
     )
@@ -356,7 +356,7 @@ def is_size(value: object) -> bool:
 
 
 def is_identity(value: object) -> bool:
-    """Return whether a blob can be named like this: not ".." for example."""
+    """Return whether `value` is a safe name for a blob (".." is not)."""
     return isinstance(value, str) and _IDENTITY.fullmatch(value) is not None
 
 

@@ -19,7 +19,7 @@ from models.hub.transfer import Listing
 from models.progress import OnProgress, Progress
 
 _READ = (".json", ".jinja", ".model", ".safetensors")
-"""The ends of the names of files that loading a folder may read."""
+"""The suffixes of files that loading a folder may read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Checked:
 
     name: str
     state: Literal["good", "damaged", "missing", "unknown"]
-    """unknown: there is no hash to compare with."""
+    """The result; "unknown" if there is no hash to compare with."""
     bytes: int
     expected: str | None
     found: str | None

@@ -45,7 +45,7 @@ class Activations:
         return squares + 0.01 * squares.mean() + 1e-12
 
     def outputs(self, place: Place) -> Tensor | None:
-        """Return [rows]: what a unit of squared error of each output adds to the KL divergence of a token."""
+        """Return [rows]: by how much a unit of squared error of each output raises a token's KL divergence."""
         seen = self.seen.get(place)
         return None if seen is None else 0.5 * seen.outputs / max(1, self.tokens)
 

@@ -22,9 +22,9 @@ WINDOW = 256
 """The number of tokens of the text that attend to each other."""
 _CPU = torch.device("cpu")
 _MOST = torch.finfo(torch.float16).max
-"""Blocks have scales in fp16, which would cut off larger numbers."""
+"""The largest number that blocks can hold, since their scales are fp16."""
 _STEP = 1 << 20
-"""How many numbers are fitted at once."""
+"""The number of weights that are fitted at once."""
 
 
 @dataclass(frozen=True, slots=True)

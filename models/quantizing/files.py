@@ -22,7 +22,7 @@ from models.weights.gguf import read_gguf
 from models.weights.gguf_tensors import row_order
 
 _LEFT_OUT = (".safetensors", ".gguf", *PICKLE_SUFFIXES, MANIFEST)
-"""The ends of the names of files that are not copied: the weights again, and what is written anew."""
+"""The suffixes of files that are not copied: weights in other forms, and files that are written anew."""
 
 
 def check_one_to_one(names: set[str], held: Mapping[str, object]) -> None:
@@ -135,7 +135,7 @@ def _packed(held: BlockMatrix) -> dict[str, Tensor]:
 
 
 def _words(digits: Tensor, bits: int) -> Tensor:
-    """uint8 [n, m], not negative -> int32 [n, ceil(m * bits / 32)], the first digit lowest"""
+    """Pack digits uint8 [n, m] into words int32 [n, ceil(m * bits / 32)], the first digit lowest."""
     digits = torch.nn.functional.pad(digits, (0, -digits.shape[1] % (32 // bits)))
     if bits == 4:
         digits = digits[:, ::2] | digits[:, 1::2] << 4

@@ -26,7 +26,7 @@ class Fitted:
 
     @property
     def numbers(self) -> Tensor:
-        """[..., 32]"""
+        """The numbers that the blocks stand for, fp32 [..., 32]."""
         return self.digits * self.scale + self.low
 
 

@@ -128,7 +128,7 @@ def _check_places(files: ModelFiles, out: Path) -> None:
 
 
 def _check_free(out: Path) -> None:
-    if os.path.lexists(out):  # a link that leads nowhere is somebody's, too
+    if os.path.lexists(out):  # a dangling link counts as existing, too
         raise ModelError(f"{out} already exists; name another file or folder, or delete it first.")
 
 
@@ -193,7 +193,7 @@ def _place(out: Path) -> Iterator[Path]:
     """Provide an empty folder beside `out` for this process alone; at the end it is gone. Raises ModelError."""
     scratch = out.with_name(
         f".{out.name}.partial"
-    )  # a fixed name, so that what a killed process left behind is cleared here
+    )  # a fixed name, so that a killed process's leftovers are cleared here
     try:
         if scratch.is_symlink() or scratch.is_file():
             scratch.unlink()
@@ -220,7 +220,7 @@ def _lock(lock: int, scratch: Path, out: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(lock), scratch.stat()):
             raise busy
-    except (BlockingIOError, FileNotFoundError):  # the other one has just moved the folder to its place
+    except (BlockingIOError, FileNotFoundError):  # another process has just moved the folder to its place
         raise busy from None
     except OSError:  # a file system without locks
         return
@@ -246,6 +246,6 @@ def _unwritable(out: Path, error: Exception) -> ModelError:
     """Return the error for a failure of the file system at `out`."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := re.search(r"os error (\d+)", str(error))):
-        number = int(found[1])  # safetensors tells it in its text alone
+        number = int(found[1])  # safetensors names it only in its text
     reason = os.strerror(number) if number is not None else " ".join(str(error).split())[:160]
     return ModelError(f"{out} cannot be written ({reason}); nothing was left there.")

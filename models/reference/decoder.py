@@ -71,11 +71,11 @@ class Decoder:
 
     @property
     def positions(self) -> int:
-        """Number of positions that the model can tell apart."""
+        """The number of positions that the model supports."""
         return self.network.positions
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """token_ids and positions int64 [T] -> [T, hidden_size] after the final norm, in the model's dtype.
+        """Compute token_ids and positions int64 [T] -> [T, hidden_size] after the final norm, in the model's dtype.
 
         T is flat over all sequences of the step. Positions must be less than `self.positions`.
         """
@@ -92,7 +92,7 @@ class Decoder:
         return _norm(spec.final_norm, network.final_norm, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size], in the model's dtype"""
+        """Apply the head: [n, hidden_size] -> [n, vocab_size], in the model's dtype."""
         spec = self.spec
         logits = self._linear(self.network.head, hidden)
         if self._peers is not None:
@@ -101,7 +101,7 @@ class Decoder:
         return logits if spec.logit_cap is None else torch.tanh(logits / spec.logit_cap) * spec.logit_cap
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """token_ids and positions int64 [T] -> the input of the first layer [T, hidden_size]."""
+        """Embed token_ids and positions int64 [T]: return the input of the first layer [T, hidden_size]."""
         network = self.network
         x = self._look_up(token_ids)
         if self.spec.embedding_scale != 1.0:  # the scale is rounded to the dtype, as in training
@@ -111,7 +111,7 @@ class Decoder:
         return x
 
     def _look_up(self, token_ids: Tensor) -> Tensor:
-        """token ids int64 [T] -> their rows of the embedding [T, hidden_size]."""
+        """Look up token ids int64 [T] in the embedding: -> [T, hidden_size]."""
         network, peers = self.network, self._peers
         if peers is None or network.share is None:
             return self._embedding(network.embedding, token_ids, network.dtype)
@@ -122,7 +122,7 @@ class Decoder:
         return peers.sum(torch.where(held[:, None], x, 0.0))
 
     def _sum(self, x: Tensor) -> Tensor:
-        """Add up the parts of a result that all ranks have."""
+        """Sum a partial result over all ranks."""
         return x if self._peers is None else self._peers.sum(x)
 
     def _layer(
@@ -134,7 +134,7 @@ class Decoder:
         rotation: Rotation | None,
         attention: Attention,
     ) -> Tensor:
-        """[T, hidden_size] -> the same shape"""
+        """Compute a layer: [T, hidden_size] -> the same shape."""
         given = _norm(spec.attention_norm, weights.attention_norm, x)
         out = self._sum(self._attend(index, spec.attention, weights.attention, given, rotation, attention))
         x = x + _scale(_norm(spec.attention_post_norm, weights.attention_post_norm, out), spec.residual_scale)
@@ -232,14 +232,14 @@ class Decoder:
         return out
 
     def _linear(self, linear: Linear, x: Tensor) -> Tensor:
-        """[T, columns] -> [T, rows]"""
+        """Apply a linear layer: [T, columns] -> [T, rows]."""
         if linear.is_plain:
             return self._product(x, linear.weight, linear.bias)
         return self._quantized(x, linear.parts, linear.bias)
 
 
 def _activated(spec: FeedForward, inner: Tensor) -> Tensor:
-    """Apply the activation to gate and up, or to up alone: [T, 2 size] or [T, size] -> [T, size]"""
+    """Apply the activation to gate and up, or to up alone: [T, 2 size] or [T, size] -> [T, size]."""
     if not spec.gated:
         return _activate(spec, inner)
     gate, up = inner.chunk(2, dim=-1)
@@ -259,7 +259,7 @@ def _scale(x: Tensor, factor: float) -> Tensor:
 
 
 def _norm(spec: Norm | None, weights: NormWeights | None, x: Tensor, squares: Tensor | None = None) -> Tensor:
-    """[..., size] -> the same shape, with a weight of [size], or of [heads, size] for the heads of [T, heads, size].
+    """Norm [..., size] -> the same shape, with a weight [size], or [heads, size] for the heads of [T, heads, size].
 
     Computed in fp32, cast back, then multiplied by the weight, as networks were trained. `squares` fp32 [..., 1] is the
     mean square for an RMSNorm of which x is only a part.

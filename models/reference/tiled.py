@@ -38,7 +38,7 @@ class TiledProduct:
     """The reference product: it dequantises `tile` weights at a time into one buffer that all layers share."""
 
     def __init__(self, dtype: torch.dtype, tile: int = TILE, device: torch.device | None = None) -> None:
-        """`dtype` is that of the activations, which are on `device` with the weights (None: the CPU)."""
+        """Multiply activations of `dtype` on `device` (None: the CPU), which has the weights, too."""
         self._device = device or torch.device("cpu")
         self.dtype = compute_dtype(dtype) if self._device.type == "cpu" else dtype
         """The dtype of tiles and products: on a CPU fp32, or bf16 if the machine multiplies it faster; else `dtype`."""
@@ -47,8 +47,8 @@ class TiledProduct:
         self._buffer = torch.empty(0, dtype=self.dtype, device=self._device)
 
     def __call__(self, x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:
-        """x [T, columns] of any float dtype, weights with as many columns, bias [rows of all weights] or None ->
-        [T, rows of all weights] in the dtype of x: the outputs of the weights side by side.
+        """Multiply x [T, columns] of any float dtype by weights with as many columns; add bias [rows of all weights] or
+        None: -> [T, rows of all weights] in the dtype of x, the outputs of the weights side by side.
         """
         wide = x.to(self.dtype)
         columns, rows = weights[0].columns, sum(weight.rows for weight in weights)

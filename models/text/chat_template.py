@@ -14,7 +14,7 @@ from typing import Any, NotRequired, TypedDict
 from models.errors import ModelError
 
 SECONDS = 3.0
-"""Processor time for a rendering. One takes milliseconds; one that takes longer than this never ends."""
+"""Processor time for a rendering. It normally takes milliseconds; beyond this limit it counts as endless."""
 MEMORY = 512 * 2**20
 """Bytes for the process of a template; Python takes 30 MB of them."""
 ADDED = 4 * 2**20
@@ -40,7 +40,7 @@ class ChatTemplate:
     """A chat template and its process, which is started by the first rendering. Thread-safe."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens` has the names that the template may use (bos_token, eos_token, ...) with their text."""
+        """Keep the template; `special_tokens` has the text of bos_token, eos_token, ..., which it may use."""
         self._source = source
         self._special_tokens = dict(special_tokens)
         self._lock = threading.Lock()

@@ -86,7 +86,7 @@ def _stop_ids(metadata: Mapping[str, Any], tokens: Sequence[str]) -> frozenset[i
 
 
 def _text_start(metadata: Mapping[str, Any], tokens: Sequence[str]) -> str:
-    """Return the bos token if every text begins with it: as the file says, or else as is llama.cpp's default."""
+    """Return the bos token if every text begins with it, by the file or by llama.cpp's default; otherwise ""."""
     usual = metadata.get("tokenizer.ggml.model") == "llama" or (
         metadata.get("tokenizer.ggml.pre") in WHOLE_WORDS_FIRST
     )

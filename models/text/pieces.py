@@ -61,7 +61,7 @@ class PieceEncoder:
     """Tokenises pieces. Thread-safe."""
 
     def __init__(self, backend: tokenizers.Tokenizer, control: Mapping[int, str]) -> None:
-        """`control` is the result of `control_tokens`."""
+        """Build the second backend; `control` is the result of `control_tokens`."""
         self._backend = backend
         self._control = dict(control)
         plain = self._plain = tokenizers.Tokenizer(backend.model)  # shared, not copied
@@ -99,7 +99,7 @@ class PieceEncoder:
         return self._as_ours(self._after_text(text))
 
     def spells_control(self, text: str) -> bool:
-        """Return whether there are control tokens in this text where a template writes it."""
+        """Return whether this text, written by a template, has control tokens."""
         return self._with_names(text) != text
 
     def _after_text(self, text: str) -> list[int]:

@@ -99,6 +99,6 @@ def byte_level(
 
 
 def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    if pattern == _DIGIT:  # as models publish it; a regular expression knows fewer of the newest digits
+    if pattern == _DIGIT:  # as models publish it: a regular expression lacks some new Unicode digits
         return pre_tokenizers.Digits(individual_digits=True)
     return pre_tokenizers.Split(Regex(pattern), behavior="isolated")

@@ -53,14 +53,14 @@ class TextStream:
     __slots__ = ("_decoder", "_hidden", "_strip", "_strip_left", "_token_bytes")
 
     def __init__(self, token_bytes: TokenBytes, hidden: Container[int], *, strip: bool = True) -> None:
-        """`hidden` has the ids of tokens without text (special tokens). `strip`: the stream begins a text."""
+        """Begin a stream; `hidden` has the ids of tokens without text (special tokens). `strip`: it begins a text."""
         self._token_bytes = token_bytes
         self._hidden = hidden
         self._strip = self._strip_left = token_bytes.strip_left if strip else 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def again(self) -> "TextStream":
-        """Return a new stream with the same choices."""
+        """Return a new stream with the same settings."""
         return TextStream(self._token_bytes, self._hidden, strip=bool(self._strip))
 
     def push(self, token_id: int) -> str:

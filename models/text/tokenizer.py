@@ -30,7 +30,7 @@ class Tokenizer:
     """One model's tokenizer. Thread-safe."""
 
     def __init__(self, parts: TokenizerParts) -> None:
-        """Raises ModelError for a tokenizer that cannot be decoded."""
+        """Build the tokenizer. Raises ModelError if its decoder is not supported."""
         backend = parts.backend
         self._backend = backend
         self._token_bytes = find_token_bytes(backend)

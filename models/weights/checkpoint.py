@@ -23,7 +23,7 @@ _PACKED = {
     "I64": torch.int64,
     "F8_E4M3": torch.float8_e4m3fn,
 }
-"""The other types in quantised checkpoints; see models.weights.quantised_checkpoint."""
+"""The other types in quantised checkpoints; see models.weights.quantized_checkpoint."""
 
 _PART = (1 << 15) - 1
 """How many numbers of a matrix are read at once; models.weights.dequantize explains the limit."""
@@ -69,7 +69,7 @@ class StoredTensor:
     blocks: Blocks | None = None
     """The blocks of a quantised matrix; None if it is stored as plain numbers."""
     on_device: DeviceBlocks | None = None
-    """What a GPU uses instead of `blocks`."""
+    """The blocks that a GPU uses instead of `blocks`."""
     cut: Callable[[int, int], "StoredTensor"] | None = None
     """(first row, rows) -> only these rows, with all dimensions but the last flattened; for a vector, these numbers."""
     type: str = "F32"

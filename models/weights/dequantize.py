@@ -70,7 +70,7 @@ def _rare(part: Bytes, kind: Kind) -> Tensor:
 
 
 def _half(scales: Tensor) -> Tensor:
-    """uint8 [..., 2 n] -> fp32 [..., n]"""
+    """View bytes as halves: uint8 [..., 2 n] -> fp32 [..., n]."""
     return aligned(scales).view(torch.float16).float()
 
 
@@ -80,14 +80,14 @@ def aligned(packed: Tensor) -> Tensor:
 
 
 def nibbles(packed: Tensor) -> Tensor:
-    """uint8 [..., n] -> uint8 [..., 2 n]: all low halves, then all high halves; n is a multiple of 8"""
+    """Split uint8 [..., n] into uint8 [..., 2 n]: all low nibbles, then all high ones; n is a multiple of 8."""
     words = aligned(packed).view(torch.int64)  # eight bytes at once
     halves = torch.cat((words & _LOW_NIBBLES, (words >> 4).bitwise_and_(_LOW_NIBBLES)), dim=-1)
     return halves.view(torch.uint8)
 
 
 def fifth_bits(packed: Tensor) -> Tensor:
-    """uint8 [..., 4] -> uint8 [..., 32]: every bit, lowest first, as 0 or 16"""
+    """Expand uint8 [..., 4] to uint8 [..., 32]: every bit, lowest first, as 0 or 16."""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return ((packed.unsqueeze(-1) >> shifts & 1) << 4).flatten(-2)
 
@@ -131,7 +131,7 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def k_nibbles(packed: Tensor) -> Tensor:
-    """uint8 [rows, blocks, 128] -> uint8 [rows, blocks, 8, 32]"""
+    """Split the nibbles of K-quants: uint8 [rows, blocks, 128] -> uint8 [rows, blocks, 8, 32]."""
     shape = packed.shape[:2]
     return nibbles(packed.reshape(*shape, 4, 32)).view(*shape, 8, 32)
 
@@ -149,13 +149,13 @@ def _q5_k(blocks: Tensor, out: Tensor) -> None:
 
 
 def q5_k_digits(blocks: Tensor) -> Tensor:
-    """blocks -> uint8 [rows, blocks, 8, 32]"""
+    """Return the digits of Q5_K blocks, uint8 [rows, blocks, 8, 32]."""
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
     return k_nibbles(blocks[..., 48:]) | (blocks[..., 16:48].unsqueeze(-2) >> shifts & 1) << 4
 
 
 def q6_k_digits(blocks: Tensor) -> Tensor:
-    """blocks -> uint8 [rows, blocks, 16, 16]"""
+    """Return the digits of Q6_K blocks, uint8 [rows, blocks, 16, 16]."""
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
     shape = blocks.shape[:2]
     high = (blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3) << 4
@@ -191,13 +191,13 @@ def _meant(digits: Tensor) -> Tensor:
 
 
 def _quarters(packed: Tensor) -> Tensor:
-    """uint8 [..., 32 n] -> uint8 [..., n, 4, 32]: the pairs of bits of each 32 bytes, lowest pair first"""
+    """Split each 32 bytes into pairs of bits, lowest first: uint8 [..., 32 n] -> uint8 [..., n, 4, 32]."""
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=packed.device).unsqueeze(-1)
     return packed.reshape(*packed.shape[:-1], -1, 1, 32) >> shifts & 3
 
 
 def q2_k_digits(blocks: Tensor) -> Tensor:
-    """blocks -> uint8 [rows, blocks, 16, 16]"""
+    """Return the digits of Q2_K blocks, uint8 [rows, blocks, 16, 16]."""
     return _quarters(blocks[..., 16:80]).reshape(*blocks.shape[:2], 16, 16)
 
 
@@ -209,7 +209,7 @@ def _q2_k(blocks: Tensor, out: Tensor) -> None:
 
 
 def q3_k_digits(blocks: Tensor) -> Tensor:
-    """blocks -> uint8 [rows, blocks, 16, 16], 4 too large"""
+    """Return the digits of Q3_K blocks, uint8 [rows, blocks, 16, 16], 4 too large."""
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
     high = (blocks[..., None, :32] >> shifts & 1) << 2
     digits = _quarters(blocks[..., 32:96]).reshape(high.shape) | high
@@ -234,7 +234,7 @@ def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
 
 
 def iq4_xs_digits(blocks: Tensor) -> Tensor:
-    """blocks -> uint8 [rows, blocks, 8, 32]"""
+    """Return the codes of IQ4_XS blocks, uint8 [rows, blocks, 8, 32]."""
     return nibbles(blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16))
 
 

@@ -1,4 +1,4 @@
-"""Matrices whose digits and scales lie in separate tensors: read each layout of `schemes` into one common form.
+"""Matrices whose digits and scales lie in separate tensors: read each layout of `quant_config` into one common form.
 
 A number is (digit - zero) * scale. Integers are signed: 4 bits range from -8 to 7, 8 bits from -128 to 127.
 """
@@ -146,7 +146,7 @@ def _scales(found: MatrixTensors, part: str) -> Read:
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """int32 [n, m] -> int8 [n, m * 32 / bits], lowest digits first"""
+    """Unpack words int32 [n, m] into int8 [n, m * 32 / bits], lowest digits first."""
     stored = words.contiguous().view(torch.uint8)
     if bits == 8:
         return (stored ^ 0x80).view(torch.int8)
@@ -297,7 +297,7 @@ def _by_rows_and_columns(found: MatrixTensors, part: str, rows: int, columns: in
 
 
 def _spread(scales: Tensor, rows: int, high: int, groups: int) -> Tensor:
-    """Spread scales of blocks that are `high` rows each: -> [rows, groups]"""
+    """Repeat the scales of blocks that are `high` rows each: -> [rows, groups]."""
     return scales.reshape(-1, groups).repeat_interleave(high, dim=0)[:rows]
 
 
@@ -308,7 +308,7 @@ UNPACK: Mapping[str, Callable[[MatrixTensors], GroupedMatrix]] = {
     INT8.name: _bytes,
     FP8.name: _bytes,
 }
-"""A reader for each layout, by name. It only reads what tells how the rest lies; wrong shapes raise ModelError."""
+"""A reader for each layout, by name. It reads only what describes the layout; wrong shapes raise ModelError."""
 
 
 def numbers(grouped: GroupedMatrix, device: torch.device = _CPU) -> Iterator[tuple[int, Tensor]]:

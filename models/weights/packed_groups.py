@@ -1,4 +1,4 @@
-"""Which matrices of a checkpoint stay quantised on a GPU, and how they get there."""
+"""Choosing the matrices of a checkpoint that stay quantised on a GPU, and packing them there."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -225,7 +225,7 @@ def unpack(planes: Planes, kind: Kind, rows: Tensor, columns: int) -> Tensor:
 
 
 def _meant(code: Tensor, packing: Packing) -> Tensor:
-    """int32 codes from 0 on -> the values that they stand for before scaling, fp32"""
+    """Return the unscaled values of int32 codes (from 0 on), fp32."""
     if packing.floats == FLOATS_OF_8:
         return code.to(torch.uint8).view(torch.float8_e4m3fn).float()
     if packing.planes == (8,):
@@ -249,7 +249,7 @@ def _shifts(bits: int, device: torch.device) -> Tensor:
 
 
 def _pack_codes(codes: Tensor, packing: Packing, planes: Sequence[Tensor]) -> None:
-    """uint8 [8 n, 128 m] -> the words of each plane, [n, m, words]"""
+    """Pack codes uint8 [8 n, 128 m] into the words of each plane, [n, m, words]."""
     size = packing.group // 4
     cut = codes.view(-1, ROWS, codes.shape[1] // COLUMNS, COLUMNS // packing.group, 4, size)
     threads = cut.permute(0, 2, 1, 4, 3, 5).reshape(cut.shape[0], cut.shape[2], 32, 32)
@@ -264,7 +264,7 @@ def _pack_codes(codes: Tensor, packing: Packing, planes: Sequence[Tensor]) -> No
 
 
 def _padded(given: Tensor, each: int) -> Tensor:
-    """[rows, n] -> [8 k, each * m], padded with zeros"""
+    """Pad [rows, n] with zeros to [8 k, each * m]."""
     rows, columns = given.shape
     return torch.nn.functional.pad(given, (0, -columns % each, 0, -rows % ROWS))
 
@@ -274,7 +274,7 @@ _Fields = tuple[Tensor, list[Tensor], Tensor | None]
 
 
 def _halves(blocks: Tensor) -> Tensor:
-    """uint8 [..., 2 n] -> fp16 [..., n]"""
+    """View bytes as halves: uint8 [..., 2 n] -> fp16 [..., n]."""
     return aligned(blocks).view(torch.float16)
 
 

@@ -64,7 +64,7 @@ class Scheme:
     why: str = ""
     """Why they are expanded, for display."""
     group: int | None = None
-    """Number of columns with a common scale, if the tensors do not tell; None: the whole row."""
+    """Number of columns with a common scale, if the tensors do not show it; None: the whole row."""
     block: tuple[int, int] = (128, 128)
     """Rows and columns with a common scale, for scales that belong to neither a row nor a group."""
     zero_offset: int = 0
@@ -74,7 +74,7 @@ class Scheme:
 
     @property
     def note(self) -> str | None:
-        """Return a line for the user about what is computed differently from what the checkpoint asks for, or None."""
+        """Return a line for the user about what is computed otherwise than the checkpoint asks for, or None."""
         if self.activations is None:
             return None
         return f"The checkpoint was made for activations in {self.activations}; here only its weights are quantised."

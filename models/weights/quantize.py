@@ -21,7 +21,7 @@ Q8_0; none: all weights become plain numbers; int8, int4: plain weights become b
 _BLOCK = 32
 _HALF_MAX = 65504.0
 _REFINEMENTS = 3
-"""How often scale and minimum are fitted to the digits, and the digits to them. For normally distributed weights, the
+"""How often scale and minimum are refitted to the digits, and the digits to them. For normally distributed weights, the
 error of Q4_1 is then 7.3%, compared with 7.8% without refinement and 7.25% with one more."""
 
 
@@ -145,7 +145,7 @@ def packed_rows(tensor: StoredTensor, kind: Kind) -> Tensor:
 
 
 def quantize(values: Tensor, kind: Kind) -> Tensor:
-    """fp32 [rows, columns] -> blocks of Q8_0 or Q4_1, uint8 [rows, bytes per row]"""
+    """Quantise fp32 [rows, columns] to blocks of Q8_0 or Q4_1, uint8 [rows, bytes per row]."""
     blocks = values.reshape(len(values), -1, _BLOCK)
     return _WRITERS[kind](blocks).view(len(values), -1)
 
@@ -178,7 +178,7 @@ def _half(x: Tensor) -> Tensor:
 
 
 def half_bytes(scales: Tensor) -> Tensor:
-    """fp32 [..., 1] -> the bytes of their halves, uint8 [..., 2]"""
+    """Round fp32 [..., 1] to halves and return their bytes, uint8 [..., 2]."""
     return scales.half().view(torch.uint8)
 
 
@@ -191,7 +191,7 @@ def _digits(x: Tensor, low: int, high: int) -> Tensor:
 
 
 def nibbles(digits: Tensor) -> Tensor:
-    """[..., 2 n] from 0 to 15 -> uint8 [..., n]: the first half in the low nibbles, the second half in the high ones"""
+    """Pack [..., 2 n] from 0 to 15 into uint8 [..., n]: the first half in the low nibbles, the second in the high."""
     first, second = digits.to(torch.uint8).chunk(2, dim=-1)
     return first | second << 4
 

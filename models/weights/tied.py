@@ -1,4 +1,4 @@
-"""Decides, from a checkpoint, whether the embedding and the head are one matrix, whatever its config says."""
+"""Whether the embedding and the head are one matrix, by the checkpoint's tensors rather than its config."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -42,9 +42,9 @@ def as_stored(
 
 def _equal(one: StoredTensor, other: StoredTensor) -> bool:
     if one.shape != other.shape or len(one.shape) != 2 or 0 in one.shape:
-        return False  # a later check refuses the shape
+        return False  # a later check rejects the shape
     if one.quantized or other.quantized:
-        return False  # rounded numbers are not those of the other
+        return False  # quantised numbers differ from those of the other
     step = max(1, _NUMBERS // one.shape[1])
     return all(
         torch.equal(_rows(one, start, step), _rows(other, start, step))

@@ -23,7 +23,7 @@ class Beside:
     """For a KV cache of `tokens` tokens."""
     tokens: int = 0
     is_asked: bool = False
-    """Whether the user asked for this number of tokens."""
+    """Whether the user asked for this context length."""
 
     @property
     def nbytes(self) -> int:

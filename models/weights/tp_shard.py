@@ -116,7 +116,7 @@ def _columns(tensor: StoredTensor, part: SharePart) -> StoredTensor:
         return wide
 
     def keeps(kind: Kind, order: Tensor | None) -> bool:
-        """Whether the cut splits no block and the columns are in their original order."""
+        """Return whether the cut splits no block and the columns are in their original order."""
         return order is None and not any(at % kind.block for at in (part.start, part.stop, part.size))
 
     return _made(tensor, shape, fill, parts, blocks, keeps)
