@@ -33,7 +33,7 @@ Call = Callable[[], Tensor]
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D], causal."""
+    """Compute causal attention: q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
     groups, tokens = q.shape[1] // k.shape[1], len(q)
     q, k, v = (x.transpose(0, 1) for x in (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)))
     hidden = torch.full((tokens, tokens), float("-inf"), dtype=q.dtype, device=q.device).triu_(1)

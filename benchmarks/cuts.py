@@ -5,8 +5,8 @@ python -m benchmarks.cuts --shape 8B --format q4_0 --rows 1,2,4,8 --context 512 
 
 Each argument is one way to cut the steps: a part of an operation's name, and the numbers of its cut in the order of
 `Tile`, `PackedTile` or `Split` in `engine/execute/cuda/tiles.py`. The names are printed first, with the cuts that are
-the default. Only candidates of the tuner are possible. With `--ranks`, the network is the part of one of so many GPUs,
-without the exchange between them. Steps come without sampling. This is how the tables in `tiles.py` were found.
+the default. Only candidates of the tuner are possible. With `--ranks`, the network is one GPU's part of that many,
+without the communication between them. Steps come without sampling. This is how the tables in `tiles.py` were found.
 """
 
 import argparse

@@ -148,7 +148,7 @@ class Bench:
             try:
                 how = peer.prepare(context, self.steps)
                 synchronize(self.device)
-            except Exception as error:  # noqa: BLE001 - a peer that fails must not take the others along
+            except Exception as error:  # noqa: BLE001 - the other peers are still measured
                 peers.remove(peer)
                 self._skip(shape, context, peer.name, _line(error))
                 continue
@@ -201,7 +201,7 @@ class Bench:
                 errors["ours, bf16"] += relative_errors(mine, reference)
             for name, found in errors.items():
                 self._error(shape, name, found)
-        except Exception as error:  # noqa: BLE001 - the speeds are still worth having, without a claim
+        except Exception as error:  # noqa: BLE001 - the speeds are still worth having
             print(f"  logits against fp32: not measured: {_line(error)}", flush=True)
 
     def _error(self, shape: str, name: str, errors: list[float]) -> None:
@@ -248,7 +248,7 @@ class Bench:
 
 
 def relative_errors(logits: Tensor, reference: Tensor) -> list[float]:
-    """|error| / |reference| (2-norms) of each row of logits [T, vocab]."""
+    """Return |error| / |reference| (2-norms) of each row of logits [T, vocab]."""
     difference = logits.to(reference) - reference
     return [float(error) for error in difference.norm(dim=-1) / reference.norm(dim=-1)]
 

@@ -69,7 +69,7 @@ def kernel_times(runner: DecodeRunner, rows: int, context: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is measured: a shape, how its weights and its KV cache are held, the most rows and the longest context."""
+    """The case to measure: a shape, the formats of its weights and KV cache, the most rows and the longest context."""
 
     shape: str
     form: str
@@ -105,7 +105,7 @@ class Steps:
 
 
 class OtherSteps:
-    """The same in a process that runs the source in another folder."""
+    """The same steps, timed in a process that runs the source in another folder."""
 
     def __init__(self, asked: Asked, tree: Path) -> None:
         self._process = subprocess.Popen(
@@ -133,7 +133,7 @@ class OtherSteps:
 
 
 def answer(asked: Asked) -> None:
-    """Measure what the lines of standard input ask for, until it ends."""
+    """Answer each line of standard input with a measurement, until it ends."""
     steps = Steps(asked)
     for line in sys.stdin:
         rows, context = map(int, line.split())
@@ -155,7 +155,7 @@ def compare(name: str, steps: Steps, other: OtherSteps | None, rows: int, contex
 
 
 def measure(asked: Asked, given: argparse.Namespace) -> None:
-    """Measure every number of rows at every context with one model, which is gone afterwards."""
+    """Measure every number of rows at every context with one model, which is freed afterwards."""
     steps, other = Steps(asked), None if given.against is None else OtherSteps(asked, given.against)
     name = f"{asked.shape} {asked.form}" + (
         "" if asked.kv_dtype == "auto" else f", KV cache {asked.kv_dtype}"

@@ -15,7 +15,7 @@ from engine.store.disk import DiskTier
 
 @dataclass(slots=True)
 class Opening:
-    """What the disk's thread does when an engine begins, in seconds. No prompt waits for it on a GPU."""
+    """What the disk's thread does when an engine starts, in seconds. No prompt waits for it on a GPU."""
 
     scanning: float = 0.0
     """Reading the headers of all files."""
@@ -48,7 +48,7 @@ class Parts:
         return perf_counter() - self.began
 
     def lines(self, nbytes: int) -> Iterator[str]:
-        """Yield lines that say it, for `nbytes` bytes brought back."""
+        """Yield lines that describe it, for `nbytes` restored bytes."""
         if not self.read:
             yield "nothing came from disk"
             return
@@ -63,7 +63,7 @@ class Parts:
 
 @contextmanager
 def opening() -> Iterator[Opening]:
-    """Measure what the tier that begins within does first. Let it begin before the end."""
+    """Measure the start of the disk tier that is opened within; it must have started before the end."""
     found = Opening()
     with ExitStack() as stack:
         scan, pin = disk.Folder, disk.Buffers.open
@@ -86,7 +86,7 @@ def opening() -> Iterator[Opening]:
 
 @contextmanager
 def watched(tier: DiskTier) -> Iterator[Parts]:
-    """Measure a prompt that is asked within and whose first token is there at the end."""
+    """Measure a prompt that is sent within and has its first token by the end."""
     parts = Parts()
     events: list[Any] = []
     bring, read, take, end = tier.bring, tier._buffers.read, tier._take, tier._end

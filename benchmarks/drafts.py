@@ -40,7 +40,7 @@ from engine.speculation.sources import DraftRequest, Guess
 KINDS = {"Q4_0": Kind.Q4_0, "Q8_0": Kind.Q8_0}
 CONTEXT = 2048
 BUSY = 0.1
-"""A turn in which other programs kept more cores busy is repeated."""
+"""Cores kept busy by other programs above which a turn is repeated."""
 SPARE = 3
 """The most turns to repeat, for each turn that is wanted."""
 
@@ -147,9 +147,8 @@ class Said:
 
 
 def costs_of(pairs: Iterable[tuple[Said, Said]]) -> dict[str, float]:
-    """Return the median cost of each kind of step, in steps of one row: those of an answer without guesses, the first
-    of each pair, which was given just before the second. Short disturbances, and a machine whose speed changes, hardly
-    affect it."""
+    """Return the median cost of each kind of step, in steps of one row of the pair's first answer, which has no guesses
+    and came just before the second. Short disturbances, and a machine whose speed changes, hardly affect it."""
     kinds = {step_of(1): [1.0]}
     for off, tried in pairs:
         for kind, seconds in tried.steps:

@@ -104,7 +104,7 @@ def random_quantized(
 
 
 def stored_bytes(spec: ModelSpec, name: str) -> float:
-    """Of all weights in a format, about; of those of one part, where `spec` is that."""
+    """Return the approximate bytes of all weights in a format; `spec` may be that of one part."""
     choose, layers, total = FORMATS[name], len(spec.layers), 0.0
     for slot in slots(spec):
         kind = choose(slot, layers) if choose is not None and slot.is_matrix else None

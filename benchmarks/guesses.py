@@ -3,7 +3,7 @@
     python -m benchmarks.guesses --shapes 8B,0.6B --formats bf16,q4_0 --json benchmarks/results/guesses.json
     python -m benchmarks.guesses --chances --replay benchmarks/results/worth.json      as guesses held in real answers
     python -m benchmarks.guesses --chances --replay benchmarks/results/worth_asked.json        in answers as asked
-    python -m benchmarks.guesses --chances --copy 16,64      weights that copy the prompt, but for a token in so many
+    python -m benchmarks.guesses --chances --copy 16,64      weights that copy the prompt, but for one token in 16 or 64
 
 Text from random weights cannot be guessed, so acceptance is **simulated**: the answer is known from a run without
 guesses, and each guessed token is right with the given probability; after the first wrong one, all are wrong.

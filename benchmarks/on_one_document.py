@@ -1,4 +1,4 @@
-"""The KV that several conversations on one document take, beside that of one of them and the turns of the others.
+"""The KV of several conversations on one document, compared with one of them plus the turns of the others.
 
 python -m benchmarks.on_one_document [MODEL] [--tokens 4000] [--conversations 8] [--answer 32] [--device auto]
 """

@@ -91,7 +91,7 @@ def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def by_modules(network: Network) -> Logits:
-    """Return the logits of the reference decoder, in the dtype of the network."""
+    """Return a function that computes logits with the reference decoder, in the dtype of the network."""
     model = Decoder(network)
 
     def logits(window: list[int]) -> Tensor:
@@ -103,7 +103,7 @@ def by_modules(network: Network) -> Logits:
 
 
 def by_engine(network: Network, kv_dtype: str = "auto") -> tuple[str, Logits]:
-    """Return the name and the logits of what the engine runs on a CPU when it decodes."""
+    """Return the name of what the engine runs on a CPU when it decodes, and a function that computes its logits."""
     pieces = build(network, CPU, network.dtype, Options(context=WINDOW, kv_dtype=kv_dtype), ())
     size = pieces.cache.block_size
     blocks = tuple(range(-(-WINDOW // size)))
@@ -133,7 +133,7 @@ def by_gpu(files: ModelFiles, quantize: str, kv_dtype: str) -> tuple[str, Logits
 
 
 def by_peer(peer: LlamaCppPython, prompt: bool) -> Logits:
-    """Return the logits of llama.cpp, for the whole window at once or token by token."""
+    """Return a function that gets the logits of llama.cpp, for a whole window at once or token by token."""
     return lambda window: torch.frombuffer(peer.logits(window, prompt), dtype=torch.float32).view(
         len(window), -1
     )

@@ -37,7 +37,7 @@ _STEERING = (
     ("s", "<|im_end|>", 0.6),
     ("x", "<|im_end|>", 1.0),
 )
-"""Which mark follows which text, and how surely."""
+"""Which mark follows which text, and how strongly."""
 _LOUDNESS = 0.03 / 64
 """Deviation of the embedding relative to the width of the layers, which then add about as much to it."""
 _SURENESS = 0.4

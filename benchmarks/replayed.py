@@ -1,4 +1,4 @@
-"""What suffix matching was worth in a real answer, token by token, to be replayed with random weights."""
+"""The gain of suffix matching in a real answer, token by token, to be replayed with random weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Text such as a chat model writes (prose, lists, code and tables), made up of words about rivers."""
+"""Text like a chat model's (prose, lists, code and tables), made up of words about rivers."""
 
 import random
 

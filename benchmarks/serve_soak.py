@@ -82,7 +82,7 @@ class Wire:
         return cls(*await asyncio.open_connection(place.hostname, place.port))
 
     async def send(self, data: bytes) -> None:
-        with suppress(ConnectionError):  # the server's reply says more
+        with suppress(ConnectionError):  # the server's reply tells why
             self._writer.write(data)
             await self._writer.drain()
 
@@ -343,7 +343,7 @@ class Soak:
         self.seen.held[name] = {which: asdict(held) for which, held in self.server.held().items()}
 
     def _left(self) -> str:
-        """Describe what is still going on; "" if nothing is."""
+        """Describe the work that is still running; "" if there is none."""
         from chatterm.backends.failover import connect_to_server
         from chatterm.server.service import Metrics
 

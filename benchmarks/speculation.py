@@ -4,7 +4,7 @@
     python -m benchmarks.speculation --identity 1000             random conversations instead: 0 tokens may differ
     python -m benchmarks.speculation --first 30                  the time to the first token instead
     python -m benchmarks.speculation --as-asked                  answers that do what they were asked to
-    python -m benchmarks.speculation --index 100000              memory and time of an index of so many tokens
+    python -m benchmarks.speculation --index 100000              memory and time of an index of 100,000 tokens
     python -m benchmarks.speculation --pairs 1.7B:0.6B 4B:0.6B   a draft model, at simulated acceptances
 
 Before every answer, the text of other answers is forgotten, so that no round finds the answer of another. Beside the

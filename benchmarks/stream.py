@@ -289,7 +289,7 @@ async def screen_rate(app: "ChatApp", backend: "LocalBackend") -> Screen:
     def displayed() -> None:
         nonlocal frames, begun, ended_at
         frames += 1
-        begun = begun or not chat.is_idle  # a frame may come before the question does
+        begun = begun or not chat.is_idle  # a frame may come before the question
         if begun and chat.is_idle and not ended_at:
             ended_at = time.perf_counter()
 

@@ -34,7 +34,7 @@ from tests.chatterm.scripted import Script, ScriptedBackend
 GOAL = 20.0
 """Milliseconds."""
 _QUIET = 0.3
-"""Seconds after which an action without a sign of its end counts as over."""
+"""Seconds without activity after which an action counts as over."""
 
 
 class LongestTurn:
@@ -53,7 +53,7 @@ class LongestTurn:
 
 
 class Backend(ScriptedBackend):
-    """Counts no words: a model knows how many tokens there are."""
+    """A backend that counts no words, because a real model knows its token counts."""
 
     used_tokens = 90_000
 

@@ -119,7 +119,7 @@ class LlamaCppChat:
     """llama.cpp with its own prefix reuse: `llama_chat.py` in a Python that has llama-cpp-python."""
 
     def __init__(self, python: Path, gguf: Path, context: int, threads: int) -> None:
-        """Raises RuntimeError with one line if that Python or the package is missing."""
+        """Start the program. Raises RuntimeError with one line if that Python or the package is missing."""
         program = Path(__file__).with_name("llama_chat.py")
         try:
             self._process = subprocess.Popen(

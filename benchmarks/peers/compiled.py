@@ -59,7 +59,7 @@ def layer(
     dims: Dims,
     paged: bool,
 ) -> tuple[Tensor, Tensor]:
-    """x and residual [1, hidden] -> (output of the MLP, residual before it); writes K and V at `position`.
+    """Compute x and residual [1, hidden] -> (output of the MLP, residual before it); write K and V at `position`.
 
     The cache is [pages, Hkv, PAGE, D] if `paged`, else [1, Hkv, length, D].
     """
@@ -86,7 +86,7 @@ def layer(
 
 
 def attend_pages(q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
-    """q [Hq, D] over pages [C, Hkv, PAGE, D] up to `position` -> [Hkv, Hq / Hkv, D]"""
+    """Attend with q [Hq, D] to pages [C, Hkv, PAGE, D] up to `position`: -> [Hkv, Hq / Hkv, D]."""
     pages, kv_heads, page, dim = keys.shape
     folded = q.view(1, kv_heads, -1, dim).expand(pages, -1, -1, -1).reshape(pages * kv_heads, -1, dim)
     scores = torch.bmm(folded, keys.reshape(-1, page, dim).transpose(1, 2)).view(pages, kv_heads, -1, page)
@@ -138,7 +138,7 @@ class Step:
         paged: bool,
         compiling: dict[str, Any] | None,
     ) -> None:
-        """`length` is the longest cache; `compiling` has torch.compile's options, None for eager."""
+        """Allocate for a cache of up to `length` rows; `compiling` has torch.compile's options, None for eager."""
         self.paged = paged
         self._model = model
         self._dims = Dims(

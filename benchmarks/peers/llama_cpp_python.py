@@ -20,7 +20,7 @@ from typing import Any, Self
 
 
 class PeerError(RuntimeError):
-    """The process did not start, or ended; one line says how."""
+    """The process did not start, or ended; the message is one line."""
 
 
 def how_it_ended(code: int) -> str:

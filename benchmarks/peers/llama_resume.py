@@ -20,7 +20,7 @@ class LlamaResumed:
     """The process, seen from the benchmark. A context manager."""
 
     def __init__(self, python: str, gguf: Path, context: int, threads: int, file: Path) -> None:
-        """Raises RuntimeError if the process does not start."""
+        """Start the process and load the model. Raises RuntimeError if it does not start."""
         command = [python, "-P", __file__, str(gguf), str(context), str(threads), str(file)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -30,7 +30,7 @@ class Workload:
 
 
 class Server:
-    """One such program."""
+    """A program that serves one engine."""
 
     def __init__(self, name: str, module: str, arguments: list[str], path: list[Path]) -> None:
         """Run a module, with `path` before all other places for imports, and wait until it is ready.

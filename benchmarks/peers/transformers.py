@@ -79,7 +79,7 @@ class Transformers:
             layer.keys.normal_()
             layer.values.normal_()
         self._cache = cache
-        # The first runs compile and record a graph, the next ones replay it.
+        # The first runs compile and record a graph; later ones replay it.
         self.decode(context, 4)
         return f"cache of {length}"
 
