@@ -1,4 +1,4 @@
-"""The manual page, made of the command line's own help: `python docs/make_man.py > docs/chatterm.1`."""
+"""Generate the manual page from the command line's own help: `python docs/make_man.py > docs/chatterm.1`."""
 
 import re
 import sys
@@ -38,7 +38,7 @@ EXAMPLES = {
 
 
 def roff(text: str) -> str:
-    """`text` as troff prints it: no character of it is an instruction."""
+    """Escape `text` for troff, so that it is printed as it is."""
     text = re.sub(r"\s+", " ", text).strip().replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text[:1] in (".", "'") else text
 
@@ -48,12 +48,12 @@ def bold(text: str) -> str:
 
 
 def entry(term: str, text: str) -> Iterator[str]:
-    """A term and, indented below it, what it means."""
+    """Yield the lines of a term with its description indented below it."""
     yield from (".TP", term, roff(text))
 
 
 def usage(param: Any, context: Any) -> str:
-    """How an option or an argument is written."""
+    """Return how an option or an argument is written."""
     if param.param_type_name == "argument":
         name = f"\\fI{roff(param.metavar or param.name.upper())}\\fR"
         return name if param.required else f"[{name}]"
@@ -63,7 +63,7 @@ def usage(param: Any, context: Any) -> str:
 
 
 def command_lines(name: str, command: Any) -> Iterator[str]:
-    """A section for `command`, and those of the commands below it."""
+    """Yield the lines of a section for `command` and of those for its subcommands."""
     context = command.make_context(name, [], resilient_parsing=True)
     params = [param for param in command.get_params(context) if not getattr(param, "hidden", False)]
     arguments = " ".join(usage(param, context) for param in params if param.param_type_name == "argument")
@@ -77,7 +77,7 @@ def command_lines(name: str, command: Any) -> Iterator[str]:
 
 
 def page() -> str:
-    """The whole page, as troff reads it with the man macros."""
+    """Return the whole page in troff with the man macros."""
     command = command_line(app)
     lines = ['.TH CHATTERM 1 "" "chatterm" "User Commands"', ".SH NAME"]
     lines += [f"chatterm \\- {roff('chat with a language model in the terminal')}"]

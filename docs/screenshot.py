@@ -1,4 +1,4 @@
-"""Make the pictures of the README: the running program with its default model. `python docs/screenshot.py [NAME...]`"""
+"""Take the README's screenshots of the program with its default model: `python docs/screenshot.py [NAME...]`."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ SKY = "Explain in two sentences why the sky is blue."
 
 
 class Person:
-    """Uses the program."""
+    """A user at the keyboard."""
 
     def __init__(self, app: ChatApp, pilot: Pilot[int]) -> None:
         self.app = app
@@ -87,7 +87,7 @@ async def take(picture: Picture) -> str:
 
 
 def without_leading_spaces(svg: str) -> str:
-    """Move texts that begin with spaces: some viewers drop those and draw the rest too far left."""
+    """Move texts that begin with spaces to the right: some viewers drop these and draw the rest too far left."""
 
     def moved(match: re.Match[str]) -> str:
         attributes, text = match.groups()
