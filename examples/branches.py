@@ -9,7 +9,7 @@ params = SamplingParams(temperature=0, max_tokens=40)
 
 
 def ask(question: str) -> None:
-    """Print the answer to `question` as it comes, and how much of the prompt was in the cache."""
+    """Print the answer to `question` as it arrives, and how much of the prompt was in the cache."""
     print(f"\n> {question}")
     for event in chat.send(question, params):
         print(event.text, end="", flush=True)

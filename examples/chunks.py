@@ -1,4 +1,4 @@
-"""A document that is read once: every question about it is answered from the cache."""
+"""A document that is computed once: every question about it reads it from the cache."""
 
 from pathlib import Path
 

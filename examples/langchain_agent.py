@@ -1,11 +1,11 @@
-"""A LangChain agent with a tool (chatterm serve qwen3:0.6b runs): pip install langchain langchain-openai"""
+"""A LangChain agent with a tool (start chatterm serve qwen3:0.6b): pip install langchain langchain-openai."""
 
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 
 
 def length(word: str) -> int:
-    """The number of letters of a word."""
+    """Return the number of letters of a word."""
     return len(word)
 
 

@@ -1,4 +1,4 @@
-"""A LangChain chain with a local server (chatterm serve smollm2): pip install langchain-openai"""
+"""A LangChain chain with a local server (chatterm serve smollm2): pip install langchain-openai."""
 
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI

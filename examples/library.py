@@ -1,4 +1,4 @@
-"""The engine as a library, without a server: what has been said stays in its cache from turn to turn."""
+"""The engine as a library, without a server: earlier turns stay in its cache."""
 
 from engine.engine import Engine
 from engine.params import SamplingParams

@@ -1,4 +1,4 @@
-"""OpenAI's client with a local server (chatterm serve smollm2): pip install openai"""
+"""OpenAI's client with a local server (chatterm serve smollm2): pip install openai."""
 
 from openai import OpenAI
 
