@@ -20,23 +20,23 @@ _SOURCE_CODE = (
 )
 STYLES = frozenset(" ".join((_CONVERSATION, _SELECTION, _MESSAGES, _MARKDOWN, _SOURCE_CODE)).split())
 STYLE_CLASSES = {f"text--{name}" for name in STYLES}
-"""Every style that a line may name; the stylesheet says what `text--NAME` looks like.
+"""Every style that a line may name; the stylesheet defines `text--NAME`.
 
-The screen has them as its component classes, once for all widgets: each costs time before the first frame.
+They are component classes of the screen, shared by all widgets, since each delays the first frame.
 """
 
 
 class Painter(Widget):
-    """A widget that turns lines into strips. Its screen has STYLE_CLASSES.
+    """A widget that turns lines into strips. Its screen must have STYLE_CLASSES.
 
-    A style of a picture names its own colours: `rgb`, six digits for what is drawn, and maybe six more for its ground.
+    A picture's style names its own colours: `rgb`, six hex digits for the foreground, maybe six for the background.
     """
 
     def strip(self, line: Line) -> Strip:
         return Strip([Segment(_shown(text), self.style_of(names)) for text, names in line if text])
 
     def style_of(self, names: str) -> Style:
-        """The styles named, one over the other, over the widget's own."""
+        """Return the named styles, combined in order on top of the widget's own."""
         cache: dict[str, Style] = self.__dict__.setdefault("_painter_styles", {})
         style = cache.get(names)
         if style is None:
@@ -45,7 +45,7 @@ class Painter(Widget):
             for name in known:
                 if name in STYLES:
                     style += self.screen.get_component_rich_style(f"text--{name}", partial=True)
-            if "picture" in known:  # there are too many to keep
+            if "picture" in known:  # too many to cache
                 return style + _colours(next(name for name in known if name.startswith("rgb")))
             cache[names] = style
         return style
@@ -62,7 +62,7 @@ class Canvas(Painter):
         raise NotImplementedError
 
     def mark_parent(self, name: str, is_on: bool) -> None:
-        """Give what it stands in a class, so that its siblings can make room."""
+        """Set or remove the class `name` on the parent, so that siblings can make room."""
         if isinstance(self.parent, Widget):
             self.parent.set_class(is_on, name)
 
@@ -82,7 +82,7 @@ def _colour(digits: str) -> Color:
 
 
 def _shown(text: str) -> str:
-    """The last barrier before the terminal: whatever came through so far is harmless from here on."""
+    """Return `text` safe to print: the last defence against control characters that reach the terminal."""
     if text.isprintable() or (is_safe(text) and "\n" not in text and "\t" not in text):
         return text
     return visible(text).replace("\n", " ").replace("\t", " ")

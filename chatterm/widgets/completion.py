@@ -28,7 +28,7 @@ _ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One row: what it shows, and what choosing it puts into the composer."""
+    """A row of the list: its label, and the text that choosing it puts into the composer."""
 
     label: str
     help: str
@@ -38,11 +38,11 @@ class Suggestion:
     cursor: int | None = None
     """Where in `text` to go on writing; None: at its end."""
     is_extra: bool = False
-    """What is written makes sense without it, so Enter sends that unless the suggestion was moved to; Tab takes it."""
+    """The text is valid without it: Enter sends the text unless the arrows chose this row; Tab takes it."""
 
 
 def suggestions(text: str) -> list[Suggestion]:
-    """What the command `text` may become."""
+    """Return the completions of the command line `text`."""
     found = [
         Suggestion(
             f"/{name} {c.arguments}".strip(),
@@ -66,7 +66,7 @@ def suggestions(text: str) -> list[Suggestion]:
 
 
 def file_suggestions(text: str, token: PathToken, found: list[FoundPath]) -> list[Suggestion]:
-    """The command line `text` with its file's name replaced by each path. One that is written need not be there yet."""
+    """Return the command line `text` completed with each path. A typed name makes them extras: it may be a new file."""
     written = bool(token.path.strip())
     return [
         Suggestion(
@@ -93,7 +93,7 @@ def path_suggestions(text: str, token: PathToken, found: list[FoundPath]) -> lis
 
 
 def _wanted_path(text: str, cursor: int) -> PathToken | None:
-    """The path that is being written: behind an @ in a message, or as the argument of a command."""
+    """Return the path being typed: after an @ in a message, or as the argument of a command."""
     if not text.startswith("/"):
         return path_token(text, cursor) if "@" in text else None
     start = path_start(text)
@@ -105,7 +105,7 @@ def _values(lines: list[str]) -> list[Suggestion]:
 
 
 class Completion(Canvas):
-    """Opens by itself. Up and Down move; Tab, a click, or Enter after moving chooses; Esc closes."""
+    """The list of suggestions. Up and Down move; Tab, a click, or Enter after moving chooses; Esc closes."""
 
     class SuggestionSelected(Message):
         """A row was clicked."""
@@ -115,7 +115,7 @@ class Completion(Canvas):
             self.suggestion = suggestion
 
     class PathsFound(Message):
-        """Paths for what was being written when the search began."""
+        """Posted with the paths for what was being typed when the search began."""
 
         def __init__(self, text: str, token: PathToken, paths: list[FoundPath]) -> None:
             super().__init__()
@@ -124,7 +124,7 @@ class Completion(Canvas):
             self.paths = paths
 
     class Valued(Message):
-        """Lines that a text may become whose end is an argument of a server's prompt."""
+        """Posted with the completions of a text that ends in an argument of a server's prompt."""
 
         def __init__(self, text: str, lines: list[str]) -> None:
             super().__init__()
@@ -132,32 +132,32 @@ class Completion(Canvas):
             self.lines = lines
 
     class Learned(Message):
-        """It is known by now what a server offers."""
+        """Posted when a server's offers have become known."""
 
     def __init__(self, *, tools: Tools | None = None, id: str | None = None) -> None:
-        """`tools` starts MCP servers, where what they offer is wanted."""
+        """Create the list; `tools` starts MCP servers when their offers are needed, None disables them."""
         super().__init__(id=id)
         self._tools = tools
         self._lines: list[str] = []
-        """What a server said last that an argument may become."""
+        """The server's latest completions of an argument."""
         self._valued = ""
-        """The text whose argument a server is asked about; "" while none is."""
+        """The text whose argument is being completed by a server; "" while no request runs."""
         self._learned: set[str] = set()
-        """Servers that were asked what they offer."""
+        """Servers that were asked for their offers."""
         self._all: list[Suggestion] = []
         self._index = 0
         self.was_moved = False
         """Whether the row was chosen with the arrows."""
         self._text = ""
         self._wanted: tuple[str, PathToken] | None = None
-        """The path to look for, in its text."""
+        """The text and the path in it to search for."""
         self._searching = False
         self._found: Completion.PathsFound | None = None
-        """The disk's last answer."""
+        """The latest search result."""
         self.display = False
 
     def look(self, text: str, cursor: int | None = None) -> None:
-        """The composer's text is now `text`, with the cursor after that many characters (None: at the end)."""
+        """Update the list for the composer's `text`, with the cursor after `cursor` characters (None: at the end)."""
         self._text = text
         token = _wanted_path(text, len(text) if cursor is None else cursor)
         if token is not None:
@@ -169,13 +169,13 @@ class Completion(Canvas):
         self._wanted = None
         found = suggestions(text)
         if not found and is_argument(text):
-            # Until the server has answered, what still fits of its last answer.
+            # Until the server answers, show what still matches of its last answer.
             found = _values([line for line in self._lines if line.lower().startswith(text.lower())])
             self._ask_for_values(text)
         self._show(found, text)
 
     def _search(self) -> None:
-        """Look at the disk in a thread of its own: one search at a time, then the latest that is wanted."""
+        """Search the disk in a thread: one search at a time, then the latest one wanted."""
         if self._wanted is None or self._searching:
             return
         text, token = self._wanted
@@ -192,14 +192,14 @@ class Completion(Canvas):
         Thread(target=search, name="path completion", daemon=True).start()
 
     def _learn(self, server: str) -> None:
-        """Have a server say what it offers, once. From the thread of a search."""
+        """Ask a server for its offers, once. Called from the search thread."""
         if self._tools is None or not server or server in self._learned:
             return
         self._learned.add(server)
         tools = self._tools
 
         def learn() -> None:
-            with suppress(EngineError):  # whoever attaches something of it is told
+            with suppress(EngineError):  # attaching something of it reports the error
                 tools().learn(server)
                 self.post_message(self.Learned())
 
@@ -211,7 +211,7 @@ class Completion(Canvas):
         self._search()
 
     def _ask_for_values(self, text: str) -> None:
-        """Ask a server, in a thread of its own: one text at a time, then the latest."""
+        """Ask a server for completions in a thread: one text at a time, then the latest."""
         tools, is_asking = self._tools, bool(self._valued)
         self._valued = text
         if tools is None or is_asking:
@@ -243,7 +243,7 @@ class Completion(Canvas):
             self._search()
 
     def _narrow(self, text: str, token: PathToken) -> None:
-        """Until the disk has answered, show what still fits of its last answer: never what is for another text."""
+        """Show what still matches of the last search until the new one ends; nothing found for another text."""
         before = self._found
         more = token.path.removeprefix(before.token.path) if before is not None else "/"
         goes_on = before is not None and token.path.startswith(before.token.path) and "/" not in more

@@ -1,4 +1,4 @@
-"""Where the person writes."""
+"""The composer: the text area in which messages and commands are written."""
 
 from collections.abc import Callable, Iterable
 from threading import Thread
@@ -32,47 +32,47 @@ from chatterm.widgets.server_completion import Tools
 from chatterm.widgets.vim import Vim
 
 _DRAFT_EVERY = 0.5
-"""Seconds from a change to the draft that is given away."""
+"""Seconds from a change until the draft is passed to `on_draft`."""
 _READING = 5.0
-"""Seconds that attached files may take to be read."""
+"""Timeout for reading attached files, in seconds."""
 _FETCHING = 20.0
-"""Seconds that pages may take to be fetched."""
+"""Timeout for fetching pages or resources of servers, in seconds."""
 _BOUNCE = 0.5
-"""Seconds in which a second Enter sends nothing while the screen still has to take the text of the first."""
+"""Seconds in which a second Enter with the same text is ignored, until the screen takes the first."""
 _NEWLINE_KEYS = ("shift+enter", "alt+enter", "ctrl+j")
 _PLACEHOLDER = "Write a message, / for commands, @ for files"
 
 
 class Composer(FoldingArea):
-    """Enter sends; Shift+Enter (where the terminal reports it), Alt+Enter or Ctrl+J break the line."""
+    """The input. Enter sends; Shift+Enter (where the terminal reports it), Alt+Enter or Ctrl+J insert a line break."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+g", "edit_outside", "Editor", show=False)]
 
     class Submitted(Message):
-        """The person pressed Enter. The text stays until the screen takes it."""
+        """Posted when the person sends the text. It stays in the composer until the screen calls `take_sent`."""
 
         def __init__(self, text: str, shown: str | None = None, recall: str | None = None) -> None:
             super().__init__()
             self.text = text
-            """What is sent: pastes whole, attached files behind it."""
+            """The message to send: pastes in full, attached files after it."""
             self.shown = text if shown is None else shown
             """What the composer showed: pastes as labels, files as `@path`."""
             self.recall = text if recall is None else recall
-            """What Up brings back, here and in later sessions: pastes whole, files as `@path`."""
+            """What Up brings back, here and in later sessions: pastes in full, files as `@path`."""
 
     class Problem(Message):
-        """Something could not be done; `text` is one line for the person. What was written is still there."""
+        """Posted when something failed; `text` is a line for the person. The composer keeps its text."""
 
         def __init__(self, text: str, *, doubted: str = "", asked: str = "") -> None:
             super().__init__()
             self.text = text
             self.doubted = doubted
-            """What the composer shows, where it is sent as it is when Enter is pressed once more."""
+            """The composer's text if another Enter sends it unchanged; "" otherwise."""
             self.asked = asked
-            """The same where what it mentions is attached then."""
+            """The composer's text if another Enter attaches what it mentions; "" otherwise."""
 
     class Read(Message):
-        """The files that a message attaches were read, or could not be."""
+        """Posted when the attachments of a message were read, or could not be."""
 
         def __init__(self, number: int, result: Message) -> None:
             super().__init__()
@@ -80,7 +80,7 @@ class Composer(FoldingArea):
             self.result = result
 
     class Looked(Message):
-        """What `shown` attaches as it stands; None where it cannot be sent like this."""
+        """Posted with what `shown` attaches; None if it cannot be sent as it is."""
 
         def __init__(self, shown: str, attached: MessageWithFiles | None) -> None:
             super().__init__()
@@ -98,30 +98,30 @@ class Composer(FoldingArea):
         vim: bool = False,
         id: str | None = None,
     ) -> None:
-        self._attached: tuple[str, MessageWithFiles] | None = None  # first: a line may be drawn at once
-        """The latest text that mentions files, and these."""
+        self._attached: tuple[str, MessageWithFiles] | None = None  # first: the base class may draw at once
+        """The latest text that mentions files, with those files."""
         super().__init__(id=id, placeholder=_PLACEHOLDER)
         self.vim = Vim() if vim else None
-        """Vim's keys, where they are wanted."""
+        """State of the vim keys; None if they are off."""
         self._completion = completion
-        """The list that follows what is typed; the composer moves and chooses in it."""
+        """The list of suggestions; the composer moves and chooses in it."""
         self._tools = tools
+        """Starts MCP servers when a message attaches something of theirs."""
         self._sees = sees
-        """Starts MCP servers, where a message attaches something of theirs."""
         self._history = PromptHistory(history)
         self._on_draft = on_draft
-        """Gets the whole text, pastes and all, soon after it changed."""
+        """Called with the full text, pastes included, soon after a change."""
         self._draft_timer: Timer | None = None
         self._looking = False
-        """Whether a thread reads what is mentioned."""
+        """Whether a thread is reading the mentioned files."""
         self._sent = ("", 0.0)
-        """The text that was sent last and is still here, and when that was."""
+        """The text sent last that is still here, and when it was sent."""
         self._doubted = ""
-        """The text of which was said that something in it is no file."""
+        """The text for which a missing file was reported."""
         self._asked = ""
-        """The text of which was asked whether what it mentions shall be attached."""
+        """The text for which the person was asked whether to attach what it mentions."""
         self._reading = 0
-        """Number of the latest reading of attached files."""
+        """Number of the latest request to read attachments."""
         self._reading_timer: Timer | None = None
 
     # --- for the screen ---
@@ -130,12 +130,12 @@ class Composer(FoldingArea):
         self.placeholder = shortened(_PLACEHOLDER, self.content_size.width)
 
     def load_history(self, prompts: Iterable[str]) -> None:
-        """What earlier sessions sent, newest last."""
+        """Load the prompts of earlier sessions, newest last."""
         self._history.load(prompts)
 
     @property
     def sending_text(self) -> str:
-        """What Enter would send, as far as the attached files are known: they are read a moment after a change."""
+        """What Enter would send. Attachments are included once read, a moment after a change."""
         if self._attached is None or self._attached[0] != self.text:
             return self.full_text
         return self._whole_message(self.pastes, self._attached[1])
@@ -145,18 +145,18 @@ class Composer(FoldingArea):
         super().put(text)
 
     def take_sent(self) -> None:
-        """What was submitted goes; what was typed since, while the screen was busy, stays."""
+        """Remove the submitted text; keep what was typed since, while the screen was busy."""
         self.put(self.text.removeprefix(self._sent[0]))
 
     def put_back(self, text: str) -> None:
-        """Give back what could not be sent, before anything written since."""
+        """Put back a text that was not sent, before anything written since."""
         draft = self.text
         self.put(text)
         if draft.strip():
             self.put(f"{self.text}\n{draft}")
 
     def take_away(self, text: str) -> None:
-        """Undo `put_back`, where what was given back is still there."""
+        """Undo `put_back` if the text is still there."""
         full = self.full_text
         if full == text or full.startswith(f"{text}\n"):
             self.put(full[len(text) + 1 :])
@@ -171,18 +171,18 @@ class Composer(FoldingArea):
             await super()._on_key(event)
 
     class ModeChanged(Message):
-        """Vim's mode is another one."""
+        """Posted when a vim key was handled: the mode may have changed."""
 
     @property
     def vim_mode(self) -> str:
-        """As the status line says it; "" without vim's keys."""
+        """Vim's mode and pending keys for the status line; "" without vim keys."""
         if self.vim is None:
             return ""
         names = {"insert": "INSERT", "normal": "NORMAL", "visual": "VISUAL", "lines": "V-LINE"}
         return f"{names[self.vim.mode]} {self.vim.pending}".strip()
 
     def vim_takes(self, key: str) -> bool:
-        """Whether vim's keys mean something by `key`; then it is done."""
+        """Handle `key` as a vim key. Return whether it was one."""
         vim = self.vim
         if vim is None or self.read_only or (vim.mode == "insert" and key != "escape"):
             return False
@@ -211,19 +211,19 @@ class Composer(FoldingArea):
         return self.vim_takes(event.character or "" if is_typed else event.key)
 
     def _location(self, at: int, text: str) -> tuple[int, int]:
-        """The row and column of a place in `text`."""
+        """Return the row and column of offset `at` in `text`."""
         before = text[:at]
         return before.count("\n"), len(before) - before.rfind("\n") - 1
 
     async def _acted(self, key: str) -> bool:
-        """Do what a key is bound to at once. Left to bubble it would come after letters that were typed after it."""
+        """Run the key's binding now, before letters typed after it, which would overtake it if it bubbled."""
         for binding in self._bindings.key_to_bindings.get(key, []):
             if await self.app.run_action(binding.action, self):
                 return True
         return False
 
     def _used(self, key: str) -> bool:
-        """Do what `key` means here, if anything."""
+        """Handle `key` if the composer uses it. Return whether it did."""
         if self._complete(key):
             return True
         if key == "enter":
@@ -238,7 +238,7 @@ class Composer(FoldingArea):
         return True
 
     def _recall(self, step: int) -> bool:
-        """Go through the history, from the first line up and from the last line down."""
+        """Step through the history: up from the first line, down from the last. Return whether the key was used."""
         at_edge = self.navigator.is_first_wrapped_line if step < 0 else self.navigator.is_last_wrapped_line
         text = self.full_text
         if not self._history.shows(text):
@@ -252,10 +252,10 @@ class Composer(FoldingArea):
         return True
 
     def _complete(self, key: str) -> bool:
-        """Keys that belong to the open list."""
+        """Handle a key of the open list of suggestions. Return whether it was one."""
         if self._completion is None or not self._completion.display:
             return False
-        self._completion.look(self.text, self._cursor_index)  # keys may have come faster than it was told
+        self._completion.look(self.text, self._cursor_index)  # keys may come faster than change events
         chosen = self._completion.chosen
         if chosen is None:
             return False
@@ -274,7 +274,7 @@ class Composer(FoldingArea):
         return True
 
     def choose(self, suggestion: Suggestion, *, run: bool = False) -> None:
-        """Take a suggestion; `run` sends it where it is whole."""
+        """Insert a suggestion; with `run`, send it if it is complete."""
         if self._completion is not None:
             self._completion.close()
         self.replace(suggestion.text, (0, 0), self.document.end, maintain_selection_offset=False)
@@ -288,7 +288,7 @@ class Composer(FoldingArea):
         return self._index(*self.cursor_location)
 
     def _index(self, row: int, column: int) -> int:
-        """Characters before a place."""
+        """Return the number of characters before a row and column."""
         return sum(len(line) + 1 for line in self.document.lines[:row]) + column
 
     @on(TextArea.Changed)
@@ -312,7 +312,7 @@ class Composer(FoldingArea):
     # --- attached files ---
 
     def _look_at_files(self) -> None:
-        """Read what the text mentions, in a thread of its own: one at a time, then the latest text."""
+        """Read the mentioned files in a thread: one text at a time, then the latest."""
         shown = self.text
         if "@" not in shown or not _mentions_files(shown):
             self._attached = None
@@ -341,7 +341,7 @@ class Composer(FoldingArea):
             self.refresh()
 
     def marked(self, row: int) -> list[tuple[int, int]]:
-        """Labels, and where line `row` mentions files that are there."""
+        """Return the spans of labels and of mentions of existing files in line `row`."""
         labels = super().marked(row)
         if self._attached is None or self._attached[0] != self.text:
             return labels
@@ -357,7 +357,7 @@ class Composer(FoldingArea):
     # --- sending ---
 
     def send_now(self) -> None:
-        """As Enter does."""
+        """Send the text, as Enter does."""
         self._submit()
 
     def _submit(self) -> None:
@@ -426,7 +426,7 @@ class Composer(FoldingArea):
     # --- another editor ---
 
     def action_edit_outside(self) -> None:
-        """Go on writing in $VISUAL or $EDITOR. What is saved there comes back."""
+        """Edit the text in $VISUAL or $EDITOR; put what is saved there into the composer."""
         from chatterm.terminal.editor import edit_text
 
         if self.read_only:

@@ -1,4 +1,4 @@
-"""The line in which one types what to find in the conversation."""
+"""The input line for a search in the conversation."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from chatterm.widgets.canvas import Canvas
 
 
 class FindBar(Horizontal):
-    """Shown while something is being looked for."""
+    """The search input and the number of matches; shown while a search is open."""
 
     DEFAULT_CSS = """
     FindBar { height: 1; margin: 1 2 0 2; background: $panel; display: none; }
@@ -28,14 +28,14 @@ class FindBar(Horizontal):
     ]
 
     class Typed(Message):
-        """There is another text to find."""
+        """Posted when the search text changes."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class Stepped(Message):
-        """The next match (1) or the one before (-1) is wanted."""
+        """Posted to go to the next match (1) or the previous one (-1)."""
 
         def __init__(self, step: int) -> None:
             super().__init__()
@@ -46,14 +46,14 @@ class FindBar(Horizontal):
         yield FindCount()
 
     def open(self, text: str) -> None:
-        """Take the focus, with this text."""
+        """Show the bar with this text and focus it."""
         self.display = True
         box = self.query_one(Input)
         box.value, box.cursor_position = text, len(text)
         box.focus()
 
     def say(self, text: str) -> None:
-        """How many there are."""
+        """Show `text`, such as the number of matches, at the end of the bar."""
         self.query_one(FindCount).show(text)
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -65,7 +65,7 @@ class FindBar(Horizontal):
 
 
 class FindCount(Canvas):
-    """How many matches there are, and what the keys do."""
+    """The number of matches and a hint about the keys."""
 
     _text = ""
 

@@ -1,4 +1,4 @@
-"""A text area in which long pastes stand as labels."""
+"""A text area that shows long pastes as labels."""
 
 import asyncio
 import re
@@ -19,20 +19,20 @@ from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.paste import Pastes, is_long
 
 _MOST_LINES, _MOST_CHARACTERS = 1000, 50_000
-"""What is longer can be written and sent, but stands as one label here: laying it out would take a while."""
+"""Longer texts can be sent but are shown as one label, because laying them out would take too long."""
 _PIECE = 1 << 16
-"""Characters that are cleaned at once; in between the screen goes on."""
+"""Characters cleaned at a time; the screen gets its turn in between."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class FoldingArea(TextArea):
-    """A label is plain text that the cursor jumps over and that goes as a whole; a click or Ctrl+O opens it."""
+    """A text area with labels: the cursor skips them, they are deleted whole, and a click or Ctrl+O opens them."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"composer--label"}
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+o", "open_paste", "View paste", show=False)]
 
     class PasteOpened(Message):
-        """The person wants to see a paste. `done` takes "unfold", "remove" or None: what is to become of it."""
+        """Posted to show a paste. `done` is called with what to do then: "unfold", "remove" or None."""
 
         def __init__(
             self, label: str, text: str, can_unfold: bool, done: Callable[[str | None], None]
@@ -44,7 +44,7 @@ class FoldingArea(TextArea):
             self.done = done
 
     def __init__(self, *, placeholder: str, id: str | None = None) -> None:
-        self.pastes = Pastes()  # first: the text area asks where labels stand as soon as it is made
+        self.pastes = Pastes()  # set first: the base class looks for labels while it is created
         super().__init__(
             id=id,
             soft_wrap=True,
@@ -56,11 +56,11 @@ class FoldingArea(TextArea):
 
     @property
     def full_text(self) -> str:
-        """The text with every paste in its place."""
+        """The text with every label replaced by its paste."""
         return self.pastes.unfold(self.text)
 
     def put(self, text: str) -> None:
-        """Show `text` with the cursor at its end. A very long text is folded."""
+        """Replace the text, with the cursor at the end. Fold a very long text."""
         if not text:
             self.pastes.clear()
         elif is_long(text, _MOST_LINES, _MOST_CHARACTERS):
@@ -69,7 +69,7 @@ class FoldingArea(TextArea):
         self.move_cursor(self.document.end)
 
     def marked(self, row: int) -> list[tuple[int, int]]:
-        """What of line `row` is shown in the colour of labels."""
+        """Return the spans of line `row` to show in the colour of labels."""
         return self._labels(row)
 
     def get_line(self, line_index: int) -> Text:
@@ -101,7 +101,7 @@ class FoldingArea(TextArea):
             self.move_cursor(result.end_location)
 
     def action_open_paste(self) -> None:
-        """Look at the paste at the cursor, or at the last one."""
+        """Show the paste at the cursor, else the last one."""
         row, column = self.cursor_location
         spans = self._labels(row)
         here = [span for span in spans if span[0] <= column <= span[1]]
@@ -127,7 +127,7 @@ class FoldingArea(TextArea):
         self.post_message(self.PasteOpened(label, text, short, done))
 
     def _labels(self, row: int) -> list[tuple[int, int]]:
-        """Where labels stand in line `row`; none where there is no such line."""
+        """Return the spans of the labels in line `row`; none if there is no such line."""
         return self.pastes.spans(self._line(row))
 
     def _line(self, row: int) -> str:
@@ -141,7 +141,7 @@ class FoldingArea(TextArea):
                 return
 
     def validate_selection(self, selection: Selection) -> Selection:
-        """The cursor jumps over a label: nothing is written inside of one."""
+        """Move a selection's ends out of labels, so that nothing is typed inside one."""
         start, end = selection
         before = self.selection.end
         return Selection(self._outside(start, before), self._outside(end, before))
@@ -155,12 +155,12 @@ class FoldingArea(TextArea):
         return place
 
     def edit(self, edit: Edit) -> EditResult:
-        """Every change comes through here: it stays inside of the text and takes labels whole."""
+        """Apply any edit, clamped to the text and extended to whole labels."""
         start, end = self._whole(edit.top, edit.bottom)
         return super().edit(replace(edit, from_location=start, to_location=end))
 
     def _whole(self, start: Location, end: Location) -> tuple[Location, Location]:
-        """From `start` to `end`, with the whole of every label that this cuts."""
+        """Return the range from `start` to `end`, extended to whole labels."""
         top, bottom = self._inside(start), self._inside(end)
         for first, last in self._labels(top[0]) if top != bottom else ():
             if first < top[1] < last:
@@ -171,7 +171,7 @@ class FoldingArea(TextArea):
         return top, bottom
 
     def _inside(self, place: Location) -> Location:
-        """The nearest place of the text. Textual deletes a line up to the start of the next, even of the last one."""
+        """Return `place` clamped to the text: Textual deletes to the start of the next line, even on the last one."""
         row, column = place
         if row < 0:
             return 0, 0
@@ -181,7 +181,7 @@ class FoldingArea(TextArea):
 
     def undo(self) -> None:
         if self.history.undo_stack:
-            # Textual looks where the cursor is while the line that it was on is gone already.
+            # Textual reads the cursor's line after that line was removed.
             self.move_cursor((0, 0))
             super().undo()
 
@@ -192,7 +192,7 @@ class FoldingArea(TextArea):
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """`text` in parts of some length that end where a line does."""
+    """Yield `text` in pieces of at least `_PIECE` characters, each but the last ending at a line end."""
     start = 0
     while start < len(text):
         match = _LINE_END.search(text, start + _PIECE)

@@ -1,25 +1,25 @@
-"""What was sent before, for Up and Down."""
+"""Earlier prompts, for Up and Down."""
 
 from collections.abc import Iterable
 
 
 class PromptHistory:
-    """Goes back and forth; the draft that was being written waits behind the newest entry."""
+    """Steps back and forth through the prompts; the unsent draft comes after the newest one."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._entries: list[str] = []
         self._place = 0
-        """Index of what is shown; the number of entries: the draft."""
+        """Index of the entry shown; the number of entries stands for the draft."""
         self._draft = ""
 
     def load(self, entries: Iterable[str]) -> None:
-        """Entries of earlier sessions, newest last. They come before what was added since the start."""
+        """Load the prompts of earlier sessions, newest last, before those added since the start."""
         self._entries = [*entries, *self._entries]
         self._tidy()
 
     def add(self, text: str) -> None:
-        """`text` was sent. The same text twice in a row is kept once."""
+        """Add a prompt that was sent; skip a repetition of the last one."""
         if text.strip() and self._entries[-1:] != [text]:
             self._entries.append(text)
         self._tidy()
@@ -29,11 +29,11 @@ class PromptHistory:
         self._place, self._draft = len(self._entries), ""
 
     def shows(self, text: str) -> bool:
-        """Whether `text` is the entry that was called up, unchanged."""
+        """Return whether `text` is the recalled entry, unchanged."""
         return self._place < len(self._entries) and self._entries[self._place] == text
 
     def step(self, step: int, text: str) -> str | None:
-        """What to show one step back (-1) or forth (1) from `text`; None where there is nothing."""
+        """Move one step back (-1) or forward (1) from `text`. Return the text to show; None at either end."""
         place = self._place + step
         if not 0 <= place <= len(self._entries):
             return None
@@ -43,5 +43,5 @@ class PromptHistory:
         return self._draft if place == len(self._entries) else self._entries[place]
 
     def leave(self) -> None:
-        """The text was changed: it is a draft of its own now."""
+        """Return to the draft: the recalled text was edited."""
         self._place = len(self._entries)

@@ -1,11 +1,11 @@
-"""The keys of a selected message, in a line."""
+"""A one-line hint about the keys of a selected message."""
 
 from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.conversation.tool_entry import ToolsEntry
 
 
 def message_hint(entry: Entry, width: int) -> str:
-    """What can be done with this message while it is selected, as far as there is room."""
+    """Return the keys for a selected message, as many as fit into `width` columns."""
     hints = _hints(entry)
     text = "Esc back"
     for count in range(1, len(hints) + 1):

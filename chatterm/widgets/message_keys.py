@@ -1,4 +1,4 @@
-"""What keys do while a message is selected."""
+"""The keys of a selected message."""
 
 MESSAGE_KEYS = {
     "up": ("select", "prev"),
@@ -18,8 +18,8 @@ MESSAGE_KEYS = {
     "enter": ("expand", ""),
     "space": ("expand", ""),
 }
-"""Keys while a message is selected: a command and its argument."""
+"""By key, the command to run and its argument."""
 CODE_KEYS = {"y": "copy_block", "s": "save_code", "x": "run_code", "z": "change_view"}
-"""Keys for a code block, or JSON, of the selected answer."""
+"""By key, the action for a code block, or JSON, of the selected answer."""
 EDGE_KEYS = {"g": -1, "G": 1}
 """Keys that go to the first line (-1) or to the last (1)."""

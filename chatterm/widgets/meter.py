@@ -1,4 +1,4 @@
-"""The context: how much of it is used, cached and free, what a message will cost, what to do when it runs out."""
+"""The context meter: used, cached and free tokens, the cost of a message, advice when the context is nearly full."""
 
 from chatterm.backends.backend import DraftCost
 from chatterm.conversation.figures import Live, bar, count_text, seconds_text
@@ -7,17 +7,17 @@ from chatterm.widgets.canvas import Canvas
 from models.units import counted
 
 FULL = 0.9
-"""The share of the context from which it is said what can be done."""
+"""Share of the context from which advice is shown."""
 NO_ROOM = 0.98
-"""The share from which that is urgent."""
+"""Share of the context from which the meter shows an error."""
 _LONG = 0.05
-"""The share of the context from which a message is long."""
+"""Share of the context from which a message counts as long."""
 _SLOW = 1.0
-"""Seconds of computing from which a message is long, too."""
+"""Seconds of prefill from which a message counts as long, too."""
 
 
 class ContextNote(Canvas):
-    """Lines above the composer while there is something to say about the context; gone otherwise."""
+    """A note about the context above the composer; hidden while there is nothing to say."""
 
     DEFAULT_CSS = "ContextNote { width: 100%; margin: 1 2 0 4; }"
 
@@ -29,7 +29,7 @@ class ContextNote(Canvas):
         self.display = False
 
     def show(self, live: Live, cost: DraftCost | None) -> None:
-        """`cost` is that of what stands in the composer; None for nothing, or while it is not known."""
+        """Update the note. `cost` is that of the composer's text; None if empty or not known yet."""
         if (live, cost) != (self._live, self._cost):
             self._live, self._cost = live, cost
             self._lay_out()
@@ -40,7 +40,7 @@ class ContextNote(Canvas):
     def _lay_out(self) -> None:
         if self._live is None:
             return
-        # What is not displayed has no width yet; a wrong guess is mended by the resize that follows.
+        # A hidden widget has no width yet; the resize that follows corrects a wrong guess.
         width = self.size.width or max(self.screen.size.width - 6, 20)
         lines = of_height(
             note_lines(self._live, self._cost, width), max(self.screen.size.height // 6, 1), width
@@ -56,12 +56,12 @@ class ContextNote(Canvas):
 
 
 def context_style(share: float) -> str:
-    """The style of a meter that is full to `share`."""
+    """Return the style of a meter filled to `share`."""
     return "error" if share >= NO_ROOM else "warning" if share >= FULL else "primary"
 
 
 def context_bar(live: Live, width: int, draft: int = 0) -> Line:
-    """Used and cached, used and not cached, the draft, free: one bar of `width` columns."""
+    """Return a bar of `width` columns: tokens used and cached, used and not cached, the draft's, and free ones."""
     if not live.context:
         return []
     style = context_style((live.used + draft) / live.context)
@@ -71,14 +71,14 @@ def context_bar(live: Live, width: int, draft: int = 0) -> Line:
 
 
 def is_long(cost: DraftCost, live: Live) -> bool:
-    """Whether a person would want to know what this message costs before it is sent."""
+    """Return whether a message is long enough for its cost to be shown before it is sent."""
     share = cost.tokens / live.context if live.context else 0.0
     seconds = cost.new / live.prefill_rate if live.prefill_rate else 0.0
     return share >= _LONG or seconds >= _SLOW or cost.free <= 0
 
 
 def note_lines(live: Live, cost: DraftCost | None, width: int) -> list[Line]:
-    """What there is to say: the cost of a long message, or that the context is nearly full; [] for nothing."""
+    """Return the note: the cost of a long message, or that the context is nearly full; [] for none."""
     if not live.context or live.phase in ("loading", "absent"):
         return []
     if cost is not None and is_long(cost, live):

@@ -1,4 +1,4 @@
-"""One line above the composer while text has come below what is being read."""
+"""A line above the composer that announces new text below the view."""
 
 from textual import events
 
@@ -10,7 +10,7 @@ _TEXT = "↓ New text below · press End or click to go there"
 
 
 class NewBelow(Canvas):
-    """Shown while the transcript has news."""
+    """The announcement; shown while the transcript has news, a click goes there."""
 
     DEFAULT_CSS = "NewBelow { height: 1; margin: 0 2 0 4; display: none; }"
 

@@ -1,10 +1,10 @@
-"""Long pasted texts. In the composer one stands as a label; what is sent has the text itself."""
+"""Long pasted texts: the composer shows each as a label, the message sent contains the text."""
 
 import re
 
 _LINES = 10
 _CHARACTERS = 2000
-"""Up to so much a paste is shown as it is."""
+"""Lines and characters up to which a paste is shown in full."""
 _LABEL = re.compile(r"\[pasted [\d,]+ (?:lines|characters)(?:, no\. \d+)?\]")
 
 
@@ -13,13 +13,13 @@ def is_long(text: str, lines: int = _LINES, characters: int = _CHARACTERS) -> bo
 
 
 class Pastes:
-    """The folded texts by label. Labels are plain text: moved, cut and undone like any other."""
+    """The folded texts by label. Labels are plain text: they can be moved, cut and undone like any other."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
 
     def fold(self, text: str) -> str:
-        """A label that stands for `text` from now on."""
+        """Store `text` under a new label and return the label."""
         lines = text.count("\n") + (not text.endswith("\n"))
         size = f"{lines:,} lines" if lines > 1 else f"{len(text):,} characters"
         label, number = f"[pasted {size}]", 2
@@ -29,7 +29,7 @@ class Pastes:
         return label
 
     def unfold(self, text: str) -> str:
-        """`text` with every label replaced by what it stands for. Labels inside of pasted text stay."""
+        """Return `text` with every label replaced by its paste. Labels inside pasted text stay."""
         if not self._texts:
             return text
         return _LABEL.sub(lambda match: self._texts.get(match[0], match[0]), text)
@@ -38,13 +38,13 @@ class Pastes:
         return self._texts[label]
 
     def spans(self, line: str) -> list[tuple[int, int]]:
-        """Where labels stand in `line`."""
+        """Return the spans of the labels in `line`."""
         if not self._texts or "[pasted " not in line:
             return []
         return [match.span() for match in _LABEL.finditer(line) if match[0] in self._texts]
 
     def copy(self) -> "Pastes":
-        """As they are now, for a thread of its own."""
+        """Return a copy for use in another thread."""
         pastes = Pastes()
         pastes._texts = self._texts.copy()
         return pastes

@@ -1,4 +1,4 @@
-"""What `@path` may become, from the disk."""
+"""Completions of `@path` from the disk."""
 
 import os
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from chatterm.terminal.sanitize import is_safe
 from models.units import bytes_text
 
 _MOST = 200
-"""Names offered; whoever wants another one types on."""
+"""The most names offered; typing on narrows them down."""
 _LOOKED_AT = 20_000
-"""Names of one folder that are looked at."""
+"""The most names of a folder that are examined."""
 
 
 @dataclass(frozen=True, slots=True)
 class PathToken:
-    """The `@path` that is being written, at `start:end` of the text."""
+    """The `@path` being typed, at `start:end` of the text."""
 
     start: int
     end: int
@@ -25,24 +25,24 @@ class PathToken:
 
 @dataclass(frozen=True, slots=True)
 class FoundPath:
-    """One file or folder that fits."""
+    """A matching file or folder."""
 
     path: str
-    """As it continues what was written; a folder ends in a slash."""
+    """The completed path as typed; a folder ends in a slash."""
     is_folder: bool
     note: str
     """Its size."""
 
     @property
     def written(self) -> str:
-        """How it stands in the message. A folder is left open, to go on into it."""
+        """The mention as inserted into the message. A folder's is left open, to continue into it."""
         if " " not in self.path:
             return f"@{self.path}" + ("" if self.is_folder else " ")
         return f'@"{self.path}' + ("" if self.is_folder else '" ')
 
 
 def path_token(text: str, cursor: int) -> PathToken | None:
-    """The mention that ends at the cursor, if one is being written there."""
+    """Return the mention that ends at the cursor; None if there is none."""
     line = text[text.rfind("\n", 0, cursor) + 1 : cursor]
     start = cursor - len(line)
     if line.endswith("@") and (len(line) == 1 or line[-2].isspace()):
@@ -55,9 +55,9 @@ def path_token(text: str, cursor: int) -> PathToken | None:
 
 
 def found_paths(path: str, folder: Path) -> list[FoundPath]:
-    """Files and folders that begin like `path`, then those that hold its last part. It looks at the disk.
+    """Return files and folders that begin with `path`, then those that contain its last part. Reads the disk.
 
-    Hidden ones only where `path` asks for them. Names that a terminal would obey are left out.
+    Hidden ones appear only if the last part begins with a dot. Names unsafe for a terminal are left out.
     """
     parent, _, prefix = path.rpartition("/")
     parent += "/" if "/" in path else ""

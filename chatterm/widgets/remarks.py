@@ -1,4 +1,4 @@
-"""What the program has to say to what was just done: errors and short notices, above the composer."""
+"""Errors and short notices about the latest actions, above the composer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.canvas import Canvas
 
 _SECONDS = 6.0
-"""Seconds that a remark stays at least, however fast somebody types."""
+"""Seconds that a remark stays at least, however fast the person types."""
 _MOST = 3
-"""Remarks at a time."""
+"""The most remarks shown at a time."""
 
 
 @dataclass(slots=True)
@@ -20,16 +20,16 @@ class Remark:
     kind: str
     """ "notice" or "error"."""
     written: str
-    """What stood in the composer when it was made."""
+    """The composer's text when it was made."""
     until: float
-    """It stays until then, and until something else stands in the composer."""
+    """Time after which it goes, once the composer's text has changed."""
     is_old: bool = False
-    """Whether something else has stood there since."""
+    """Whether the composer's text has changed since."""
     said: float = 0.0
 
 
 class Remarks(Canvas):
-    """Gone while there is nothing to say. Times are those of `time.monotonic()`."""
+    """The list of remarks, hidden while empty. Times are those of `time.monotonic()`."""
 
     DEFAULT_CSS = "Remarks { width: 100%; margin: 1 2 0 2; }"
 
@@ -44,20 +44,20 @@ class Remarks(Canvas):
         return [remark.text for remark in self._remarks]
 
     def say(self, text: str, kind: str, written: str, now: float) -> None:
-        """Say it below what was said for the same text; what belongs to an earlier one goes."""
+        """Add a remark below those made for the same composer text; remove those of earlier texts."""
         text = cleaned(text)
         kept = [r for r in self._remarks if r.until == inf or not (r.is_old or r.text == text)]
         self._remarks = [*kept, Remark(text, kind, written, now + _SECONDS, said=now)][-_MOST:]
         self._lay_out()
 
     def stand(self, text: str) -> None:
-        """Say this error for as long as it is one; "" ends that."""
+        """Show this error until it is replaced; "" removes it."""
         kept = [remark for remark in self._remarks if remark.until != inf]
         self._remarks = [Remark(cleaned(text), "error", "", inf), *kept][:_MOST] if text else kept
         self._lay_out()
 
     def written(self, text: str, now: float) -> None:
-        """This is what the composer holds now."""
+        """Note that the composer now contains `text`: remarks made for another text may expire."""
         for remark in self._remarks:
             remark.is_old = remark.is_old or text != remark.written
         self.expire(now)
@@ -69,11 +69,11 @@ class Remarks(Canvas):
             self._lay_out()
 
     def leave(self) -> None:
-        """Remove the errors: another conversation comes, and they were about this one."""
+        """Remove errors about this conversation before another one is shown."""
         self._without(lambda remark: True)
 
     def over(self, since: float) -> None:
-        """Remove errors from before `since`, as what began then works; those about text still in the composer stay."""
+        """Remove errors made before `since`, when an answer began; keep those about text still in the composer."""
         self._without(lambda r: r.said < since and (r.is_old or not r.written))
 
     def _without(self, is_over: Callable[["Remark"], bool]) -> None:
@@ -81,7 +81,7 @@ class Remarks(Canvas):
         self._lay_out()
 
     def dismiss(self) -> None:
-        """All of it was read."""
+        """Remove the remarks except a standing error: the person has read them."""
         self._remarks = [remark for remark in self._remarks if remark.until == inf]
         self._lay_out()
 
@@ -93,7 +93,7 @@ class Remarks(Canvas):
 
     def _lay_out(self) -> None:
         size = self.screen.size
-        # What is not displayed has no width yet; a wrong guess is mended by the resize that follows.
+        # A hidden widget has no width yet; the resize that follows corrects a wrong guess.
         width = self.size.width or max(size.width - 4, 20)
         lines = remarks_lines(self._remarks, width, most=max(size.height // 3, 2))
         if lines != self._lines:
@@ -108,8 +108,7 @@ class Remarks(Canvas):
 
 
 def remarks_lines(remarks: Sequence[Remark], width: int, most: int) -> list[Line]:
-    """Remarks below each other, each with a mark: of those that fit into `most` lines of `width` columns the latest,
-    the very latest cut where it is longer."""
+    """Return the latest remarks, each with a mark, that fit into `most` lines of `width` columns; cut the last one."""
     lines: list[Line] = []
     for remark in remarks:
         mark = "✗ " if remark.kind == "error" else "· "

@@ -1,4 +1,4 @@
-"""The part of a line of the conversation that somebody wrote: a copy holds only that."""
+"""The text of a line without decoration: only that is copied."""
 
 from chatterm.conversation.entries import INDENT
 from chatterm.markdown.lines import Line
@@ -17,13 +17,13 @@ _DRAWN = frozenset(
         "picture",
     ]
 )
-"""Styles of what is drawn around a text and is no part of it."""
+"""Styles of decoration, which is no part of the text."""
 
 
 def said(line: Line, start: int, end: int | None) -> tuple[str, str] | None:
-    """Return what somebody wrote of a line between two columns, and what joins it to the next line.
+    """Return the text of a line between two columns without decoration, and the separator before the next line.
 
-    Return None if the line holds only what is drawn around texts.
+    Return None if the line consists of decoration only.
     """
     column, text, joint, has_words, is_drawn = 0, "", "\n", False, False
     for part, style in line:

@@ -1,4 +1,4 @@
-"""What MCP servers offer to what is being written: resources behind `@server:`, and arguments of their prompts."""
+"""Completions from MCP servers: resources after `@server:`, and arguments of their prompts."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,19 +12,19 @@ from chatterm.tools.session import ToolSession
 from chatterm.widgets.path_completion import FoundPath
 
 Tools = Callable[[], ToolSession]
-"""The tools of the session, which are put together for that; from any thread."""
+"""Returns the tools of the session, created on demand; callable from any thread."""
 _MOST = 200
 
 
 def server_names() -> list[str]:
-    """The servers that there are. It looks at the disk."""
+    """Return the names of the configured servers. Reads the disk."""
     with suppress(EngineError):
         return [server.name for server in read_servers(servers_path())]
     return []
 
 
 def found_resources(path: str, names: list[str]) -> list[FoundPath]:
-    """What `@path` may become: a server, or a resource of one as far as they are known."""
+    """Return completions of `@path`: servers, or the resources of a server whose offers are known."""
     server = mentioned_server(path)
     if server not in names:
         begins = [name for name in names if path and name.lower().startswith(path.lower())]
@@ -41,19 +41,19 @@ def found_resources(path: str, names: list[str]) -> list[FoundPath]:
 
 
 def unknown_server(path: str, names: list[str]) -> str:
-    """The server of a mention of which nobody knows what it offers yet; "" for none."""
+    """Return the server that `path` mentions if its offers are not known yet; "" otherwise."""
     server = mentioned_server(path)
     return server if server in names and server not in known() else ""
 
 
 def is_argument(text: str) -> bool:
-    """Whether an argument of a server's prompt is being written."""
+    """Return whether an argument of a server's prompt is being typed."""
     found = server_prompt(text)
     return found is not None and writing(found[1], text[found[2] :]) is not None
 
 
 def argument_help(text: str) -> str:
-    """What the argument that is being written is; "" where nobody says."""
+    """Return the description of the argument being typed; "" if there is none."""
     found = server_prompt(text)
     asked = writing(found[1], text[found[2] :]) if found is not None else None
     if found is None or asked is None:
@@ -64,7 +64,7 @@ def argument_help(text: str) -> str:
 
 
 def found_values(text: str, tools: Tools) -> list[str]:
-    """Lines that `text` may become, as the server says. It starts the server: not for the screen's thread."""
+    """Return the server's completions of the line `text`. Starts the server: do not call it on the screen's thread."""
     found = server_prompt(text)
     asked = writing(found[1], text[found[2] :]) if found is not None else None
     if found is None or asked is None:

@@ -1,4 +1,4 @@
-"""The conversation and the engine at work, beside the messages on a wide screen: first what matters to a person."""
+"""The stats panel beside the messages on a wide screen: conversation and engine, the most important first."""
 
 from chatterm.conversation.figures import (
     Live,
@@ -17,7 +17,7 @@ from models.units import bytes_text, counted
 
 
 class SidePanel(Canvas):
-    """Shows a `Live`. The screen decides whether there is room for it, and whether the person wants it."""
+    """Shows a `Live`. The screen decides whether the panel is displayed."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -39,8 +39,7 @@ class SidePanel(Canvas):
 
 
 def panel_lines(live: Live, width: int, height: int = 0) -> list[Line]:
-    """A section a subject, an empty line between two. Of `height` lines, sections that matter least are left out
-    whole; 0 is any number."""
+    """Return the sections with empty lines between. Drop the last ones until `height` lines suffice; 0: no limit."""
     sections = [_head_lines(live, width)]
     if live.phase == "loading":
         sections.append(_loading(live, width))
@@ -60,7 +59,7 @@ def panel_lines(live: Live, width: int, height: int = 0) -> list[Line]:
 
 
 def _head_lines(live: Live, width: int) -> list[Line]:
-    """What one talks about, and with whom."""
+    """Return the title of the conversation and the name of the model."""
     title = wrap([(live.title, "strong")], width)[:3] if live.title else []
     return [
         *title,
@@ -158,7 +157,7 @@ def _context(live: Live, width: int) -> list[Line]:
 
 
 def _library(live: Live, width: int) -> list[Line]:
-    """What the conversation begins with, and what it saves that others do, too."""
+    """Return the documents that the conversation begins with, and the memory saved by sharing their cache."""
     if not live.documents:
         return []
     lines = [_head("library"), *wrap([(" · ".join(live.documents), "")], width)]
@@ -171,7 +170,7 @@ def _library(live: Live, width: int) -> list[Line]:
 
 
 def _read(live: Live, width: int) -> list[Line]:
-    """What is read for conversations to come."""
+    """Return the progress of the document being read ahead for later conversations."""
     chunk = live.read
     if chunk is None:
         return []
@@ -204,7 +203,7 @@ def _head(text: str) -> Line:
 
 
 def _pair(name: str, value: str, width: int, style: str = "") -> Line:
-    """A name on the left, marked with the colour that it has in a bar above, and its value on the right."""
+    """Return a line: the name on the left, with a mark in its colour of the bar above, and the value on the right."""
     mark: Line = [("▪ ", style)] if style else []
     room = max(width - 2 * len(mark) - cells(value) - 1, 0)
     name = elided(name, room)

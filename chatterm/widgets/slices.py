@@ -1,4 +1,4 @@
-"""Long work, such as going through a whole conversation, done on the screen's thread in short slices."""
+"""Long work on the screen's thread, such as walking through a whole conversation, done in short slices."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -8,17 +8,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _SLICE = 0.004
-"""Seconds of work in a slice, after which keys get their turn."""
+"""Seconds of work in a slice, after which keys are handled."""
 SOON = 0.004
-"""Seconds between two slices of work that somebody waits for."""
+"""Seconds between two slices of work that the person waits for."""
 LATER = 0.02
-"""Seconds between two slices of work that nobody waits for."""
+"""Seconds between two slices of background work."""
 
 
 async def in_slices(
     work: Generator[None, None, T], pause: float = SOON, between: Callable[[], None] | None = None
 ) -> T:
-    """Do `work`, which yields after each piece, each far shorter than a slice. Return its result.
+    """Run `work` in slices and return its result. It must yield far more often than once a slice.
 
     `between` is called after every slice but the last, `pause` is in seconds.
     """
@@ -36,7 +36,7 @@ async def in_slices(
 
 
 def at_once(work: Generator[None, None, T]) -> T:
-    """Do all of `work` without a pause. Return its result."""
+    """Run all of `work` without a pause and return its result."""
     while True:
         try:
             next(work)

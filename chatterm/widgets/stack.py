@@ -1,20 +1,20 @@
-"""Items of different heights below each other: where each begins, and which one is at a row."""
+"""A stack of items of different heights: finds the first row of an item and the item at a row."""
 
 
 class Stack:
-    """Heights of the items in rows. Each question and each change takes logarithmic time (a Fenwick tree)."""
+    """The heights of the items in rows, as a Fenwick tree: queries and updates take logarithmic time."""
 
     def __init__(self) -> None:
         self._heights: list[int] = []
         self._sums = [0]
-        """At `i` (from 1) the sum of the last `i & -i` of the first `i` heights."""
+        """At `i` (from 1), the sum of the last `i & -i` of the first `i` heights."""
 
     def __len__(self) -> int:
         return len(self._heights)
 
     @property
     def height(self) -> int:
-        """Rows of all items."""
+        """The total height of all items, in rows."""
         return self.start(len(self))
 
     def add(self, height: int) -> None:

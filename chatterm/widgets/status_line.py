@@ -1,4 +1,4 @@
-"""One line below the composer: all the figures on a narrow screen, the keys on a wide one."""
+"""The line below the composer: all the figures on a narrow screen, the keys on a wide one."""
 
 from chatterm.conversation.figures import (
     Live,
@@ -16,10 +16,10 @@ from chatterm.widgets.meter import context_bar, context_style
 from models.units import counted
 
 _WIDE = 90
-"""Columns from which the time to the first token has its full name, and what follows it has room all the same."""
+"""Columns from which the time to the first token has its full name and the context bar its full width."""
 KEYS = ("Enter send", "Ctrl+J new line", "Esc stop", "/ commands", "F1 help")
 Part = list[Line]
-"""One thing to say, in full and then shorter: the first that there is room for is shown."""
+"""One item in several forms, longest first: the first form that fits is shown."""
 
 
 class StatusLine(Canvas):
@@ -31,7 +31,7 @@ class StatusLine(Canvas):
         self._mode = ""
 
     def show_mode(self, mode: str) -> None:
-        """The mode of vim's keys; "" without these."""
+        """Show the mode of the vim keys; "" without them."""
         self._mode = mode
         self.refresh()
 
@@ -41,13 +41,13 @@ class StatusLine(Canvas):
             self.refresh()
 
     def hint(self, text: str) -> None:
-        """Say something for a moment; "" takes it back."""
+        """Show a hint in place of the figures; "" removes it."""
         if text != self._hint:
             self._hint = text
             self.refresh()
 
     def keys_only(self, on: bool) -> None:
-        """Whether the figures are shown elsewhere."""
+        """Show only the keys if `on`, because the figures are shown elsewhere."""
         self._keys_only = on
         self.refresh()
 
@@ -67,18 +67,18 @@ class StatusLine(Canvas):
 
 
 def status_line(live: Live, width: int) -> Line:
-    """Parts by importance: what does not fit is left out whole, never cut in the middle."""
+    """Return the line of figures, the most important first; parts that do not fit are left out whole."""
     parts = _parts(live, width)
     right = _context(live, 6 if width < 80 else 8 if width < _WIDE else 10)
     if line_cells(right) + line_cells(parts[0][-1]) + 2 > width:
-        right = []  # on the narrowest screens the most important part goes first
+        right = []  # on the narrowest screens the most important part has priority
     line = _joined(parts, width - line_cells(right) - (2 if right else 0))
     missing = width - line_cells(line) - line_cells(right)
     return [*line, (" " * missing, ""), *right]
 
 
 def _joined(parts: list[Part], room: int) -> Line:
-    """The parts that fit, with a dot between two."""
+    """Return the parts that fit into `room` columns, separated by dots."""
     line: Line = []
     for part in parts:
         left = room - line_cells(line) - (3 if line else 0)
@@ -109,7 +109,7 @@ def _parts(live: Live, width: int) -> list[Part]:
 
 
 def _names(live: Live) -> Part:
-    """The model, also without its server, and without who published it."""
+    """Return the model's name, then shorter forms: without its server, and without its publisher."""
     name, label = (live.info.name, live.info.label) if live.info else (live.model, live.model)
     return [[(text, "muted")] for text in dict.fromkeys((name, label, name.rsplit("/", 1)[-1]))]
 

@@ -1,4 +1,4 @@
-"""The conversation. One widget draws all of it, line by line, and only what can be seen costs anything."""
+"""The transcript: one widget that draws the conversation line by line; only visible lines cost anything."""
 
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
@@ -26,22 +26,22 @@ from chatterm.widgets.slices import LATER, at_once, in_slices
 from chatterm.widgets.stack import Stack
 
 _WIDEST = 104
-"""Columns of text: longer lines are hard to read."""
+"""The most columns of text: longer lines are hard to read."""
 _AT_ONCE = 2
-"""Pieces of a long entry that are laid out before it is drawn; the others follow in a moment."""
+"""Pieces of a long entry laid out before it is drawn; the others follow in a moment."""
 _BAR = 0.2
-"""Seconds between two updates of the scroll bar while an answer grows: it costs as much as the text."""
+"""Seconds between two updates of the scroll bar while an answer grows: an update costs as much as the text."""
 _READ = 64
-"""Lines that are read at once."""
+"""Lines read at a time while text is copied."""
 _KEPT = 400
-"""Lines that are kept as they were drawn."""
+"""The most drawn lines that are cached."""
 
 
 class Transcript(ScrollView, Painter, can_focus=True):
-    """Entries below each other, an empty line between two.
+    """The entries of a conversation, separated by empty lines.
 
-    Stays at the end while it is at the end; otherwise what is being read does not move. It has the focus while a
-    message is selected.
+    It follows new text while scrolled to the end; otherwise the text in view does not move. It has the focus while
+    a message is selected.
     """
 
     ALLOW_SELECT = True
@@ -53,10 +53,10 @@ class Transcript(ScrollView, Painter, can_focus=True):
     ]
 
     has_news = reactive(False, repaint=False)
-    """Text has come below what is read."""
+    """Whether there is new text below the view."""
 
     class Clicked(Message):
-        """A message was clicked: `click` says where, as far as it concerns others."""
+        """Posted when a message was clicked; `click` tells what was hit."""
 
         def __init__(self, entry: Entry, click: Click) -> None:
             super().__init__()
@@ -64,7 +64,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
             self.click = click
 
     class Pictured(Message):
-        """A message with pictures is in view for the first time."""
+        """Posted when a message with pictures comes into view."""
 
         def __init__(self, entry: UserEntry) -> None:
             super().__init__()
@@ -76,25 +76,25 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._head: list[Entry] = []
         self.selected: Entry | None = None
         self._stack = Stack()
-        """Where each entry begins in the latest layout."""
+        """The first row of each entry in the latest layout."""
         self._places: dict[Entry, int] = {}
         """The index of each entry in `entries`."""
         self._stale: set[Entry] = set()
-        """Entries that have to be laid out."""
+        """Entries to be laid out."""
         self._gone: deque[Entry] = deque()
-        """Entries that were removed, to be freed little by little: freeing many at once takes a while."""
+        """Removed entries, freed little by little because freeing many at once takes a while."""
         self._anchor: tuple[Entry, int] | None = None
-        """The entry at the upper edge, and how much of it is above; None at the end or when empty."""
+        """The entry at the top of the view, and how many of its rows are above; None if there is none."""
         self.finder: Finder | None = None
-        """Whose matches are marked."""
+        """The search whose matches are marked."""
         self._follow = True
         self._width = 0
         self._bar_waits = False
-        """The scroll bar will be updated in a moment."""
+        """Whether an update of the scroll bar is scheduled."""
         self._rest_waits = False
-        """What cannot be seen is being laid out, or will be in a moment."""
+        """Whether the layout of invisible entries is running or scheduled."""
         self._drawn: dict[int, tuple[Line, tuple[int, int], Strip, Strip]] = {}
-        """By number: what the line was, how wide, and what `_drawn_line` made of it."""
+        """By line number: the line, its two widths, and the two strips that `_drawn_line` returned."""
 
     # --- contents ---
 
@@ -109,20 +109,20 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._reflow()
 
     def show_head(self, *head: Entry) -> None:
-        """What stands above the messages, whichever these are."""
+        """Show `head` above the messages, instead of the former head."""
         self._put(0, [*head, *self.entries[len(self._head) :]])
         self._head = list(head)
         self._reflow()
 
     def clear(self) -> None:
-        """Everything but the head goes."""
+        """Remove everything but the head."""
         self._put(len(self._head), ())
         self.selected = None
         self._follow, self.has_news = True, False
         self._reflow()
 
     def show_path(self, wanted: Sequence[Entry], above: Entry | None = None) -> None:
-        """Show these messages, below `above`. What stands above the first one that changes stays, notices included."""
+        """Show these messages below `above`. Everything above the first changed one stays, notices included."""
         kept, matching = self._places[above] + 1 if above is not None else 0, 0
         for entry in self.entries[kept:]:
             if isinstance(entry, UserEntry | AnswerEntry | CompactionEntry):
@@ -136,7 +136,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._reflow()
 
     def _put(self, place: int, entries: Iterable[Entry]) -> None:
-        """Replace the entries from this place on."""
+        """Replace the entries from index `place` on."""
         entries, gone = list(entries), self.entries[place:]
         for entry in gone:
             entry.on_change = None
@@ -154,32 +154,32 @@ class Transcript(ScrollView, Painter, can_focus=True):
             self._stack.add(_rows(entry))
 
     def end_with(self, answer: Entry) -> None:
-        """What was said below `answer` goes: it grows now, and shall be seen. Messages that wait stay."""
+        """Remove the notices below `answer`, which begins to grow and must be visible; keep waiting messages."""
         place = self._places[answer] + 1
         self._put(place, [entry for entry in self.entries[place:] if isinstance(entry, UserEntry)])
         self._reflow()
 
     def update(self) -> None:
-        """Some entry changed."""
+        """Show entries that have changed."""
         self._reflow()
 
     def new_text(self) -> None:
-        """Text has come at the end: who reads elsewhere is to know."""
+        """Note that text was added at the end: set `has_news` if the reader is elsewhere."""
         self.has_news = not self._follow
 
     def follow(self) -> None:
-        """Go to the end and stay there."""
+        """Scroll to the end and follow new text."""
         self._follow, self.has_news = True, False
         self._reflow()
 
     def look_at(self, entry: Entry) -> None:
-        """Go to the end, or to the first line of the last entry where it is taller than the screen."""
+        """Scroll to the end, or to the first line of `entry` if it is taller than the view."""
         self.follow()
         if entry.height > self.scrollable_content_region.height:
             self.scroll_to(y=self._start(entry), animate=False, immediate=True)
 
     def select(self, entry: Entry | None) -> None:
-        """Mark this entry and bring it into view; None marks nothing."""
+        """Select this entry and scroll it into view; None selects nothing."""
         self.selected = entry
         if entry is None or entry not in self._places:
             self.refresh()
@@ -194,13 +194,13 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._reflow()
 
     def place_in_view(self) -> tuple[int, int]:
-        """Return the index of the last entry in view, and the first of its rows that is below the view."""
+        """Return the index of the last entry in view, and its first row below the view."""
         end = round(self.scroll_y) + self.scrollable_content_region.height
         place = max(self._stack.at(end - 1), 0)
         return place, end - self._stack.start(place)
 
     def show_match(self, match: Match | None) -> None:
-        """Bring it into view, in the middle where it was not; it is marked as the one that is looked at."""
+        """Mark a match as the current one; centre it if it is not in view."""
         if self.finder is not None:
             self.finder.here = match
         self._reflow()
@@ -211,7 +211,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
                 self.scroll_to(y=max(row - page // 2, 0), animate=False, immediate=True, force=True)
 
     def neighbour(self, step: int) -> Entry | None:
-        """The message before (-1) or after (1) the selected one; coming from below, the last."""
+        """Return the message before (-1) or after (1) the selected one; with none selected, the last for -1."""
         here = self._places.get(self.selected) if self.selected is not None else None
         if here is None and step > 0:
             return None
@@ -224,12 +224,12 @@ class Transcript(ScrollView, Painter, can_focus=True):
         return self.selected if step < 0 else None
 
     def page(self, step: int) -> None:
-        """A screenful up (-1) or down (1), two lines of it kept."""
+        """Scroll a page up (-1) or down (1), with an overlap of two lines."""
         page = max(self.scrollable_content_region.height - 2, 1)
         self.scroll_to(y=self.scroll_y + step * page, animate=False)
 
     def edge(self, step: int) -> None:
-        """To the first line (-1) or to the last (1)."""
+        """Scroll to the first line (-1) or the last (1)."""
         self.scroll_to(y=0 if step < 0 else self.max_scroll_y, animate=False)
 
     # --- layout ---
@@ -257,7 +257,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
                 break
 
     def _reflow(self) -> None:
-        """Lay out what can be seen, and the rest soon; keep the reader's place."""
+        """Lay out visible entries now and the rest soon; keep the reader's place."""
         width = min(self.scrollable_content_region.width - 1, _WIDEST)  # a column of air before the bar
         if width <= 0:
             return
@@ -270,13 +270,13 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._grow(Size(width, self._height))
         self.scroll_to(y=self._first(), animate=False, immediate=True, force=True)
         self.refresh()
-        # One timer at a time: a frame comes 30 times a second, and each would ask for one more.
+        # One timer at a time: 30 frames a second would each start another.
         if not self._rest_waits and (self._stale or self._gone):
             self._rest_waits = True
             self.set_timer(LATER, self._lay_out_rest)
 
     def _lay_out_rest(self) -> None:
-        """Lay out what cannot be seen, and free the entries that were removed."""
+        """Lay out invisible entries and free removed ones, in slices."""
 
         async def go() -> None:
             try:
@@ -288,7 +288,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self.run_worker(go())
 
     def _rest(self) -> Generator[None, None, None]:
-        """Lay out what is in view, then the others from the last up; then free removed entries. Yields after each."""
+        """Lay out entries in view, then the others from the last up; then free removed ones. Yield after each piece."""
         place = 0
         while self._stale:
             if (entry := self._stale_in_view()) is None:
@@ -303,15 +303,14 @@ class Transcript(ScrollView, Painter, can_focus=True):
             yield
 
     def _stale_in_view(self) -> Entry | None:
-        """Return an entry in view, or up to a page above it, that has to be laid out; None if there is none."""
+        """Return an entry to be laid out that is in view or up to a page above it; None if there is none."""
         first, page = self._first(), self.scrollable_content_region.height
         seen, above = self._between(first, first + page), self._between(first - page, first - 1)
         wanted = [*(reversed(seen) if self._follow else seen), *reversed(above)]
         return next((entry for entry in wanted if entry in self._stale), None)
 
     def _grow(self, size: Size) -> None:
-        """Set the size of the whole. What is around the transcript does not depend on it, so nothing else is
-        laid out again, as it would be by setting `virtual_size`: 30 times a second that costs a lot."""
+        """Set the virtual size without a new layout of the screen, which would be costly 30 times a second."""
         if size == self.virtual_size:
             return
         self.set_reactive(Widget.virtual_size, size)
@@ -328,14 +327,14 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self.vertical_scrollbar.position = self.scroll_y
 
     def _first(self) -> int:
-        """Return the line that has to be at the top of the view to keep the reader's place."""
+        """Return the line at the top of the view that keeps the reader's place."""
         end = max(self._height - self.scrollable_content_region.height, 0)
         if self._follow or self._anchor is None or self._anchor[0] not in self._places:
             return end
         return min(self._start(self._anchor[0]) + self._anchor[1], end)
 
     def shows(self, entry: Entry) -> bool:
-        """Whether some of it can be seen."""
+        """Return whether some of the entry is in view."""
         first = round(self.scroll_y)
         return entry in self._between(first, first + self.scrollable_content_region.height - 1)
 
@@ -361,7 +360,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
     # --- drawing ---
 
     def line_at(self, y: int) -> tuple[Entry | None, int, Line]:
-        """The entry at line `y` of the whole, the row inside it, and the line itself."""
+        """Return the entry at line `y` of the whole, the row inside it, and the line itself."""
         place = self._stack.at(y)
         if place < 0:
             return None, 0, []
@@ -369,12 +368,11 @@ class Transcript(ScrollView, Painter, can_focus=True):
         return entry, row, entry.line(row)
 
     def render_line(self, y: int) -> Strip:
-        """A line of the part that can be seen, without padding."""
+        """Return line `y` of the view, without padding."""
         return self._drawn_line(y + self.scroll_offset.y, (self.size.width, self.region.width))[0]
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Most of a frame is lines of the frame before, further up. They are the very same strips, for Textual
-        keeps with a strip how it was cut and encoded: showing them again costs next to nothing."""
+        """Return the strips of `crop`, reusing those of the last frame: Textual caches cut and encoded text in them."""
         width, background = self.region.width, self.background_colors[1]
         above, first = self.styles.padding.top, self.scroll_offset.y - self.styles.padding.top
         blank = Strip([Segment(" " * width, self.style_of(""))], width)
@@ -389,7 +387,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         return strips
 
     def _drawn_line(self, y: int, widths: tuple[int, int]) -> tuple[Strip, Strip]:
-        """Line `y` of the whole: its text, and the same with what is left and right of it, in two widths."""
+        """Return line `y` of the whole as two strips, without and with padding, of the two `widths`."""
         entry, row, line = self.line_at(y)
         if isinstance(entry, UserEntry) and entry.pictures and not entry.is_pictured:
             entry.is_pictured = True
@@ -447,7 +445,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         return at_once(self.selected_text(selection)), "\n"
 
     def selected_text(self, selection: Selection) -> Generator[None, None, str]:
-        """Return the selected text as somebody wrote it; yields now and then."""
+        """Return the selected text without decoration; yield every `_READ` lines."""
         first = selection.start.y if selection.start else 0
         last = min(selection.end.y if selection.end else self._height - 1, self._height)
         parts, joint = list[str](), ""
@@ -467,12 +465,12 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
 
 def _rows(entry: Entry) -> int:
-    """Return the rows that an entry takes, with the empty one below it."""
+    """Return the height of an entry in rows, with the empty row below it."""
     return entry.height + (not entry.is_blank)
 
 
 def _marked(line: Line, width: int) -> Line:
-    """A line of the selected message: a bar instead of its margin, and a ground of its own."""
+    """Return a line of the selected message: a bar in place of its margin, and a background of its own."""
     rest: Line = []
     skip = INDENT  # the margin consists of narrow characters
     for text, style in line:

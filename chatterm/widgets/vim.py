@@ -1,7 +1,7 @@
-"""Vim's keys for a text: what a key makes of text and cursor. It knows no widget.
+"""Vim's keys for a text: how a key changes text and cursor, independent of any widget.
 
-A place is a number of characters from the start. In normal mode the cursor stands on a character; every change is one
-state that `u` goes back to.
+A place is an offset in characters from the start. In normal mode the cursor is on a character; `u` goes back one
+change at a time.
 """
 
 import re
@@ -11,12 +11,12 @@ from typing import Literal
 Mode = Literal["insert", "normal", "visual", "lines"]
 
 _MOST = 999
-"""A count is at most that."""
+"""The largest count."""
 _STATES = 200
-"""Changes that `u` can go back over."""
+"""The most changes that `u` can undo."""
 _WORD = re.compile(r"\w+|[^\w\s]+|(?<=\n)(?=\n)")
 _LONGEST = 100_000
-"""A count adds nothing more to a text of this many characters."""
+"""Characters of a text from which a count adds nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,30 +27,30 @@ class VimText:
 
 @dataclass(slots=True)
 class Vim:
-    """One composer. `press` says whether the key was vim's; then `now` is what there is."""
+    """The vim state of one composer. `press` returns whether it used the key; `now` is the result."""
 
     now: VimText = field(default_factory=lambda: VimText("", 0))
     mode: Mode = "insert"
     start: int = 0
-    """Where a selection began."""
+    """The place where the selection began."""
     _keys: str = ""
-    """What was pressed of a command that is not whole yet."""
+    """The keys of an incomplete command."""
     _kept: str = ""
     _kept_lines: bool = False
-    """What was deleted or yanked last, and whether it was whole lines."""
+    """The text deleted or yanked last, and whether it was whole lines."""
     _before: list[VimText] = field(default_factory=list)
     _after: list[VimText] = field(default_factory=list)
     _repeat: str = ""
     """The keys of the last change, for `.`."""
     _repeat_typed: str = ""
-    """What was typed with it."""
+    """The text typed in that change."""
     _entered: str = ""
     """The keys that began insert mode."""
     _typed_from: VimText | None = field(default_factory=lambda: VimText("", 0))
-    """What there was when insert mode began."""
+    """The state in which insert mode began; None outside insert mode."""
 
     def take(self, text: str, at: int) -> None:
-        """The composer holds this now: somebody typed, or something was put there."""
+        """Take over the composer's text and cursor before a key: they may have changed since the last one."""
         if self.mode != "insert" and text != self.now.text:
             self._keep_state()
         self.now = VimText(text, min(max(at, 0), len(text)))
@@ -59,7 +59,7 @@ class Vim:
 
     @property
     def selection(self) -> tuple[int, int] | None:
-        """What is selected; None outside of visual mode."""
+        """The start and end of the selection; None outside visual mode."""
         if self.mode not in ("visual", "lines"):
             return None
         first, last = sorted((self.start, self.now.at))
@@ -72,7 +72,7 @@ class Vim:
         return self._keys
 
     def press(self, key: str) -> bool:
-        """`key` is a character, or "escape" or "ctrl+r". False: it means nothing here, and the composer has it."""
+        """Handle `key`: a character, "escape" or "ctrl+r". Return False if it is left to the composer."""
         if self.mode == "insert":
             if key != "escape":
                 return False
@@ -101,7 +101,7 @@ class Vim:
             self._do(match[2] or "", count, match[4], keys)
         return True
 
-    # --- what is done ---
+    # --- commands ---
 
     def _do(self, operator: str, count: int, what: str, keys: str) -> None:
         times = count or 1
@@ -144,7 +144,7 @@ class Vim:
                     if len(self.now.text) >= _LONGEST:
                         break
                 if self._before is not before:
-                    self._before = [*before, was][-_STATES:]  # all of it is one change
+                    self._before = [*before, was][-_STATES:]  # undone as one change
             case _ if what[0] == "r" and len(what) == 2 and at + times <= end:
                 self._change(text[:at] + what[1] * times + text[at + times :], keys, at + times - 1)
         return None
@@ -160,7 +160,7 @@ class Vim:
             self.start, self.now = self.now.at, replace(self.now, at=self.start)
 
     def use_selection(self, operator: str) -> None:
-        """Delete, change or yank what is selected."""
+        """Delete, change or yank the selection."""
         if (selected := self.selection) is None:
             return
         first, last = selected
@@ -194,7 +194,7 @@ class Vim:
         return self._apply(operator, low, high, False, keys)
 
     def _apply(self, operator: str, first: int, last: int, lines: bool, keys: str) -> None:
-        """Do it with what stands from `first` to `last`."""
+        """Apply an operator to the text from `first` to `last`, which is whole lines if `lines`."""
         text = self.now.text
         self._kept, self._kept_lines = text[first:last], lines
         if lines and not self._kept.endswith("\n"):
@@ -207,7 +207,7 @@ class Vim:
             self._insert(first, keys)
         else:
             if lines and last == len(text) and first and not text[first:last].endswith("\n"):
-                first -= 1  # the last line goes with the break before it
+                first -= 1  # the last line is deleted with the line break before it
             left = text[:first] + text[last:]
             self._change(left, keys, self._line(min(first, len(left)), left)[0] if lines else first)
 
@@ -239,7 +239,7 @@ class Vim:
         self.now = replace(self.now, at=self._on(min(self.now.at, len(text))))
 
     def _keep_state(self) -> None:
-        """What there is now can be gone back to."""
+        """Save the present state for undo."""
         self._before = [*self._before, self.now][-_STATES:]
         self._after = []
 
@@ -249,7 +249,7 @@ class Vim:
         self._typed_from, self._entered = self.now, keys
 
     def _again(self) -> None:
-        """The last change once more, and what was typed with it."""
+        """Repeat the last change with the text typed in it."""
         keys, typed = self._repeat, self._repeat_typed
         for key in keys:
             self.press(key)
@@ -279,13 +279,13 @@ class Vim:
     # --- places ---
 
     def _line(self, at: int, text: str | None = None) -> tuple[int, int]:
-        """Where the line of a place begins and ends."""
+        """Return the start and end of the line at `at`."""
         text = self.now.text if text is None else text
         end = text.find("\n", at)
         return text.rfind("\n", 0, at) + 1, len(text) if end < 0 else end
 
     def _on(self, at: int) -> int:
-        """The nearest place that the cursor may stand on."""
+        """Return the nearest place allowed for the cursor."""
         if self.mode == "insert":
             return at
         first, end = self._line(at)
@@ -297,7 +297,7 @@ class Vim:
         return first + len(line) - len(line.lstrip())
 
     def _place(self, what: str, times: int, count: int, *, moving: bool) -> int | None:
-        """Where a motion leads; None for what is none, or leads nowhere."""
+        """Return the target of a motion; None if it is no motion or has no target."""
         text, at = self.now.text, self.now.at
         first, end = self._line(at)
         match what:
@@ -338,7 +338,7 @@ class Vim:
         return 0 if what == "b" else len(text) if what == "w" else max(len(text) - 1, 0)
 
     def _found(self, how: str, character: str, times: int) -> int | None:
-        """Of f, t, F and T: where that character stands in the line."""
+        """Return the target of f, t, F or T in the line; None if the character does not occur `times` times."""
         text, at = self.now.text, self.now.at
         first, end = self._line(at)
         if how in "ft":

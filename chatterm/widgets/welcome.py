@@ -1,4 +1,4 @@
-"""What stands where the conversation will be."""
+"""The welcome text, shown until the conversation begins."""
 
 from chatterm.commands.registry import COMMANDS
 from chatterm.conversation.figures import Live, meter, progress_parts
