@@ -1,7 +1,7 @@
-"""The question before a call of a tool: what it would do, in full, and what a person can answer.
+"""The approval of a tool call: shows what the call would do, in full, and the possible answers.
 
-Nothing here is answered by accident: "No" is chosen in the beginning, a choice takes two keys, keys that were typed
-before are not taken (`chatterm/tools/keypress_guard.py`), pasted text is dropped, and Yes needs the whole call seen.
+Nothing is approved by accident: "No" is selected at first, so that Yes takes two keys; keys typed before the question
+are ignored (`chatterm/tools/keypress_guard.py`), as are pastes; and Yes requires that the whole call was in view.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from chatterm.tools.tool import Tone, ToolPlan
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas, Painter
 
 _LOOK = 0.1
-"""Seconds between two looks at whether keys count by now."""
+"""Seconds between two checks whether keys count yet."""
 _STYLES: dict[Tone, str] = {
     "text": "",
     "muted": "muted",
@@ -36,13 +36,13 @@ _STYLES: dict[Tone, str] = {
     "warning": "warning",
 }
 _BAR: Line = [("│ ", "rule")]
-"""Before every line of a call: nothing in it can look like something that chatterm says."""
+"""Drawn before every line of a call, so that none can pass for a message of chatterm."""
 _MOST_LINES = 20_000
 _WAIT = "One moment: keys pressed before you could read this are ignored."
 
 
 class ApprovalScreen(ModalScreen[Answer | None]):
-    """Ends with an answer, or with None: no, and stop altogether."""
+    """Dismisses with the answer, or with None: no, and stop altogether."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -65,7 +65,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
     def __init__(
         self, plan: ToolPlan, why: str, place: str, now: Callable[[], float] = monotonic, model: str = ""
     ) -> None:
-        """`why` it is asked for; `place`: which of how many calls it is, "" for the only one."""
+        """Ask about `plan`. `why`: the reason for asking; `place`: which call of how many, "" for the only one."""
         super().__init__()
         self._plan = plan
         self._why = why
@@ -108,7 +108,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
         self._look()
 
     def on_paste(self, event: events.Paste) -> None:
-        """What is pasted is meant for something else."""
+        """Drop a paste, which was meant for something else, and select No again."""
         event.stop()
         self._keys.press(self._now())
         self._keys.press(self._now())
@@ -126,7 +126,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
         self.call_after_refresh(self._look)
 
     def _may(self) -> bool:
-        """Whether Yes can be chosen: all of the call was seen."""
+        """Return whether Yes can be chosen: the whole call was in view."""
         views = self.query(PlanView)
         return bool(views) and views.first().was_seen
 
@@ -145,7 +145,7 @@ class ApprovalScreen(ModalScreen[Answer | None]):
 
 
 class Notice(Canvas):
-    """A text of chatterm's own."""
+    """A message of chatterm itself."""
 
     def __init__(self, text: str, style: str) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Notice(Canvas):
 
 
 class PlanView(ScrollView, Painter):
-    """A call in full, as many lines of it as there is room for."""
+    """A scrollable view of the whole call."""
 
     DEFAULT_CSS = """
     PlanView {
@@ -176,15 +176,15 @@ class PlanView(ScrollView, Painter):
         self._lines: list[Line] = []
         self._made_for = 0
         self.was_seen = False
-        """Whether the last line was on the screen."""
+        """Whether the last line has been in view."""
 
     @property
     def below(self) -> int:
-        """Lines below what is seen."""
+        """The number of lines below the view."""
         return max(len(self._lines) - self.scroll_offset.y - self.size.height, 0)
 
     def look(self) -> None:
-        """Note what is seen now."""
+        """Note whether the last line is in view."""
         if self._lines and self.size.height and not self.below:
             self.was_seen = True
 
@@ -202,7 +202,7 @@ class PlanView(ScrollView, Painter):
 
 
 class AnswerList(Canvas):
-    """What can be answered; the first answer does nothing and is chosen in the beginning."""
+    """The list of answers; the first one, No, is selected at first."""
 
     def __init__(self, plan: ToolPlan, answers: Sequence[Answer], may: Callable[[], bool]) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class AnswerList(Canvas):
         self.refresh()
 
     def say(self, wait: str, why: str) -> None:
-        """What stands below: why nothing can be chosen yet, else how it is."""
+        """Show below the answers why none can be chosen yet (`wait`), else why the person is asked."""
         if (wait, why) != self._said:
             self._said = (wait, why)
             self.refresh(layout=True)
@@ -246,10 +246,10 @@ class AnswerList(Canvas):
 
 
 def _laid_out(shown: Sequence[tuple[str, Tone]], width: int) -> list[Line]:
-    """Every character of it, broken wherever a line ends: nothing is left out, and no blanks vanish."""
+    """Return the call in lines of `width` columns, broken anywhere, so that no character and no blank is lost."""
     lines: list[Line] = []
     for text, tone in shown:
-        break_up = wrap if tone == "warning" else chop  # that one is a sentence of chatterm's own
+        break_up = wrap if tone == "warning" else chop  # a warning is a sentence of chatterm's own
         for row in revealed(visible(text)).split("\n"):
             lines += [
                 [*_BAR, *line] for line in break_up([(row.expandtabs(4), _STYLES[tone])], width - 2) or [[]]

@@ -1,4 +1,4 @@
-"""/cache: the KV blocks while they change."""
+"""/cache: a live map of the KV blocks."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -14,11 +14,11 @@ from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
 from engine.cache.block_map import BlockMap
 
 _LOOK = 0.25
-"""Seconds between two looks at the blocks."""
+"""Seconds between two updates of the map."""
 
 
 class CacheScreen(ModalScreen[None]):
-    """Over the conversation until Escape; what runs goes on. `look` returns at once (`Backend.blocks`)."""
+    """Covers the conversation until Escape; an answer goes on. `look` must return at once (`Backend.blocks`)."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -32,7 +32,7 @@ class CacheScreen(ModalScreen[None]):
         *,
         plain: bool = False,
     ) -> None:
-        """`chunks` tells of the library (`Figures.chunks`), and returns at once, too."""
+        """Create the map; `chunks` returns the cached documents (`Figures.chunks`) and must return at once, too."""
         super().__init__()
         self._look = look
         self._chunks = chunks

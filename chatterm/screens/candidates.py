@@ -1,4 +1,4 @@
-"""`/retry N`: several answers to one message while they come, to keep one of them."""
+"""`/retry N`: several answers to one message side by side as they stream, to keep one of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ from models.units import counted
 
 _FRAME = 1 / 15
 _NARROWEST = 34
-"""Columns of a candidate below which they do not stand side by side."""
+"""The fewest columns of a candidate for a side-by-side layout."""
 _LOWEST = 9
-"""Rows of its text below which they do not stand in two rows."""
+"""The fewest rows of text of a candidate for several rows of candidates."""
 _AIRY = 20
-"""Rows of a candidate from which its head stands apart."""
+"""Rows of a candidate from which an empty row follows its head."""
 _GAP = 2
 _BEGINNING = 8
-"""Lines that are looked at for how a candidate begins."""
+"""Lines from which the preview of a collapsed candidate is made."""
 _ENDS = {"cancelled": "stopped", "length": "at the token limit", "context_full": "the context is full"}
 
 
 class CandidatesScreen(ModalScreen[None]):
-    """Over the conversation until one is kept. What runs goes on, and is saved, whatever happens here."""
+    """Covers the conversation until one answer is kept. Running answers go on, and are saved, regardless."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -51,7 +51,7 @@ class CandidatesScreen(ModalScreen[None]):
     def __init__(self, conversation: Conversation, blocks: Callable[[], BlockMap | None]) -> None:
         super().__init__()
         self._conversation = conversation
-        self._all = conversation.choice  # now: one may fail before the screen is composed
+        self._all = conversation.choice  # copied now: one may fail before the screen is composed
         self._blocks = blocks
         self._is_over = False
 
@@ -68,7 +68,7 @@ class CandidatesScreen(ModalScreen[None]):
 
     def _look(self) -> None:
         if not self._conversation.choice:
-            if self.app.screen is self and not self._is_over:  # the map of the cache may be over it
+            if self.app.screen is self and not self._is_over:  # the cache map may cover it
                 self._is_over = True
                 self.dismiss()
         else:
@@ -125,7 +125,7 @@ class CandidatesScreen(ModalScreen[None]):
 
 @dataclass(slots=True)
 class _Box:
-    """Where a candidate stands; `height` counts its head."""
+    """The position and size of a candidate; `height` includes its head."""
 
     turn: RunningTurn
     x: int
@@ -135,17 +135,17 @@ class _Box:
 
     @property
     def gap(self) -> int:
-        """Empty rows below the head, where there is plenty of room."""
+        """The number of empty rows below the head."""
         return 1 if self.height >= _AIRY else 0
 
     @property
     def room(self) -> int:
-        """Rows of its text."""
+        """The number of rows for the text."""
         return max(self.height - 1 - self.gap, 0)
 
 
 class Candidates(Canvas):
-    """Side by side where there is room, else a list in which the selected one is open."""
+    """Shows the candidates side by side if there is room, else as a list in which the selected one is open."""
 
     DEFAULT_CSS = "Candidates { width: 100%; height: 100%; padding: 1 3; }\nCandidates.-low { padding: 0 1; }"
 
@@ -153,19 +153,19 @@ class Candidates(Canvas):
         super().__init__()
         self.selected: RunningTurn | None = None
         self.across = 1
-        """How many stand side by side."""
+        """The number of candidates side by side."""
         self._turns: list[RunningTurn] = []
         self._all = list(turns)
-        """Also those that are gone because they ended without a word: no number changes."""
+        """All candidates, including those removed because they ended without text, so that no number changes."""
         self._scrolled: dict[int, int] = {}
-        """Rows above what is seen of a candidate."""
+        """By exchange id, the rows scrolled past."""
         self._is_running = True
         self._boxes: list[_Box] = []
         self._lines: list[Line] = []
         self._made_for: tuple[int, int] | None = None
 
     def show(self, turns: list[RunningTurn], is_running: bool) -> None:
-        """These are the candidates now."""
+        """Show these candidates; select the first if the selected one is gone."""
         self._turns, self._is_running = list(turns), is_running
         if self.selected not in self._turns:
             self.selected = turns[0]
@@ -176,7 +176,7 @@ class Candidates(Canvas):
         self._again()
 
     def numbered(self, digit: str) -> RunningTurn | None:
-        """The candidate with this number."""
+        """Return the candidate with this number; None if there is none."""
         return next((turn for turn in self._turns if digit == str(self._number(turn))), None)
 
     def _number(self, turn: RunningTurn) -> int:
@@ -199,7 +199,7 @@ class Candidates(Canvas):
                 self._scroll(box, step)
 
     def at(self, x: int, y: int) -> tuple[RunningTurn | None, bool]:
-        """The candidate at a place of the screen, and whether its text is there to be read."""
+        """Return the candidate at screen position (x, y), and whether its text is shown."""
         turn = self._at(x, y)
         return turn, any(box.turn is turn and box.height > 1 for box in self._boxes)
 
@@ -220,7 +220,7 @@ class Candidates(Canvas):
         self._made_for = None
         self.refresh()
 
-    # --- what is shown ---
+    # --- display ---
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(self.screen.size.height < 20, "-low")
@@ -248,13 +248,13 @@ class Candidates(Canvas):
         return [head, [], *rows, [], *failures, [(self._hint(width), "muted")]]
 
     def _failures(self, width: int) -> list[Line]:
-        """What became of candidates that are gone."""
+        """Return a line with the errors of removed candidates; [] if there are none."""
         gone = [turn for turn in self._all if turn.problem and turn not in self._turns]
         said = " · ".join(f"Answer {self._number(turn)} failed: {turn.problem}" for turn in gone)
         return [[(elided(said, width), "error")]] if said else []
 
     def _hint(self, width: int) -> str:
-        """What the keys do, as far as there is room."""
+        """Return a hint about the keys that fits into `width` columns."""
         select = "← → select" if self.across > 1 else "↑ ↓ select"
         leave = "Esc stops them" if self._is_running else "Esc keeps the earlier answer"
         keep = "Enter or its number keeps one"
@@ -264,7 +264,7 @@ class Candidates(Canvas):
         return elided(f"{select} · Enter keeps it · {leave}", width)
 
     def _placed(self, width: int, height: int) -> list[_Box]:
-        """Where each stands: below the title and an empty line."""
+        """Return the boxes of the candidates, below the title and an empty line."""
         count = len(self._turns)
         most = max((width + _GAP) // (_NARROWEST + _GAP), 1)
         rows = -(-count // most)
@@ -287,7 +287,7 @@ class Candidates(Canvas):
         return boxes
 
     def _card(self, box: _Box) -> list[Line]:
-        """The lines of a candidate, each as wide as its box."""
+        """Return the lines of a candidate, each as wide as its box."""
         turn, width = box.turn, box.width
         is_selected = turn is self.selected
         bar = ("▌", "user-bar") if is_selected else ("│", "rule")
@@ -308,7 +308,7 @@ class Candidates(Canvas):
         return lines
 
     def _head(self, turn: RunningTurn, width: int, *, with_text: bool) -> Line:
-        """Its number, what it is doing, and of one that is not open how it begins."""
+        """Return a candidate's number and state and, if `with_text`, the beginning of its text."""
         number, state = f"{self._number(turn)}  ", _state(turn)
         names = labels(other.exchange.model for other in self._all)
         if len(names) > 1:  # several models are compared
@@ -326,7 +326,7 @@ class Candidates(Canvas):
 
 
 def _state(turn: RunningTurn, *, is_short: bool = False) -> str:
-    """What a candidate is doing, or has come to; a short one does not tell how long it has thought."""
+    """Return a candidate's state or result; the short form leaves out the thinking tokens."""
     count = counted(turn.speed.count, "token")
     reason = turn.exchange.finish_reason
     if reason is not None:
@@ -342,7 +342,7 @@ def _state(turn: RunningTurn, *, is_short: bool = False) -> str:
 
 
 def _text(turn: RunningTurn, width: int) -> list[Line]:
-    """What is there to read: the thinking until there is an answer, and the error that ended it."""
+    """Return the text of a candidate: its thinking until there is an answer, then the answer; any error follows."""
     answer = turn.answer
     if answer.body.is_empty and answer.has_thought:
         lines = [styled(line, "thinking") for line in answer.thinking.lines(width)]
@@ -354,5 +354,5 @@ def _text(turn: RunningTurn, width: int) -> list[Line]:
 
 
 def _plain(line: Sequence[Run]) -> Line:
-    """`line` without what invites a click: here a click means something else."""
+    """Return `line` without its copy button, because a click here selects or keeps a candidate."""
     return [(" " * cells(text) if style.endswith("code-copy") else text, style) for text, style in line]

@@ -1,4 +1,4 @@
-"""Code blocks of an answer: which one, and the name to save it under. Nothing is overwritten without a second Enter."""
+"""Choosing a code block of an answer, and saving it. Only a second Enter overwrites a file."""
 
 import errno
 import os
@@ -23,13 +23,13 @@ from models.files import write_whole
 from models.units import counted
 
 _SHOWN = 6
-"""Lines of a block that are shown."""
+"""The most lines of a block that are shown."""
 _KIND = 10
 """Columns of a block's language."""
 
 
 class ChooseCodeScreen(ModalScreen[CodeBlock | None]):
-    """Ends with the block that is meant, or with None."""
+    """Dismisses with the chosen block, or with None."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -49,7 +49,7 @@ class ChooseCodeScreen(ModalScreen[CodeBlock | None]):
     """
 
     def __init__(self, title: str, blocks: Sequence[CodeBlock]) -> None:
-        """The last one is chosen in the beginning."""
+        """Show the blocks; the last one is selected at first."""
         super().__init__()
         self._title = title
         self._blocks = blocks
@@ -78,7 +78,7 @@ class ChooseCodeScreen(ModalScreen[CodeBlock | None]):
 
 
 class SaveCodeScreen(ModalScreen[Path | None]):
-    """Ends with the file that was written, or with None."""
+    """Dismisses with the path of the file written, or with None."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -100,7 +100,7 @@ class SaveCodeScreen(ModalScreen[Path | None]):
         super().__init__()
         self._view = BlockView([block])
         self._over: Path | None = None
-        """A file that exists, about which the person was asked."""
+        """The existing file that another Enter overwrites."""
 
     def compose(self) -> ComposeResult:
         with Vertical():
@@ -144,7 +144,7 @@ class SaveCodeScreen(ModalScreen[Path | None]):
 
 
 class BlockList(PickerList):
-    """The blocks, one a line, each with the digit that chooses it; at first the last one is chosen."""
+    """The blocks, one a line, each with the digit that chooses it; the last one is selected at first."""
 
     DEFAULT_CSS = "BlockList { max-height: 9; }"
 
@@ -174,7 +174,7 @@ class BlockList(PickerList):
 
 
 class BlockView(Canvas):
-    """The chosen block, as much of it as there is room for, and what is to be said."""
+    """The beginning of the selected block, and a message below."""
 
     def __init__(self, blocks: Sequence[CodeBlock]) -> None:
         super().__init__()

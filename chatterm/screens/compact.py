@@ -1,4 +1,4 @@
-"""/compact: what makes room in the context, and the summary to read and edit before it is used."""
+"""/compact: ways to make room in the context, and a summary to read and edit before it is used."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,16 +29,16 @@ _FRAME = 1 / 15
 
 @dataclass(slots=True)
 class Draft:
-    """A summary that the model makes."""
+    """A summary being written, or written, by the model."""
 
     exchange: int
-    """It stands for everything up to this one."""
+    """The id of the last exchange it summarises."""
     count: int
-    """Which is so many."""
+    """The number of exchanges it summarises."""
     text: str = ""
     is_over: bool = False
     is_whole: bool = False
-    """The model ended it itself."""
+    """Whether the model ended it itself."""
     problem: str = ""
 
     @property
@@ -47,7 +47,7 @@ class Draft:
 
 
 class Compactor(Protocol):
-    """What does it."""
+    """The callbacks that carry out a compaction."""
 
     def summarise(self, count: int) -> Draft: ...
     def stop_summary(self) -> None: ...
@@ -58,7 +58,7 @@ class Compactor(Protocol):
 
 
 class CompactScreen(ModalScreen[None]):
-    """First what can be done, then, for a summary, its text. Nothing changes before Enter."""
+    """Shows the ways to make room, then the text of a summary. Nothing changes before Enter."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -86,7 +86,7 @@ class CompactScreen(ModalScreen[None]):
     """
 
     def __init__(self, room: Room, draft: Draft | None, compactor: Compactor) -> None:
-        """`draft` is a summary that was begun already."""
+        """Show the ways to make room or, if a summary was begun already, `draft`."""
         super().__init__()
         self._room = room
         self._draft = draft
@@ -101,7 +101,7 @@ class CompactScreen(ModalScreen[None]):
 
     @property
     def _is_writing(self) -> bool:
-        """The whole of the summary is not shown yet. It may be over already: nothing is used that nobody saw."""
+        """Whether the whole summary is still to be shown, even if it is complete: it is not used unseen."""
         return self.query_one(TextArea).read_only
 
     def compose(self) -> ComposeResult:
@@ -192,7 +192,7 @@ class CompactScreen(ModalScreen[None]):
     # --- the summary ---
 
     def _write(self) -> None:
-        """From now on its text is shown."""
+        """Show the text of the summary in place of the list."""
         self.query_one(WayList).display = False
         area = self.query_one(TextArea)
         area.load_text("")
@@ -238,7 +238,7 @@ class CompactScreen(ModalScreen[None]):
             self.query_one(Below).lay_out()
 
     def _below(self, width: int) -> list[Line]:
-        """What stands below the list, or below the summary."""
+        """Return the lines below the list or the summary."""
         room = self._room
         note = wrap(self._note, width) if self._note else []
         if self._is_choosing:
@@ -264,12 +264,12 @@ class CompactScreen(ModalScreen[None]):
 
 
 class WayList(Canvas):
-    """What can be done, one a line."""
+    """The ways to make room, one a line."""
 
     DEFAULT_CSS = "WayList { height: 1; margin: 1 0 0 0; }"
 
     class Clicked(Message):
-        """One was clicked."""
+        """Posted when a way was clicked."""
 
     def __init__(self, room: Room, count: int) -> None:
         super().__init__()
@@ -311,7 +311,7 @@ class WayList(Canvas):
 
 
 class Below(Canvas):
-    """A few lines, as many as there are."""
+    """The lines of `builder`; the height follows their number."""
 
     def __init__(self, builder: Callable[[int], list[Line]]) -> None:
         super().__init__()

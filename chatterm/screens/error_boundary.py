@@ -1,4 +1,4 @@
-"""The last line of defence: an error that nobody foresaw is told in one line, and the application goes on."""
+"""The error boundary: an unexpected error is reported in one line and the application goes on."""
 
 import asyncio
 import threading
@@ -19,43 +19,43 @@ from chatterm.screens.themed_app import ThemedApp
 from chatterm.terminal.error_log import error_line, write_down
 
 _MOST, _WITHIN = 10, 10.0
-"""So many errors in so many seconds: it does not go on."""
+"""Errors within this many seconds after which the application gives up."""
 
 _LOOK, _LOOKS, _SOON = 0.002, 2_500, 20
-"""Seconds between two checks whether a screen takes keys, the most checks, and the first ones, done without a pause."""
+"""Seconds between two checks whether a screen takes keys, the most checks, and how many come first without a pause."""
 
 
 class GuardedApp(ThemedApp):
-    """Textual ends with a traceback, or leaves a widget dead, when a handler, a timer or drawing fails. This does not.
+    """Survives errors of handlers, timers and drawing, where Textual ends with a traceback or leaves a widget dead.
 
-    A screen above the main one that fails is closed. Where errors come too fast, or before there is a main screen,
-    the application ends with one line.
+    A failing screen above the main one is closed. If errors come too fast, or before there is a main screen, the
+    application ends with one line.
     """
 
     def __init__(self, **look: Any) -> None:
         super().__init__(**look)
         self.unforeseen: list[str] = []
-        """What was told, latest last."""
+        """The errors reported, latest last."""
         self._error_times: deque[float] = deque(maxlen=_MOST)
         self.last_words = ""
-        """Why it could not go on, in one line, for who started it."""
+        """Why the application gave up, in one line, for the caller to print."""
         self._is_leaving = False
         self._standing: WeakKeyDictionary[Screen[Any], bool] = WeakKeyDictionary()
-        """For each screen that was checked, whether it has done what it was told before."""
+        """By screen, whether it has processed the messages queued before the first check."""
         self._failed: Screen[Any] | None = None
         """The latest screen that failed and is being closed."""
         self._key_before: asyncio.Task[None] | None = None
-        """Ends once everything that the latest key led to is done."""
+        """Ends once everything caused by the latest key is done."""
 
     # --- for the application ---
 
     @property
     def main_screen(self) -> Screen[Any] | None:
-        """Where the person is told; None before it stands."""
+        """The screen that shows errors; None before it is ready."""
         raise NotImplementedError
 
     def save_all(self) -> None:
-        """Save what is not saved yet."""
+        """Save everything unsaved."""
 
     def tell(self, line: str) -> None:
         """Show the line on the main screen."""
@@ -63,7 +63,7 @@ class GuardedApp(ThemedApp):
     # --- keys ---
 
     async def on_event(self, event: events.Event) -> None:
-        """Hold keys and pastes until the screen takes them and everything that the key before led to is done."""
+        """Hold keys and pastes until the screen takes them and everything caused by the previous key is done."""
         if not isinstance(event, events.Key | events.Paste) or not self.screen_stack:
             return await super().on_event(event)
         if self._key_before is not None:
@@ -78,13 +78,13 @@ class GuardedApp(ThemedApp):
         return None
 
     def _stands(self, screen: Screen[Any]) -> bool:
-        """Return whether a screen takes keys: it is mounted and has done what it was told before, such as to focus."""
+        """Return whether a screen takes keys: it is mounted and has processed earlier messages, such as a focus."""
         if screen not in self._standing:
             self._standing[screen] = False
             screen.call_later(self._standing.__setitem__, screen, True)
         return screen.is_mounted and self._standing[screen]
 
-    # --- where errors come from ---
+    # --- sources of errors ---
 
     def _register_child(self, parent: DOMNode, child: Widget, before: int | None, after: int | None) -> None:
         self._guard(child)
@@ -95,7 +95,7 @@ class GuardedApp(ThemedApp):
         super()._start_widget(parent, widget)
 
     def _guard(self, widget: Widget) -> None:
-        """Textual ends the loop of a widget whose handler fails; so no error comes as far as that."""
+        """Catch the errors of a widget's handlers, because Textual would end its message loop."""
         if "_dispatch_message" in vars(widget):
             return
         dispatch = widget._dispatch_message
@@ -103,7 +103,7 @@ class GuardedApp(ThemedApp):
         async def guarded(message: Message) -> None:
             try:
                 await dispatch(message)
-            except Exception as error:  # noqa: BLE001 (whatever it is, the widget lives on)
+            except Exception as error:  # noqa: BLE001 (the widget must live on)
                 self._handle_exception(error)
 
         widget._dispatch_message = guarded  # type: ignore[method-assign]
@@ -113,15 +113,15 @@ class GuardedApp(ThemedApp):
             await super()._dispatch_message(message)
         except Exception as error:
             if not self._running:
-                raise  # while starting: Textual ends it, with our line
+                raise  # during startup: Textual ends the application, with our line
             self._handle_exception(error)
 
     def thread_failed(self, failed: threading.ExceptHookArgs) -> None:
-        """For `threading.excepthook`."""
+        """Handle an error of a thread; set as `threading.excepthook`."""
         if isinstance(failed.exc_value, Exception):
             self.call_later(self._handle_exception, failed.exc_value)
 
-    # --- what becomes of them ---
+    # --- handling errors ---
 
     def _handle_exception(self, error: Exception) -> None:
         if isinstance(error, WorkerFailed) and isinstance(error.error, Exception):
@@ -158,13 +158,13 @@ class GuardedApp(ThemedApp):
         self.save_all()
         if line:
             self.tell(line)
-        self.screen.refresh()  # what was being drawn may be missing
+        self.screen.refresh()  # the failed drawing may be incomplete
 
     def _leave(self, error: Exception, what: str) -> None:
         self._is_leaving = True
         try:
             self.save_all()
-        except Exception as problem:  # noqa: BLE001 (it leaves, whatever happens)
+        except Exception as problem:  # noqa: BLE001 (it exits in any case)
             write_down(problem)
         self.last_words = (
             f"chatterm: {what} chatterm has to close; your conversation is saved. {write_down(error)}"
@@ -173,8 +173,7 @@ class GuardedApp(ThemedApp):
 
 
 async def _dealt_with(screen: Screen[Any]) -> None:
-    """Wait until `screen` and the focused widgets have dealt with a key, with the messages that it leads to, and with
-    those that these lead to."""
+    """Wait until `screen` and the focused widgets have processed a key and two generations of resulting messages."""
     for _ in range(2):
         focused = screen.focused.ancestors_with_self if screen.focused is not None else []
         for pump in (screen, *focused):

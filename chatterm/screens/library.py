@@ -1,4 +1,4 @@
-"""The library picker: what there is, how far it is read, what it takes and saves; open, remove."""
+"""The library picker: lists documents with their progress, cost and savings; opens and removes them."""
 
 import asyncio
 from collections.abc import Callable, Sequence, Set
@@ -19,14 +19,14 @@ from chatterm.terminal.sanitize import one_line
 from models.units import bytes_text, counted
 
 _LOOK, _READ_AGAIN = 0.25, 1.0
-"""Seconds between two looks at what the engine has, and at what other processes have added."""
+"""Seconds between two updates of the engine's cached documents, and of the library, which other processes change."""
 _SIZE, _STATE, _SAVES, _WHEN = 19, 18, 16, 12
-"""Columns of what stands behind a name."""
+"""Columns of the fields after a name."""
 _BAR = 10
 
 
 class LibraryPicker(SearchPicker[LibraryEntry]):
-    """Dismisses with the names to begin a conversation on, a space between them, or with None."""
+    """Dismisses with the names of documents to begin a conversation with, separated by spaces, or with None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("tab", "mark", "Choose one of several", priority=True),
@@ -50,8 +50,10 @@ class LibraryPicker(SearchPicker[LibraryEntry]):
         changed: Callable[[], None],
         removed: Callable[[LibraryEntry], None],
     ) -> None:
-        """On `opened` the conversation was begun. `chunks` says what the engine has, and returns at once. `changed` is
-        called when the library is another than it was, `removed` when the person has removed a document."""
+        """Show `library`; `opened` are this conversation's documents, `chunks` returns the cached ones at once.
+
+        `changed` is called when the library has changed, `removed` when the person has removed a document.
+        """
         super().__init__()
         self._library = library
         self._opened = opened
@@ -93,7 +95,7 @@ class LibraryPicker(SearchPicker[LibraryEntry]):
 
     @on(Input.Changed)
     def _show(self) -> None:
-        """What fits the words that are typed."""
+        """Show the documents that match the typed words."""
         words, entries = self._input.value.casefold().split(), self._entries or []
         fitting = [e for e in entries if all(word in f"{e.name} {e.source}".casefold() for word in words)]
         nothing = "No matches." if words else "The library is empty; /library add FILE adds a document."
@@ -126,14 +128,14 @@ class LibraryPicker(SearchPicker[LibraryEntry]):
             ("Esc goes back", "back"),
         )
 
-    # --- what the person does ---
+    # --- actions ---
 
     def on_item_list_item_selected(self, message: ItemList.ItemSelected) -> None:
         if self._asking is None:
             self.dismiss(message.key)
 
     def action_mark(self) -> None:
-        """Choose a document behind those that are chosen, or no longer."""
+        """Mark the selected document after those already marked, or unmark it."""
         self.stop_asking()
         self._list.mark()
         self.show_mode()
@@ -163,12 +165,12 @@ class LibraryPicker(SearchPicker[LibraryEntry]):
 
 
 class LibraryList(ItemList[LibraryEntry]):
-    """Documents, one a line; several may be marked, in an order."""
+    """Documents, one a line; several can be marked, in order."""
 
     def __init__(self, opened: Sequence[str], model: str) -> None:
         super().__init__()
         self.there: Set[str] = frozenset()
-        """The names of all documents, shown now or not."""
+        """The names of all documents, including those not shown."""
         self._marked: list[str] = []
         self._opened = opened
         self._model = model
@@ -186,11 +188,11 @@ class LibraryList(ItemList[LibraryEntry]):
 
     @property
     def order(self) -> list[str]:
-        """The names that are marked and still there."""
+        """The marked names that still exist, in order."""
         return [name for name in self._marked if name in self.there]
 
     def find_chunk(self, entry: LibraryEntry) -> CachedChunk | None:
-        """What the engine has of a document: alone, else with others before or behind it."""
+        """Return the cached chunk of a document alone, else one that includes others; None if there is none."""
         having = [chunk for chunk in self._chunks if entry.name in chunk.name.split(", ")]
         return next((chunk for chunk in having if chunk.name == entry.name), having[0] if having else None)
 
@@ -211,8 +213,7 @@ class LibraryList(ItemList[LibraryEntry]):
 def entry_line(
     entry: LibraryEntry, chunk: CachedChunk | None, model: str, mark: str, width: int, now: float
 ) -> Line:
-    """A mark of two columns, the name, how long it is, how far it is read, what that saves, when it was added; on
-    narrow screens the last go first."""
+    """Return a line: mark (two columns), name, size, progress, savings, age; narrow screens drop the last ones."""
     saves = f"saves {bytes_text(chunk.saved_bytes)}" if chunk is not None and chunk.saved_bytes else ""
     columns: list[tuple[Line, int]] = [
         ([(size_text(entry, model), "muted")], _SIZE),
@@ -234,10 +235,10 @@ def entry_line(
 
 
 def state_line(entry: LibraryEntry, chunk: CachedChunk | None, model: str) -> Line:
-    """How far a document is read."""
+    """Return how much of a document is in the cache."""
     if chunk is None:
         if not model:
-            return []  # that of a server, which reads with the question
+            return []  # a server's model reads documents with the question
         return [("read" if model in entry.tokens else "not read yet", "muted")]
     share = chunk.present / chunk.tokens
     if not chunk.is_read:
@@ -247,7 +248,7 @@ def state_line(entry: LibraryEntry, chunk: CachedChunk | None, model: str) -> Li
 
 
 def about_text(entry: LibraryEntry, chunk: CachedChunk | None, model: str) -> str:
-    """What a document takes and saves, in a line."""
+    """Return the size and the savings of a document in the cache, as a line."""
     if chunk is None:
         return "None of it is in the cache now." if model in entry.tokens else ""
     parts = [f"{chunk.present:,} of {counted(chunk.tokens, 'token')} in the cache, {bytes_text(chunk.bytes)}"]

@@ -1,4 +1,4 @@
-"""The model picker: what is on this machine, on servers and in the catalogue, what it takes and how fast it is here."""
+"""The model picker: models of this machine, of servers and of the catalogue, with size, memory and expected speed."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,18 +17,17 @@ from chatterm.widgets.canvas import Canvas
 from models.units import bytes_text, counted
 
 HEADS = (("size", 7, True), ("memory", 7, True), ("speed", 12, True), ("", 11, False))
-"""Of each column what stands above it, its width, and whether it is flush right."""
+"""For each column its title, its width, and whether it is right-aligned."""
 _NAME = 21
-"""Columns that a name has at least: every name of the catalogue can be read."""
+"""The fewest columns of a name: every name of the catalogue fits."""
 _CUT_NAME = 15
-"""The same beside the last column that is left."""
+"""The same when only one other column is left."""
 
 
 class ModelPicker(Picker):
-    """Dismisses with the chosen name, or with None. What is typed filters the list; a name that is in no list
-    (a Hub id, a path) can be typed too.
+    """Dismisses with the chosen name, or with None. Typing filters the list or enters another name (Hub id, path).
 
-    It opens before there is a list, so that nothing typed goes elsewhere. Enter is then done when the list is there.
+    It opens before the list has been loaded, so that no key goes elsewhere; Enter then takes effect once it has.
     """
 
     DEFAULT_CSS = """
@@ -40,12 +39,12 @@ class ModelPicker(Picker):
     AROUND = 11
 
     def __init__(self, current: str, waits: str, looks: int) -> None:
-        """`waits` says why there is no list yet, which comes with `show`. `looks` servers are asked for more."""
+        """Open without a list: `waits` says why, until `show`. `looks`: number of server scans that call `add`."""
         super().__init__()
         self._list = ModelList(current, waits)
         self._looks = looks
         self._accepts = False
-        """Enter was pressed before there was a list."""
+        """Whether Enter was pressed before there was a list."""
 
     def compose(self) -> ComposeResult:
         with Vertical():
@@ -61,20 +60,20 @@ class ModelPicker(Picker):
         return [("Models", "heading"), *([(" · looking for servers…", "muted")] if self._looks > 0 else [])]
 
     def show(self, choices: Sequence[ModelChoice]) -> None:
-        """The list: what is on this machine, and the catalogue."""
+        """Show the list of local models and the catalogue; carry out an earlier Enter."""
         self._list.waits = ""
         self._add(choices)
         if self._accepts:
             self.action_accept()
 
     def add(self, choices: Sequence[ModelChoice]) -> None:
-        """What was found on a server."""
+        """Add the models found by a server scan."""
         self._looks -= 1
         self._add(choices)
 
     def _add(self, choices: Sequence[ModelChoice]) -> None:
         self._list.add(choices)
-        if self.is_mounted and self.is_running:  # else it is not there yet, or no longer
+        if self.is_mounted and self.is_running:  # otherwise it is not composed yet, or closed
             for line in self.query(PickerLine):
                 line.refresh()
 
@@ -99,10 +98,10 @@ class ModelPicker(Picker):
 
 
 class PickerLine(Canvas):
-    """One line."""
+    """A single line."""
 
     def __init__(self, line: Callable[[int], Line], *, id: str | None = None) -> None:
-        """`line` makes it for a width."""
+        """Create the line; `line` returns it for a width."""
         super().__init__(id=id)
         self._line = line
 
@@ -111,7 +110,7 @@ class PickerLine(Canvas):
 
 
 class ModelDetail(Canvas):
-    """What to know of the chosen model."""
+    """Details of the selected model."""
 
     choice: ModelChoice | None = None
 
@@ -120,17 +119,17 @@ class ModelDetail(Canvas):
 
 
 class ModelList(PickerList):
-    """The choices that match, one a line, one of them chosen."""
+    """The models that match, one a line, one of them selected."""
 
     class ModelSelected(Message):
-        """A choice was clicked."""
+        """Posted when a model was clicked."""
 
         def __init__(self, name: str) -> None:
             super().__init__()
             self.name = name
 
     class LookedAt(Message):
-        """Another choice is the chosen one; None: there is none."""
+        """Posted when another model is selected; None if there is none."""
 
         def __init__(self, choice: ModelChoice | None) -> None:
             super().__init__()
@@ -139,11 +138,11 @@ class ModelList(PickerList):
     def __init__(self, current: str, waits: str) -> None:
         super().__init__()
         self.waits = waits
-        """Why the list is not there yet; "" when it is."""
+        """Why there is no list yet; "" once there is."""
         self._current = current
         self._typed = ""
         self._is_chosen = False
-        """The person moved or typed."""
+        """Whether the person has moved or typed."""
         self._choices: list[ModelChoice] = []
         self._matching: list[ModelChoice] = []
 
@@ -153,18 +152,18 @@ class ModelList(PickerList):
 
     @property
     def chosen(self) -> str | None:
-        """The name to take: the chosen one of the list, else what was typed; None while there is neither."""
+        """The name to load: the selected one, else the typed text; None if there is neither."""
         if self._matching:
             return self._matching[self._index].name
         return None if self.waits else self._typed or None
 
     @property
     def unknown(self) -> frozenset[str]:
-        """The columns in which no choice has anything."""
+        """The titles of the columns that are empty for every model."""
         return unknown_columns(self._choices)
 
     def look(self, typed: str) -> None:
-        """Show what matches `typed`."""
+        """Show the models that match `typed`."""
         self._typed = one_line(typed, 300)
         self._is_chosen = True
         self._match()
@@ -173,7 +172,7 @@ class ModelList(PickerList):
         self._tell()
 
     def add(self, choices: Sequence[ModelChoice]) -> None:
-        """More choices. What the person chose stays so; before that it is the current model."""
+        """Add models. Keep the person's selection; before one was made, select the current model."""
         known = {choice.name for choice in self._choices}
         fresh = [choice for choice in choices if choice.name not in known]
         is_chosen = self._is_chosen and self._matching
@@ -231,12 +230,12 @@ class ModelList(PickerList):
 
 
 def _place(choice: ModelChoice) -> int:
-    """What is on this machine comes first, then what is on servers, then what can be downloaded."""
+    """Return the sort key: local models first, then those of servers, then those to download."""
     return 0 if choice.on_disk else 1 if choice.server else 2
 
 
 def unknown_columns(choices: Sequence[ModelChoice]) -> frozenset[str]:
-    """The columns in which no choice has anything: where no engine is loaded, nothing was measured."""
+    """Return the titles of the columns that are empty for every model: without an engine nothing was measured."""
     here = [choice for choice in choices if not choice.server]
     known = {
         "size": any(choice.bytes for choice in here),
@@ -254,7 +253,7 @@ def choice_line(
     current: str = "",
     unknown: frozenset[str] = frozenset(),
 ) -> Line:
-    """A mark, the name, and the columns of HEADS but the `unknown`; on narrow screens the last ones are left out."""
+    """Return a line: mark, name, and the columns of HEADS except `unknown`; narrow screens show fewer columns."""
     mark = "● " if choice.name == current else "○ " if choice.on_disk or choice.server else "  "
     if choice.server:
         line = _on_server(mark, choice, width)
@@ -272,7 +271,7 @@ def choice_line(
 
 
 def _on_server(mark: str, choice: ModelChoice, width: int) -> Line:
-    """The name, and at the end of the line where it runs: its figures are the server's."""
+    """Return the line of a server's model: its name, and the server at the end in place of figures."""
     server = elided(one_line(choice.server, 100), max(width // 2 - 2, 4))
     room = max(width - 4 - cells(server), 4)
     name = elided(one_line(choice.label or choice.name, 200), room)
@@ -280,7 +279,7 @@ def _on_server(mark: str, choice: ModelChoice, width: int) -> Line:
 
 
 def head_line(width: int, unknown: frozenset[str] = frozenset()) -> Line:
-    """What stands above the columns."""
+    """Return the line of column titles."""
     return _columns("  ", ("", ""), [(head, "muted") for head, _, _ in HEADS], width, unknown)
 
 
@@ -295,7 +294,7 @@ def _columns(
     while columns and width - 2 - sum(size + 2 for (_, size, _), _ in columns) < (
         _NAME if len(columns) > 1 else _CUT_NAME
     ):
-        # Where it lies is told by the mark; the speed says more than the memory, and that more than the size.
+        # The mark already tells where a model is; speed matters more than memory, and memory more than size.
         names = [head for (head, _, _), _ in columns]
         columns.pop(next((names.index(head) for head in ("", "size", "memory") if head in names), 0))
     room = max(width - 2 - sum(size + 2 for (_, size, _), _ in columns), 4)
@@ -309,14 +308,14 @@ def _columns(
 
 
 def speed_text(choice: ModelChoice) -> str:
-    """The speed to expect, in a few words."""
+    """Return the expected speed in a few words; "" if unknown."""
     if choice.fits is False:
         return "does not fit"
     return rate_text(choice.tokens_per_s) if choice.tokens_per_s else ""
 
 
 def detail(choice: ModelChoice | None) -> tuple[str, str]:
-    """What to know of the chosen model before one waits for it, and in which style."""
+    """Return a line about the selected model, to read before loading it, and its style."""
     if choice is None:
         return "", ""
     if choice.server:

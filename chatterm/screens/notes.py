@@ -1,4 +1,4 @@
-"""What stands around the list of a picker: texts, and what can be done."""
+"""The texts around the list of a picker, and its clickable actions."""
 
 from textual import events
 from textual.geometry import Size
@@ -9,7 +9,7 @@ from chatterm.widgets.canvas import Canvas
 
 
 class Note(Canvas):
-    """A text of as many lines as it takes."""
+    """A wrapped text; the height follows its lines."""
 
     DEFAULT_CSS = "Note { height: auto; }"
 
@@ -29,10 +29,10 @@ class Note(Canvas):
 
 
 class Choices(Note):
-    """What can be done: parts that can be clicked, with a dot between them where they share a line."""
+    """Clickable actions, separated by dots where they share a line."""
 
     class ActionSelected(Message):
-        """A part was clicked."""
+        """Posted when an action was clicked."""
 
         def __init__(self, action: str) -> None:
             super().__init__()
@@ -43,12 +43,12 @@ class Choices(Note):
         self._parts: tuple[tuple[str, str], ...] = ()
 
     def offer(self, *parts: tuple[str, str]) -> None:
-        """Texts, and the action of each; "" for a text that only says something."""
+        """Show these (text, action) pairs; the action is "" for a mere text."""
         self._parts = parts
         self.refresh(layout=True)
 
     def _rows(self, width: int) -> list[list[tuple[int, str, str]]]:
-        """Lines of (column, text, action)."""
+        """Return the lines as lists of (column, text, action)."""
         rows: list[list[tuple[int, str, str]]] = [[]]
         column = 0
         for text, action in self._parts:

@@ -1,4 +1,4 @@
-"""A pasted text, to read before it is sent."""
+"""A view of a pasted text, to read before it is sent."""
 
 from bisect import bisect_right
 from itertools import accumulate
@@ -19,7 +19,7 @@ from chatterm.widgets.canvas import STYLE_CLASSES, Painter
 
 
 class PasteScreen(ModalScreen[str | None]):
-    """Shows one paste. Ends with "unfold" or "remove" where the person wants that, else with None."""
+    """Shows a paste. Dismisses with "unfold" or "remove" if the person chose that, else with None."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -45,7 +45,7 @@ class PasteScreen(ModalScreen[str | None]):
 
 
 class PasteView(ScrollView, Painter):
-    """The text in lines of the screen. Only what can be seen is laid out."""
+    """The wrapped text. Only visible rows are drawn."""
 
     can_focus = True
 
@@ -53,9 +53,9 @@ class PasteView(ScrollView, Painter):
         super().__init__()
         self._lines = text.split("\n")
         self._steps: list[int] = []
-        """By line: characters that go onto one row of the screen."""
+        """By line, the characters per row."""
         self._starts: list[int] = [0]
-        """By line: its first row."""
+        """By line, its first row; the last item is the total."""
 
     def on_mount(self) -> None:
         self.focus()
@@ -79,7 +79,7 @@ class PasteView(ScrollView, Painter):
 
 
 def _step(line: str, width: int) -> int:
-    """Characters of `line` that fit into a row whichever they are."""
+    """Return how many characters of `line` always fit into a row of `width` columns."""
     if len(line) * 2 <= width or (line.isascii() and "\t" not in line):
         return width
     return width if cells(line.expandtabs(4)) == len(line) else width // (4 if "\t" in line else 2)

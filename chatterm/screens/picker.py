@@ -1,4 +1,4 @@
-"""What the pickers share: a box over the conversation with a line to type in, a list, and the keys to move in it."""
+"""The base of the pickers: a box over the conversation with an input, a list, and the keys to move in it."""
 
 from typing import ClassVar
 
@@ -9,11 +9,11 @@ from textual.screen import ModalScreen
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
 
 _FEW = 3
-"""Lines of a list that are too few to choose from."""
+"""The fewest lines of a list in the normal layout."""
 
 
 class Picker(ModalScreen[str | None]):
-    """Dismisses with what was chosen, or with None. A subclass composes a Vertical with an Input and a PickerList."""
+    """Dismisses with the choice, or with None. A subclass composes a Vertical with an Input and a PickerList."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -34,12 +34,12 @@ class Picker(ModalScreen[str | None]):
     Picker.-low Input, Picker.-low Input:focus { margin: 0; }
     """
     AROUND: ClassVar[int]
-    """Lines that all but the list takes at most."""
+    """The most lines taken by everything but the list."""
     AROUND_LOW: ClassVar[int] = 3
-    """The same where that would leave the list next to nothing."""
+    """The same in the compact layout, used when the list would have fewer than `_FEW` lines."""
 
     def on_resize(self, event: events.Resize) -> None:
-        # What does not fit is scrolled to.
+        # The list scrolls if it does not fit.
         room = event.size.height * 9 // 10 - self.AROUND
         self.set_class(room < _FEW, "-low")
         height = max(event.size.height - self.AROUND_LOW, 1) if room < _FEW else room
@@ -49,7 +49,7 @@ class Picker(ModalScreen[str | None]):
         self.query_one(PickerList).move(step)
 
     def action_accept(self) -> None:
-        """Enter."""
+        """Take the selected item: Enter."""
         raise NotImplementedError
 
     def action_back(self) -> None:
@@ -57,37 +57,37 @@ class Picker(ModalScreen[str | None]):
 
 
 class PickerList(Canvas):
-    """Lines of which one is chosen; where there is too little room they scroll with it."""
+    """Lines of which one is selected; they scroll to keep it in view."""
 
     _index = 0
     _first = 0
 
     @property
     def count(self) -> int:
-        """How many there are to choose from."""
+        """The number of lines."""
         raise NotImplementedError
 
     def move(self, step: int) -> None:
-        """Choose another, `step` lines further."""
+        """Select the line `step` lines further, at most the first or the last."""
         self._index = min(max(self._index + step, 0), max(self.count - 1, 0))
         self.refresh()
 
     def resized(self) -> None:
-        """There are more or fewer lines than before."""
+        """Update the height after the number of lines has changed."""
         self.styles.height = max(self.count, 1)
         self.refresh(layout=True)
 
     def in_view(self) -> range:
-        """The lines to show. There must be one."""
+        """Return the indices of the lines in view. `count` must be at least 1."""
         height = max(self.size.height, 1)
         first = min(
             self._first, self._index, max(self.count - height, 0)
-        )  # no room is left below the last line
+        )  # no empty rows below the last line
         self._first = max(first, self._index - height + 1)
         return range(self._first, min(self._first + height, self.count))
 
     def clicked(self, event: events.Click) -> int | None:
-        """The line under the pointer."""
+        """Return the index of the clicked line; None below the last one."""
         row = self._first + event.y
         return row if row < self.count else None
 

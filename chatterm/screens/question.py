@@ -12,7 +12,7 @@ from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
 
 
 class QuestionScreen(ModalScreen[bool]):
-    """Ends with the answer. Only y means yes: Enter may have been meant for what was there before."""
+    """Dismisses with the answer. Only y means yes: an Enter may have been meant for the screen below."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -1,4 +1,4 @@
-"""Something to read over the conversation: help, statistics, what the cache was worth, the system prompt."""
+"""A text to read over the conversation: help, statistics, the effect of the cache, the system prompt."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
@@ -19,18 +19,18 @@ from chatterm.widgets.canvas import STYLE_CLASSES, Canvas, Painter
 from chatterm.widgets.slices import in_slices
 
 _NARROW = 60
-"""Columns below which it takes the whole screen."""
+"""Columns below which a report takes the whole screen."""
 _AT_ONCE = 200
-"""Lines that are made before it is shown, more than a screen has; the others follow in a moment."""
+"""Lines built before a report is shown, more than a screen has; the others follow in a moment."""
 _OTHERS = ("help", "stats", "cache", "set", "settings", "theme", "model", "sessions")
-"""Commands whose keys work here too: they show something else instead."""
+"""Commands whose keys work here too: they replace the report."""
 _KEYS = {
     key: c.name for c in COMMANDS if c.name in _OTHERS for key, argument in c.keys.items() if argument == ""
 }
 
 
 class ReportScreen(ModalScreen[str | None]):
-    """Ends with None, or with the name of the command whose key was pressed and that shall run instead."""
+    """Dismisses with None, or with the name of the command to run instead, whose key was pressed."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -45,7 +45,7 @@ class ReportScreen(ModalScreen[str | None]):
     """
 
     def __init__(self, name: str, title: str, builder: Callable[[int], Iterable[Line]]) -> None:
-        """`name` is that of the command that shows it: its key closes it. `builder` makes the lines for a width."""
+        """Show the report of the command `name`, whose key closes it. `builder` returns the lines for a width."""
         super().__init__()
         self._command = name
         self._title = title
@@ -74,7 +74,7 @@ class ReportScreen(ModalScreen[str | None]):
 
 
 class BoxHead(Canvas):
-    """What a box over the conversation is, the keys (the first of `keys` that there is room for), and a rule."""
+    """The head of a box: its label, the first of `keys` that fits, and a rule."""
 
     DEFAULT_CSS = "BoxHead { height: 2; }"
 
@@ -92,7 +92,7 @@ class BoxHead(Canvas):
 
 
 class ReportView(ScrollView, Painter, can_focus=True):
-    """The lines, as many as there is room for."""
+    """A scrollable view of the lines."""
 
     DEFAULT_CSS = """
     ReportView {
@@ -126,7 +126,7 @@ class ReportView(ScrollView, Painter, can_focus=True):
         self._fit()
 
     def _take(self, lines: Iterator[Line]) -> Generator[None, None, None]:
-        """Make the remaining lines; yields after each."""
+        """Build the remaining lines; yield after each."""
         for line in lines:
             self._lines.append(line)
             yield

@@ -1,4 +1,4 @@
-"""A picker that searches, shows what is known of the chosen item, and asks before it removes one."""
+"""A picker with search, details of the selected item, and a question before an item is removed."""
 
 from collections.abc import Sequence
 from time import time
@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 
 class SearchPicker(Picker, Generic[Item]):
-    """Dismisses with what was chosen, or with None. A subclass finds the items and does what can be done with them."""
+    """Dismisses with the choice, or with None. A subclass finds the items and carries out the actions on them."""
 
     DEFAULT_CSS = """
     SearchPicker ItemList { height: auto; }
@@ -31,14 +31,14 @@ class SearchPicker(Picker, Generic[Item]):
     def __init__(self) -> None:
         super().__init__()
         self._asking: Item | None = None
-        """What is to be removed when the person says yes."""
+        """The item to remove if the person confirms."""
 
     def items(self) -> "ItemList[Item]":
-        """The list, made once."""
+        """Create the list; called once."""
         raise NotImplementedError
 
     def compose(self) -> ComposeResult:
-        # Held, not looked up: what was asked of the disk may be answered while the picker is being removed.
+        # Kept, not queried: a result from the disk may arrive while the picker is being removed.
         self._input = Input(placeholder="Type to search")
         self._list = self.items()
         self._heading, self._about_note = Note(id="picker-head"), Note(id="picker-about")
@@ -51,10 +51,10 @@ class SearchPicker(Picker, Generic[Item]):
             yield self._note
             yield self._foot
 
-    # --- what is shown besides the list ---
+    # --- around the list ---
 
     def show_mode(self) -> None:
-        """Say in the head and in the foot what the keys do now."""
+        """Update the head and the foot, which tell what the keys do now."""
         if self._asking is not None:
             self._head(self.HEADING)
             question, yes, no = self.question(self._asking)
@@ -65,15 +65,15 @@ class SearchPicker(Picker, Generic[Item]):
             self._offer(*self.offers())
 
     def question(self, item: Item) -> tuple[str, str, str]:
-        """What is asked before an item is removed, and what `y` and `n` do."""
+        """Return the question before an item is removed, and what `y` and `n` do."""
         raise NotImplementedError
 
     def offers(self) -> Sequence[tuple[str, str]]:
-        """What can be done, and the action of each."""
+        """Return the possible actions as (text, action) pairs."""
         raise NotImplementedError
 
     def look(self) -> None:
-        """Show what is known of the chosen item."""
+        """Show details of the selected item."""
         raise NotImplementedError
 
     def _head(self, title: str, count: str = "") -> None:
@@ -83,7 +83,7 @@ class SearchPicker(Picker, Generic[Item]):
         self._foot.offer(*parts)
 
     def _about(self, runs: Line, rest: str = "") -> None:
-        """A line about the chosen item, and more of it below."""
+        """Show a line about the selected item, and `rest` below it; nothing if `runs` is empty."""
         self._about_note.show([*runs, ("\n", ""), (rest, "muted")] if runs else [])
 
     @property
@@ -94,7 +94,7 @@ class SearchPicker(Picker, Generic[Item]):
         self._note.display = bool(text)
         self._note.show([(text, style)])
 
-    # --- what the person does ---
+    # --- actions ---
 
     async def on_choices_action_selected(self, message: Choices.ActionSelected) -> None:
         await self.run_action(message.action)
@@ -120,18 +120,18 @@ class SearchPicker(Picker, Generic[Item]):
             self.dismiss(None)
 
     def action_confirm(self) -> None:
-        """Remove what was asked about."""
+        """Remove the item that the question is about."""
         if (item := self._asking) is not None:
             self.stop_asking()
             self.remove_item(item)
 
     def remove_item(self, item: Item) -> None:
-        """The person said yes."""
+        """Remove an item after the person has confirmed."""
         raise NotImplementedError
 
     def ask(self, item: Item) -> None:
         self._asking = item
-        self.set_focus(None)  # or the answer would be typed into the search
+        self.set_focus(None)  # otherwise the answer would be typed into the search
         self._say("")
         self.show_mode()
 
@@ -143,10 +143,10 @@ class SearchPicker(Picker, Generic[Item]):
 
 
 class ItemList(PickerList, Generic[Item]):
-    """Items, one a line, one of them chosen."""
+    """Items, one a line, one of them selected."""
 
     class ItemSelected(Message):
-        """An item was clicked."""
+        """Posted when an item was clicked."""
 
         def __init__(self, key: str) -> None:
             super().__init__()
@@ -158,11 +158,11 @@ class ItemList(PickerList, Generic[Item]):
         self._nothing = ""
 
     def key(self, item: Item) -> str:
-        """What the picker dismisses with."""
+        """Return the string that identifies an item, with which the picker dismisses."""
         raise NotImplementedError
 
     def line(self, item: Item, width: int, now: float) -> Line:
-        """An item as it is shown."""
+        """Return the line of an item; `now` is in seconds since the epoch."""
         raise NotImplementedError
 
     @property
@@ -174,7 +174,7 @@ class ItemList(PickerList, Generic[Item]):
         return self.items[self._index] if self.items else None
 
     def show(self, items: list[Item], nothing: str) -> None:
-        """These are found; the chosen one stays chosen where it is among them. `nothing` is said of an empty list."""
+        """Show these items, keeping the selection if it is among them. `nothing` is shown for an empty list."""
         before = self.chosen
         self.items, self._nothing = items, nothing
         keys = [self.key(item) for item in items]
@@ -183,7 +183,7 @@ class ItemList(PickerList, Generic[Item]):
         self.resized()
 
     def drop(self, key: str) -> None:
-        """One is gone; the next one is chosen."""
+        """Remove an item from the list and select the next one."""
         self.items = [item for item in self.items if self.key(item) != key]
         self._index = min(self._index, max(len(self.items) - 1, 0))
         self.resized()

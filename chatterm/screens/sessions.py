@@ -21,13 +21,13 @@ from models.units import counted
 _PAUSE = 0.05
 """Seconds without a key before the database is searched."""
 _COUNT, _MODEL, _WHEN = 14, 18, 12
-"""Columns of what stands behind a title."""
+"""Columns of the fields after a title."""
 
 
 class SessionPicker(SearchPicker[SessionInfo]):
-    """Dismisses with the id of the chosen session, or with None. Nothing here waits for the disk.
+    """Dismisses with the id of the chosen session, or with None. The disk is read in threads.
 
-    `current`, the session that one is in, is marked and cannot be deleted.
+    `current`, the open session, is marked and cannot be deleted.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -82,7 +82,7 @@ class SessionPicker(SearchPicker[SessionInfo]):
         self.look()
 
     def look(self) -> None:
-        """Show what the chosen session is about: the line that matches best, and how much there is of it."""
+        """Show the best matching line of the selected session, and the session's length."""
         self.run_worker(self._look_into(self._list.chosen, self._searched), group="look", exclusive=True)
 
     async def _look_into(self, info: SessionInfo | None, text: str) -> None:
@@ -91,14 +91,14 @@ class SessionPicker(SearchPicker[SessionInfo]):
             return
         try:
             line = await asyncio.to_thread(self._store.preview, info.id, text)
-        except SessionError:  # the list says so, too
+        except SessionError:  # the list reports it, too
             line = ""
         about = extent_text(info)
-        if info.tokens:  # nobody counts those of a model on a server here
+        if info.tokens:  # tokens of remote models are not counted
             about += f" · {counted(info.tokens, 'token')} generated"
         self._about(marked_words(elided(line, self._about_width), text.split()) or [("", "")], about)
 
-    # --- what is shown besides the list ---
+    # --- around the list ---
 
     def show_mode(self) -> None:
         if self._renaming is not None:
@@ -118,7 +118,7 @@ class SessionPicker(SearchPicker[SessionInfo]):
             ("Esc goes back", "back"),
         )
 
-    # --- what the person does ---
+    # --- actions ---
 
     def on_item_list_item_selected(self, message: ItemList.ItemSelected) -> None:
         if self._asking is None and self._renaming is None:
@@ -201,7 +201,7 @@ class SessionList(ItemList[SessionInfo]):
 
 
 def marked_words(line: str, words: list[str]) -> Line:
-    """A line with every occurrence of the words marked."""
+    """Return a line with every occurrence of the words marked."""
     if not words:
         return [(line, "")]
     pattern = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
@@ -214,7 +214,7 @@ def marked_words(line: str, words: list[str]) -> Line:
 
 
 def session_line(info: SessionInfo, width: int, now: float, *, current: bool) -> Line:
-    """A mark, the title, messages, model, when it was used; on narrow screens the model goes first."""
+    """Return a line: mark, title, messages, model, last use; narrow screens drop the model first."""
     columns = [
         (messages_text(info.messages), _COUNT),
         (one_line(info.model, 100), _MODEL),

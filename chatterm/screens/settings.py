@@ -1,4 +1,4 @@
-"""/settings: every setting of the file, with what it means; changed here, written there."""
+"""/settings: every setting with its meaning; changes are written to the settings file."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _NAME = 20
 
 
 class SettingsScreen(Picker):
-    """Changes one setting at a time. `apply` is told what the file says then, and which setting is new."""
+    """Changes one setting at a time; `apply` then gets all settings, and the table and name of the changed one."""
 
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -72,17 +72,17 @@ class SettingsScreen(Picker):
         self._tell()
 
     def on_resize(self, event: events.Resize) -> None:
-        event.prevent_default()  # what a picker does with it
+        event.prevent_default()  # not the picker's layout
         narrow = event.size.width < 60 or event.size.height < 20
         self.set_class(narrow, "-narrow")
         height = event.size.height - 6 if narrow else event.size.height * 9 // 10 - self.AROUND
         self.query_one(SettingsList).styles.max_height = max(height, 1)
 
     def _tell(self, said: str = "", style: str = "accent") -> None:
-        """What the chosen setting means, then what has become of it."""
+        """Show the meaning of the selected setting, and `said` below it."""
         self._detail.show(self._list.chosen, said, style)
 
-    # --- what the person does ---
+    # --- actions ---
 
     @property
     def _is_editing(self) -> bool:
@@ -97,7 +97,7 @@ class SettingsScreen(Picker):
         choices = self._list.chosen.choices
         if choices and not self._is_editing:
             now = self._list.chosen.value(self._settings)
-            at = choices.index(now) if now in choices else min(-step, 0)  # the value may be none of them
+            at = choices.index(now) if now in choices else min(-step, 0)  # the value may not be among them
             self._store(choices[(at + step) % len(choices)])
 
     def action_default(self) -> None:
@@ -119,7 +119,7 @@ class SettingsScreen(Picker):
             self._edit(True)
 
     def _take(self, known: KnownSetting, text: str) -> None:
-        """What was typed; nothing goes back to the default."""
+        """Check and store the typed value; an empty text restores the default."""
         try:
             words = _words(known, text)
         except ValueError:
@@ -180,7 +180,7 @@ def holds_at_once(known: KnownSetting) -> bool:
 
 
 def _written(value: Any) -> str:
-    """A value as it is typed."""
+    """Return a value as it would be typed."""
     if isinstance(value, tuple):
         import shlex
 
@@ -189,7 +189,7 @@ def _written(value: Any) -> str:
 
 
 def _words(known: KnownSetting, text: str) -> list[str]:
-    """Raises ValueError where a quotation mark is not closed."""
+    """Split the typed text if the setting is a list. Raise ValueError for an unclosed quotation mark."""
     if isinstance(known.default, tuple):
         import shlex
 
@@ -198,7 +198,7 @@ def _words(known: KnownSetting, text: str) -> list[str]:
 
 
 class Detail(Canvas):
-    """What the chosen setting means."""
+    """The meaning of the selected setting, and a message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class Detail(Canvas):
 
 
 class SettingsList(PickerList):
-    """The settings, those of a table below its name."""
+    """The settings, grouped under the names of their tables."""
 
     class Clicked(Message):
         def __init__(self, row: int) -> None:
@@ -270,7 +270,7 @@ class SettingsList(PickerList):
         self.refresh()
 
     def move(self, step: int) -> None:
-        """To the next setting that is as far as this, or farther."""
+        """Select the setting `step` lines further, or the next one beyond if that line is a heading."""
         way = 1 if step > 0 else -1
         row = min(max(self._index + step, 0), self.count - 1)
         while 0 <= row < self.count and isinstance(self._rows[row], str):
@@ -284,7 +284,7 @@ class SettingsList(PickerList):
             self.post_message(self.Clicked(row))
 
     def in_view(self) -> range:
-        if self._index == 1:  # the name of the first table too
+        if self._index == 1:  # show the first table's name too
             self._first = 0
             return range(min(max(self.size.height, 1), self.count))
         return super().in_view()

@@ -1,4 +1,4 @@
-"""The theme picker: everything is shown in the theme that is marked, before it is taken."""
+"""The theme picker: the whole screen previews the selected theme."""
 
 from textual import events
 from textual.app import ComposeResult
@@ -14,7 +14,7 @@ from chatterm.widgets.canvas import Canvas
 
 
 class ThemePicker(Picker):
-    """Dismisses with the theme that was taken, or with None; then everything looks as it did before."""
+    """Dismisses with the chosen theme, or with None after restoring the earlier theme."""
 
     DEFAULT_CSS = """
     ThemePicker { align: right middle; }
@@ -36,18 +36,18 @@ class ThemePicker(Picker):
             yield ThemeFoot([("Enter selects · Esc goes back", "muted")], id="theme-foot")
 
     def on_resize(self, event: events.Resize) -> None:
-        event.prevent_default()  # what a picker does with it
+        event.prevent_default()  # not the picker's layout
         self.set_class(event.size.height < 20, "-low")
         self._fit(event.size.height)
 
     def _fit(self, height: int) -> None:
-        """The list gets the room that the words below it leave."""
+        """Fit the list into the rows that the text below it leaves."""
         room = height - 3 if height < 20 else height * 9 // 10 - 8
         foot = self.query_one("#theme-foot", ThemeFoot)
         self.query_one(ThemeList).styles.max_height = max(room + 1 - foot.count, 1)
 
     def preview(self, name: str) -> None:
-        """Show everything in this theme; where its file is wrong, say so."""
+        """Apply this theme to the whole screen; report an error if its file is invalid."""
         app = self.app
         assert isinstance(app, ThemedApp)
         foot = self.query_one("#theme-foot", ThemeFoot)
@@ -66,7 +66,7 @@ class ThemePicker(Picker):
     def action_accept(self) -> None:
         app = self.app
         assert isinstance(app, ThemedApp)
-        # A theme whose file is wrong is marked, but not the one that is shown.
+        # A theme with an invalid file can be selected but is not applied.
         if app.chosen_theme == self.query_one(ThemeList).chosen:
             self.dismiss(app.chosen_theme)
 
@@ -79,7 +79,7 @@ class ThemePicker(Picker):
 
 
 class ThemeFoot(Canvas):
-    """Some words, in as many lines as they need."""
+    """A wrapped text; the height follows its lines."""
 
     def __init__(self, line: Line, *, id: str) -> None:
         super().__init__(id=id)
@@ -87,7 +87,7 @@ class ThemeFoot(Canvas):
 
     @property
     def count(self) -> int:
-        """Lines that they need."""
+        """The number of lines of the text."""
         return len(wrap(self._line, self.size.width)) if self.size.width else 1
 
     def show(self, line: Line) -> None:

@@ -1,4 +1,4 @@
-"""The look of the application: its theme, and what the terminal can show of it."""
+"""The look of the application: its theme, and the capabilities of the terminal."""
 
 import os
 import sys
@@ -14,29 +14,29 @@ from chatterm.terminal.driver import terminal_driver
 from chatterm.terminal.glyphs import ascii_filter
 
 _PLAIN_TERMINALS = ("linux", "vt", "cons", "sun", "wsvt", "xterm-mono", "dumb")
-"""How the names of terminals begin that have few glyphs."""
+"""Prefixes of TERM for terminals with few glyphs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """What a terminal can show."""
+    """The capabilities of a terminal."""
 
     colours: bool = True
-    """False: NO_COLOR asks for none."""
+    """Whether colours are wanted: NO_COLOR is not set."""
     shades: bool = True
-    """Whether it knows more than sixteen colours."""
+    """Whether it has more than 16 colours."""
     unicode: bool = True
 
 
 def this_terminal(environment: Mapping[str, str] = os.environ, encoding: str | None = None) -> Terminal:
-    """The terminal that this process runs in."""
+    """Return the capabilities of the terminal that this process runs in."""
     from rich.console import Console
 
     if encoding is None:
         encoding = getattr(sys.__stderr__, "encoding", None) or "ascii"
     system = Console(force_terminal=True, _environ=environment).color_system
     term = environment.get("TERM", "").lower()
-    # Without any locale Python assumes UTF-8, and so do terminals; LC_ALL=C is somebody's wish.
+    # Without a locale Python assumes UTF-8, as terminals do; LC_ALL=C is set deliberately.
     plain = environment.get("LC_ALL") in ("C", "POSIX") or term.startswith(_PLAIN_TERMINALS)
     utf8 = encoding.lower().replace("-", "") in ("utf8", "utf16", "utf16le", "cp65001")
     return Terminal(
@@ -47,12 +47,12 @@ def this_terminal(environment: Mapping[str, str] = os.environ, encoding: str | N
 
 
 class ThemedApp(App[int]):
-    """An application in one of the themes. The defaults are a terminal that can do everything."""
+    """An application with a theme. The default terminal has all capabilities."""
 
     def __init__(
         self, *, theme: str = DEFAULT_THEME, glyphs: Glyphs = "auto", terminal: Terminal | None = None
     ) -> None:
-        """Raises SettingsError where the theme does not exist or its file is wrong."""
+        """Apply the theme. Raise SettingsError if it does not exist or its file is invalid."""
         load_theme(theme)
         self.terminal = terminal or Terminal()
         super().__init__(driver_class=terminal_driver(), ansi_color=None if self.terminal.colours else True)
@@ -67,9 +67,9 @@ class ThemedApp(App[int]):
         self.use_theme(theme)
 
     def use_theme(self, name: str) -> str:
-        """Show everything in this theme from now on. A note for the person comes back; "" where there is none.
+        """Apply a theme to the application. Return a note for the person; "" for none.
 
-        Raises SettingsError where it does not exist or its file is wrong.
+        Raise SettingsError if it does not exist or its file is invalid.
         """
         theme = load_theme(name)
         self.chosen_theme = name

@@ -1,4 +1,4 @@
-"""/tools: which tools are on, what is allowed for good or for this session, and what stands around them."""
+"""/tools: the tools that are on, the permanent and session rules, and the sandbox."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Row:
     text: str
     tool: str = ""
     server: str = ""
-    """One that does not run."""
+    """The name of an MCP server that is not running."""
     rule: PermissionRule | None = None
     is_kept: bool = False
 
@@ -47,7 +47,7 @@ class Row:
 
 
 class ToolsScreen(Picker):
-    """`changed` is told whenever other tools are on. Dismisses with a server that is to be started, or with None."""
+    """Switches tools and removes rules. Dismisses with the name of a server to start, or with None."""
 
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -66,7 +66,7 @@ class ToolsScreen(Picker):
     def __init__(
         self, session: ToolSession, around: str, servers: Sequence[str], changed: Callable[[], None]
     ) -> None:
-        """`around` says what commands run in; `servers` are those that do not run."""
+        """Show the tools. `around` describes the sandbox, `servers` do not run, `changed` is called after a switch."""
         super().__init__()
         self._session = session
         self._around = around
@@ -150,7 +150,7 @@ class ToolList(PickerList):
         return self._rows[self._index]
 
     def again(self) -> None:
-        """There are other rules."""
+        """Rebuild the rows after the rules have changed."""
         self._rows = _rows(self._session, self._servers)
         self.move(0)
         self.resized()
@@ -161,12 +161,12 @@ class ToolList(PickerList):
             self.move(0)
 
     def move(self, step: int) -> None:
-        """As ever, but over what is no choice."""
+        """Select the row `step` rows further, skipping headings."""
         super().move(step)
         way = 1 if step > 0 else -1
         while not self.chosen.is_choice and 0 <= self._index + way < self.count:
             super().move(way)
-        if not self.chosen.is_choice:  # nothing is there to choose that way
+        if not self.chosen.is_choice:  # no choice in that direction
             super().move(-way)
             while not self.chosen.is_choice:
                 super().move(-way)
@@ -175,7 +175,7 @@ class ToolList(PickerList):
         view = self.in_view()
         lines = [self._line(self._rows[index], index == self._index, width) for index in view]
         for row, sign, left in ((0, "↑", view.start), (-1, "↓", self.count - view.stop)):
-            if left and len(lines) > 2:  # the others are out of sight
+            if left and len(lines) > 2:  # some rows are out of view
                 more = f"{sign} {left} more"
                 index, room = view[row], max(width - cells(more), 0)
                 line = self._line(self._rows[index], index == self._index, room)
@@ -214,7 +214,7 @@ class ToolList(PickerList):
 
 
 class ToolDetail(Canvas):
-    """What there is to know of the chosen row."""
+    """Details of the selected row."""
 
     _text = ""
 
@@ -227,7 +227,7 @@ class ToolDetail(Canvas):
 
 
 class ToolFoot(Canvas):
-    """Where tools may go."""
+    """The working folder and the sandbox of the tools."""
 
     def __init__(self, folder: Path, around: str) -> None:
         super().__init__()

@@ -82,17 +82,17 @@ class ChatActions(CodeActions, SessionActions, Preferences, ToolActions, Compact
             raise EngineError(LOADING)
         elif works and name == screen.backend.model:
             screen.hint(f"{screen.model_name} is loaded already.", 3.0)
-        elif self.conversation.is_busy:  # a mistyped name must not stop the answer
+        elif self.conversation.is_busy:  # a mistyped name must not end the answer
             screen.in_thread(partial(self._check_model, name), lambda _: self._switch(name))
         else:
             self._switch(name)
 
     def _check_model(self, name: str) -> None:
-        """Raises what a switch to `name` would raise. In a thread of its own."""
+        """Raise the error that a switch to `name` would raise. Runs in a thread."""
         try:
             self.screen.check_model(name)
         except ModelError:
-            if not self.screen.backend.has_loaded(name):  # a name that only the server knows, or none
+            if not self.screen.backend.has_loaded(name):  # only the server may know the name
                 raise
 
     def _switch(self, name: str) -> None:
@@ -120,12 +120,12 @@ class ChatActions(CodeActions, SessionActions, Preferences, ToolActions, Compact
             self.screen.attempt(partial(self.model, name))
 
     def choose_model(self, choices: Sequence[ModelChoice]) -> None:
-        """The list of models is there; who asked for it may have left."""
+        """Show the list of models in the picker if that is still open."""
         if self._picker is not None:
             self._picker.show(choices)
 
     def _looks_for_servers(self) -> list[Callable[[], list[ModelChoice]]]:
-        """What asks each server that is known for its models."""
+        """Return the functions that list the models of each known server."""
         looks = list(self.screen.looks)
         if (info := self.screen.info) is not None and info.is_remote and "://" in info.name:
             looks.insert(0, partial(_beside, info.name))

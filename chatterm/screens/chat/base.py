@@ -1,4 +1,4 @@
-"""The chat screen without its commands: what these work with, and how something is said and shown."""
+"""The base of the chat screen: what its commands work with, and how messages and entries are shown."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -32,11 +32,11 @@ T = TypeVar("T")
 _EDITING = "Enter sends this as a new branch; Esc leaves the message unchanged"
 _EDITING_MEANWHILE = "Esc stops the answer; then Enter sends this as a new branch"
 _WIDE = 110
-"""Columns from which the figures stand beside the conversation."""
+"""Columns from which the stats panel is shown beside the conversation."""
 
 
 def problem_text(error: Exception) -> str:
-    """What went wrong, in one line. What nobody foresaw is written down."""
+    """Return a one-line message for an error. Log unexpected errors."""
     if isinstance(error, EngineError | ModelError):
         return one_line(str(error))
     if isinstance(error, OSError):
@@ -45,7 +45,7 @@ def problem_text(error: Exception) -> str:
 
 
 def undone_text(count: int) -> str:
-    """How to come back to messages that were undone; "" where there are none."""
+    """Return a hint how to restore undone messages; "" if there are none."""
     if not count:
         return ""
     what, which = ("message", "it") if count == 1 else ("messages", "one")
@@ -65,7 +65,7 @@ def _named_servers(remotes: Mapping[str, Remote]) -> list[ModelChoice]:
 
 
 def check_model(remotes: Mapping[str, Remote], name: str) -> None:
-    """Raises EngineError or ModelError for a name that no model has. Looks at the disk, but asks no server."""
+    """Raise EngineError or ModelError if no model has this name. Reads the disk but asks no server."""
     from chatterm.backends.remote.address import found
     from models.hub.sources import parse
 
@@ -78,7 +78,7 @@ IN_THREAD = "in_thread"
 
 
 class ChatBase(Screen[None]):
-    """Implements `chatterm.conversation.view.View`. The widgets are there once it is mounted."""
+    """Implements `chatterm.conversation.view.View`. The widgets exist once it is mounted."""
 
     transcript: Transcript
     composer: Composer
@@ -100,18 +100,18 @@ class ChatBase(Screen[None]):
             _near_servers,
             partial(_named_servers, settings.remotes),
         )
-        """What finds models on servers: each is called in a thread of its own."""
+        """Functions that find models on servers; each is called in a thread of its own."""
         self.check_model: Callable[[str], None] = partial(check_model, settings.remotes)
         self.begun = monotonic()
         self.is_loading = True
         self.info: ModelInfo | None = None
         self.has_failed = False
-        """Something failed since the model was loaded: loading it again may help."""
+        """Whether something failed since the model was loaded, so that loading it again may help."""
         self.editing: Exchange | None = None
-        """The message that is being written anew."""
+        """The message being edited."""
         self.hint_until = 0.0
         self._doing: list[str] = []
-        """What is being done elsewhere, latest last."""
+        """Descriptions of the work running in threads, latest last."""
         self.wanted_model = one_line(backend.model, limit=200)
         self.panel_wanted = settings.screen.panel_wanted
         self.set_class(settings.screen.tint, "-tinted")
@@ -129,7 +129,7 @@ class ChatBase(Screen[None]):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is being loaded or answered, and nothing waits."""
+        """Whether nothing is being loaded or answered and no message waits."""
         return not self.is_loading and not self.conversation.is_busy
 
     @property
@@ -140,12 +140,11 @@ class ChatBase(Screen[None]):
         self.worker_thread.submit(job)
 
     def in_thread(self, work: Callable[[], T], then: Callable[[T], None], doing: str = "") -> None:
-        """Do what waits for a disk or a program elsewhere, then go on here, unless the program ends by then. An error
-        is said. `doing` stands below the composer until then."""
+        """Run blocking `work` in a thread, then `then` here; report errors. `doing` is shown until then."""
         self._go_on(lambda: asyncio.to_thread(work), then, doing)
 
     def in_slices(self, work: Generator[None, None, T], then: Callable[[T], None]) -> None:
-        """Do `work` on this thread, a few milliseconds at a time; then go on as `in_thread` does."""
+        """Run `work` on this thread, a few milliseconds at a time, then `then`, as `in_thread` does."""
         self._go_on(lambda: in_slices(work), then)
 
     def _go_on(self, work: Callable[[], Awaitable[T]], then: Callable[[T], None], doing: str = "") -> None:
@@ -154,7 +153,7 @@ class ChatBase(Screen[None]):
                 found = await work()
                 if self.remarks.is_attached:
                     then(found)
-            except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
+            except Exception as error:  # noqa: BLE001 (the chat must go on)
                 if self.remarks.is_attached:
                     self.say(problem_text(error), "error")
             finally:
@@ -170,7 +169,7 @@ class ChatBase(Screen[None]):
         self.run_worker(go(), name=IN_THREAD)
 
     def attempt(self, action: Callable[[], None]) -> None:
-        """Do something; what cannot be done is said."""
+        """Run `action`; report errors."""
         try:
             action()
         except Exception as error:  # noqa: BLE001 (as above)
@@ -182,18 +181,18 @@ class ChatBase(Screen[None]):
         self.conversation.forget()
         self.submit(worker.Switch(name))
 
-    # --- what is said ---
+    # --- messages ---
 
     def say(self, text: str, kind: str = "notice") -> None:
-        """Say something at the composer: an error, or what was done."""
+        """Show a remark above the composer: an error, or a notice of what was done."""
         self.remarks.say(text, kind, self.composer.text, monotonic())
 
     def tell(self, text: str) -> None:
-        """Note something in the conversation that belongs to its story."""
+        """Add a notice to the conversation itself."""
         self.add(NoticeEntry(text))
 
     def hint(self, text: str, seconds: float) -> None:
-        """Say something below the composer for a moment."""
+        """Show a hint below the composer for some seconds."""
         self.hint_until = monotonic() + seconds
         self.status.hint(text)
 
@@ -206,7 +205,7 @@ class ChatBase(Screen[None]):
         writing = undone_text(len(self.conversation.undone)) if self.editing is None else editing
         self.status.hint(selected or (self._doing[-1] if self._doing else writing))
 
-    # --- what is shown ---
+    # --- display ---
 
     def add(self, entry: Entry) -> None:
         self._open_transcript()
@@ -230,7 +229,7 @@ class ChatBase(Screen[None]):
     def give_back(self, text: str) -> None:
         self.composer.put_back(cleaned(text))
 
-    # --- what is selected ---
+    # --- selection ---
 
     def select(self, entry: Entry) -> None:
         self.transcript.select(entry)

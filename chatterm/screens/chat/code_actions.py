@@ -1,4 +1,4 @@
-"""What a person does with a code block of an answer: save it, run it."""
+"""Actions on a code block of an answer: save, copy, run."""
 
 import asyncio
 import json
@@ -17,15 +17,15 @@ from chatterm.tools.session import performed
 from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
 
 _LOOK = 0.1
-"""Seconds between two looks at what a block has printed."""
+"""Seconds between two updates of a block's output."""
 _TAIL = 8_000
-"""Characters of that which are shown while it runs."""
+"""Characters of the output shown while it runs."""
 _SHELLS = frozenset(["", "sh", "shell", "console", "terminal", "zsh"])
 _PROGRAMS = {"bash": "bash", "python": "python3", "py": "python3", "python3": "python3"}
 
 
 def shell_command(block: CodeBlock) -> str:
-    """The command line that runs a block. Raises EngineError for a language that nothing here runs."""
+    """Return the command line that runs a block. Raise EngineError for an unsupported language."""
     if block.language in _SHELLS:
         return block.text
     program = _PROGRAMS.get(block.language)
@@ -34,7 +34,7 @@ def shell_command(block: CodeBlock) -> str:
             f"Only sh, bash and Python are run here, not {block.language[:40]}; s saves the block."
         )
     mark = "END"
-    while mark in block.text:  # nothing in the block can end it
+    while mark in block.text:  # no line of the block can end the here-document
         mark += "_END"
     return (
         f"{program} - <<'{mark}'\n{block.text}\n{mark}"
@@ -61,14 +61,14 @@ class CodeActions(MessageActions):
         self._choose("Save a code block", name)
 
     def copy_block(self) -> None:
-        """Copy a block of the selected answer; if no answer is selected, the latest block."""
+        """Copy a block of the selected answer, else the latest block."""
         if isinstance(self.selected, AnswerEntry):
             self._choose("Copy a code block", lambda block: self.copy_text(block.text))
         else:
             self.copy_code("-1")
 
     def run_code(self) -> None:
-        """Show what a block of the selected answer would run, ask, and run it."""
+        """Run a block of the selected answer after showing it and asking."""
         if self._code_running is not None:
             raise EngineError("A code block is running; Esc stops it.")
         self._choose("Run a code block", self._run_block)
@@ -97,7 +97,7 @@ class CodeActions(MessageActions):
         self.screen.run_worker(self._ask_and_run(call, plan, self._code_running))
 
     def stop_code(self) -> bool:
-        """End the block that runs; False where none does."""
+        """Stop the running block. Return whether there was one."""
         if self._code_running is None:
             return False
         self._code_running.stopped.set()

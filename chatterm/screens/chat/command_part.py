@@ -1,4 +1,4 @@
-"""What the commands of the chat screen share."""
+"""The base of the commands of the chat screen."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -23,14 +23,14 @@ class CommandPart(ScreenPart):
     def __init__(
         self, screen: ChatBase, writing: Writing, finding: Finding, run: Callable[[str, str], None]
     ) -> None:
-        """`run` runs the command of that name with that argument."""
+        """Create the part; `run` runs a command by name and argument."""
         super().__init__(screen)
         self.writing = writing
         self.finding = finding
         self._run = run
 
     def report(self, name: str, title: str, builder: Callable[[int], Iterable[Line]]) -> None:
-        """Show what the command `name` has to say, as lines for a width, over the conversation."""
+        """Show the report of the command `name` over the conversation; `builder` returns its lines for a width."""
 
         def closed(other: str | None) -> None:
             if other is not None:
@@ -39,18 +39,18 @@ class CommandPart(ScreenPart):
         self.screen.app.push_screen(ReportScreen(name, title, builder), closed)
 
     def use_sampling(self, chosen: dict[str, Any]) -> None:
-        """From the next answer on this is what was chosen for the conversation."""
+        """Use these sampling settings for the conversation from the next answer on."""
         self.conversation.sampling = dict(chosen)
         self.screen.submit(worker.SetSampling({**self.screen.settings.sampling.given(), **chosen}))
 
     def chosen_exchange(self) -> Exchange | None:
-        """That of the selected message, else the last one; None when there is none."""
+        """Return the exchange of the selected message, else the last one; None if there is none."""
         path = self.conversation.path
         found = self.conversation.exchange_of(self.selected) if self.selected is not None else None
         return found or (path[-1] if path else None)
 
     def nth_exchange(self, number: str) -> Exchange:
-        """The n-th of the selected branch, from 1, or from the end when negative."""
+        """Return the n-th exchange of the current branch, from 1, or from the end if negative."""
         return nth(self.conversation.path, number)
 
     def answer_of(self, exchange: Exchange) -> AnswerEntry:

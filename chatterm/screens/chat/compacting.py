@@ -1,4 +1,4 @@
-"""When the context is nearly full: /compact, /pin, and the summary that the model makes in idle time."""
+"""Compaction of a nearly full context: /compact, /pin, and the summary that the model writes when idle."""
 
 from chatterm.backends import worker
 from chatterm.backends.backend import Compaction, EngineError, Exchange
@@ -12,17 +12,17 @@ from chatterm.widgets.meter import FULL
 from models.units import counted
 
 _PAUSE = 2.0
-"""Seconds of quiet before a summary is begun."""
+"""Idle seconds before a summary is begun."""
 _ATTEMPTS = 3
 
 
 class Compacting(CommandPart):
     _draft: Draft | None = None
-    """The summary that is being made or was made last."""
+    """The summary being written, or the last one."""
     _next_at = 0.0
     _attempts = 0
     _for: int | None = None
-    """The last exchange when the attempts were made."""
+    """The id of the last exchange when the attempts were made."""
 
     def compact(self, what: str) -> None:
         room, path = self._room(), self.conversation.path
@@ -47,9 +47,9 @@ class Compacting(CommandPart):
         self.screen.say(PINNED[self.conversation.pin(exchange)])
 
     def context_is_full(self, too_many: int) -> None:
-        """A message was refused because it has so many tokens too many: the person chooses what makes room for it.
+        """Offer ways to make room after a message was refused for having `too_many` tokens too many.
 
-        Nothing is asked where nothing would make enough.
+        Do nothing if no way frees enough.
         """
         if self.screen.settings.chat.when_full == "stop" or self.screen.app.screen is not self.screen:
             return
@@ -57,10 +57,10 @@ class Compacting(CommandPart):
         if max((way.frees for way in ways(room, room.default_count)), default=0) >= too_many:
             self.compact("")
 
-    # --- what the screen of /compact does ---
+    # --- callbacks of the /compact screen ---
 
     def summarise(self, count: int) -> Draft:
-        """Have the model sum up the first `count` exchanges."""
+        """Have the model summarise the first `count` exchanges."""
         room = self._room()
         self._draft = Draft(room.path[count - 1].id, count)
         self.screen.submit(worker.AsideJob(summary_request(room, count)))
@@ -70,16 +70,16 @@ class Compacting(CommandPart):
         self.screen.worker_thread.stop_aside()
 
     def read(self, count: int, text: str) -> None:
-        """The person reads this summary: the history with it is warmed."""
+        """Warm the cache with this summary while the person reads it."""
         self.conversation.try_compaction(self.conversation.path[count - 1], Compaction(text.strip()))
 
     def leave(self) -> None:
-        """Nothing was chosen."""
+        """Stop the summary and restore the history: nothing was chosen."""
         self.stop_summary()
         self.conversation.aim(None)
 
     def use_summary(self, count: int, text: str) -> None:
-        """Raises EngineError where that makes no room."""
+        """Compact the first `count` exchanges to this summary. Raise EngineError if that makes no room."""
         room = self._room()
         compaction = checked_summary(room, count, cleaned(text))
         self._draft = None
@@ -125,7 +125,7 @@ class Compacting(CommandPart):
             )
 
     def offer_summary(self, now: float) -> None:
-        """Have a summary made while nobody does anything, where that is wanted."""
+        """Have a summary written while the chat is idle, if the settings ask for it and the context is nearly full."""
         screen = self.screen
         if screen.settings.chat.when_full != "summarise" or not screen.is_idle or now < self._next_at:
             return
@@ -135,7 +135,7 @@ class Compacting(CommandPart):
         if head != self._for:
             self._for, self._attempts = head, 0
             return
-        is_full = room.context and room.used >= FULL * room.context  # 0: a server that does not tell
+        is_full = room.context and room.used >= FULL * room.context  # 0: the server does not tell
         if not is_full or not room.least_count or self._attempts == _ATTEMPTS:
             return
         typing = screen.composer.text.strip() or screen.app.screen is not screen
@@ -144,7 +144,7 @@ class Compacting(CommandPart):
             self.summarise(room.default_count)
 
     def _draft_for(self, room: Room) -> Draft | None:
-        """The summary that was made of this branch as it is, or is being made."""
+        """Return the summary of the present branch, finished or not; None if there is none."""
         draft = self._draft
         if draft is None or draft.count > len(room.path) or draft.is_failed:
             return None

@@ -1,4 +1,4 @@
-"""What is written in the composer: messages, commands, an earlier message anew; and what is put aside meanwhile."""
+"""The text in the composer: messages, commands and edits, and the draft put aside meanwhile."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,18 +12,18 @@ from chatterm.terminal.sanitize import cleaned
 
 class Writing(ScreenPart):
     def __init__(self, screen: ChatBase, run: Callable[[Command, str], None]) -> None:
-        """`run` runs a command with its argument."""
+        """Create the part; `run` runs a command with its argument."""
         super().__init__(screen)
         self._run = run
         self._shelved = ""
-        """What stood in the composer before something else came into it."""
+        """The draft put aside while a command or an edit is in the composer."""
 
     @property
     def is_editing(self) -> bool:
         return self.screen.editing is not None
 
     def submitted(self, text: str, recall: str) -> None:
-        """Enter was pressed. `recall` is what the history of the composer keeps."""
+        """Run or send the submitted text. `recall` is the form kept in the prompt history."""
         screen = self.screen
         if not text.strip():
             return
@@ -41,7 +41,7 @@ class Writing(ScreenPart):
                 self._unshelve()
 
     def send_as_it_is(self, text: str, recall: str) -> None:
-        """Send what somebody else wrote: nothing in it is a command, and nothing in it attaches a file."""
+        """Send a text written by others: no part of it is taken as a command or attaches a file."""
         screen = self.screen
         if screen.info is None and not screen.is_loading:
             raise EngineError("No model is loaded. /model loads one.")
@@ -52,7 +52,7 @@ class Writing(ScreenPart):
             self.conversation.next(screen.model_name)
 
     def send_for(self, text: str) -> None:
-        """Send `text` as if it stood in the composer; what stands there comes back."""
+        """Send `text` as if it had been typed; the present draft is put back afterwards."""
         if not text.strip():
             raise EngineError("The prompt is empty; write something into its file.")
         self._shelve()
@@ -74,15 +74,15 @@ class Writing(ScreenPart):
         self.end_edit()
 
     def begin_edit(self, exchange: Exchange) -> None:
-        """Its text comes into the composer; Enter makes a new branch of it."""
+        """Put the exchange's message into the composer; Enter then sends it as a new branch."""
         self._shelve()
         self._mark(exchange)
-        self.transcript.select(self.conversation.entries_of(exchange)[0])  # brings it into view
+        self.transcript.select(self.conversation.entries_of(exchange)[0])  # scrolls it into view
         self.screen.back_to_composer()
         self.screen.composer.put(cleaned(exchange.user))
 
     def _mark(self, editing: Exchange | None) -> None:
-        """Exactly the message that is being written anew is marked as that."""
+        """Mark the message being edited, and only that; None marks none."""
         for exchange in filter(None, (self.screen.editing, editing)):
             entry, _ = self.conversation.entries_of(exchange)
             entry.is_edited = exchange is editing
@@ -98,19 +98,19 @@ class Writing(ScreenPart):
             self.screen.show_standing_hint()
 
     def aim(self) -> None:
-        """The backend's history becomes what stands before the text in the composer, where there is a backend."""
+        """Set the backend's history to what precedes the composer's text, if a model is loaded."""
         if self.screen.info is not None and not self.screen.is_loading:
             self.conversation.aim(self.screen.editing)
 
     def begin_command(self, command: Command) -> None:
-        """The command comes into the composer, for its argument."""
+        """Put the command into the composer, for its argument."""
         self._shelve()
         self.aim()
         self.screen.back_to_composer()
         self.screen.composer.put(f"/{command.name} ")
 
     def give_up(self) -> bool:
-        """Escape: what was put aside comes back. False when there is nothing to give up."""
+        """Cancel an edit or a command and restore the draft. Return False if there is neither."""
         if self.is_editing:
             self.end_edit()
         elif is_command(self.screen.composer.text):
@@ -120,12 +120,12 @@ class Writing(ScreenPart):
         return True
 
     def keep_draft(self, text: str, *, leaving: bool = False) -> None:
-        """Save what is being written; after an error (`leaving`) an edit as well, which is not there the next time."""
+        """Save the draft. An edit is saved only when `leaving` after an error, since it cannot be resumed."""
         if (leaving or not self.is_editing) and not is_command(text):
             self.screen.keeper.draft(text)
 
     def leave_draft(self) -> None:
-        """Keep the draft with this conversation, before another one is shown."""
+        """Save the draft with this conversation and clear the composer, before another one is shown."""
         if self.screen.keeper.store is None:
             return  # the draft would be lost
         if is_command(self.screen.composer.text):
@@ -134,7 +134,7 @@ class Writing(ScreenPart):
         self.screen.composer.put("")
 
     def show_draft(self, draft: str) -> None:
-        """Put the draft of this conversation into the composer, unless something is written there."""
+        """Put the draft of this conversation into the composer, unless that has text."""
         if draft and not self.screen.composer.text:
             self.screen.composer.put(cleaned(draft))
 

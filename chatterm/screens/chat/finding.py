@@ -17,12 +17,12 @@ _NAME = "find"
 
 
 class Finding(ScreenPart):
-    """The search runs beside everything else, a few milliseconds at a time, however long the conversation is."""
+    """Searches in slices of a few milliseconds, so that the screen stays responsive in a long conversation."""
 
     _has_looked = False
-    """Whether the match to begin at was looked for."""
+    """Whether the first match to show was searched for."""
     _steps = 0
-    """How many matches are still to be stepped on (above 0) or back (below 0)."""
+    """The number of pending steps to the next (above 0) or previous (below 0) match."""
 
     @property
     def bar(self) -> FindBar:
@@ -33,7 +33,7 @@ class Finding(ScreenPart):
         return bool(self.bar.display)
 
     def open(self, text: str = "") -> None:
-        """Look for `text`, or for what will be typed; the next match where the search is open already."""
+        """Open the search for `text`, or for what will be typed; go to the next match if it is open already."""
         if self.is_open and not text:
             self.step(1)
             return
@@ -42,7 +42,7 @@ class Finding(ScreenPart):
         self.look_for(text)
 
     def close(self) -> None:
-        """The marks go, what is in view stays."""
+        """Close the search and remove the marks, without scrolling."""
         self._stop()
         self.bar.display = False
         self.transcript.finder = None
@@ -50,7 +50,7 @@ class Finding(ScreenPart):
         self.screen.back_to_composer()
 
     def look_for(self, text: str) -> None:
-        """Mark every match; the latest one that is above the end of what is in view is looked at."""
+        """Mark every match and go to the last one above the end of the view."""
         if not self.is_open:
             return
         self._stop()
@@ -63,13 +63,13 @@ class Finding(ScreenPart):
             self.bar.say("Esc back")
 
     def step(self, side: int) -> None:
-        """The next match below (1) or above (-1); after the last comes the first."""
+        """Go to the next match below (1) or above (-1), wrapping around at the ends."""
         finder = self.transcript.finder
         if finder is None or not finder.text.split():
             return
         self._steps += side
         if self._has_looked:
-            self._begin()  # otherwise the search is running
+            self._begin()  # otherwise the running search takes the step
 
     def _stop(self) -> None:
         self.screen.workers.cancel_group(self.screen, _NAME)
@@ -83,7 +83,7 @@ class Finding(ScreenPart):
         self.screen.run_worker(look, _NAME, _NAME, exclusive=True)
 
     async def _look(self, finder: Finder) -> None:
-        """Go to the match that is wanted, then count all matches."""
+        """Go to the wanted match, then count all matches."""
         transcript = self.transcript
         if not self._has_looked:
             await asyncio.sleep(_PAUSE)
@@ -101,11 +101,11 @@ class Finding(ScreenPart):
         self._say(*await self._walked(finder.count(transcript.entries.copy(), transcript.lay_out)))
 
     async def _walked(self, walk: Walk[T]) -> T:
-        """Do a walk through the conversation in slices. Return its result."""
+        """Run a walk through the conversation in slices and return its result."""
         return await in_slices(walk, between=self._goes_on)
 
     def _goes_on(self) -> None:
-        self.transcript.update()  # messages that were folded may be open now
+        self.transcript.update()  # the search may have opened folded messages
         self.bar.say("searching… · Esc back")
 
     def _say(self, number: int, total: int) -> None:

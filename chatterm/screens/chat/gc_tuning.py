@@ -1,17 +1,17 @@
-"""When Python searches for garbage: it stops the screen meanwhile, the longer the more there is to search."""
+"""Tuning of Python's garbage collector, which pauses the screen for a time proportional to the objects it searches."""
 
 import gc
 
 _MANY = 50_000
-"""Objects that are searched in about 10 ms."""
+"""Objects searched in about 10 ms."""
 
 
 def collect_rarely() -> None:
-    """Leave out what exists now (modules, above all), and of all else search only what is new.
+    """Exclude existing objects (mostly modules) from collection, and of later ones search only new ones.
 
-    Each line that is drawn becomes garbage that refers to itself (Textual keeps parts of a strip with the strip). At
-    1,000 tokens/s the second generation gets 7,000 such objects a second: searched every half second that takes 5 to
-    10 ms, left for a minute it is a pause of 0.9 s in the middle of an answer. The third waits for `collect_now`.
+    Each drawn line becomes cyclic garbage (Textual caches parts of a strip in the strip). At 1,000 tokens/s the
+    second generation gets 7,000 such objects a second: a collection every half second takes 5 to 10 ms, one after a
+    minute would pause an answer for 0.9 s. The third generation waits for `collect_now`.
     """
     gc.enable()
     gc.freeze()
@@ -19,14 +19,14 @@ def collect_rarely() -> None:
 
 
 def collect_now() -> None:
-    """Search what came since `collect_rarely`, at a moment when nobody waits.
+    """Collect garbage made since `collect_rarely`; call it when the chat is idle.
 
-    What is alive then is searched again the next time, for lines that are on the screen at such a moment would never
-    be freed: 370 bytes a token. Only if that is a lot, because a session was opened, it is left out from now on
-    without a search, which would take longer, the longer the session is.
+    Surviving objects are not excluded, since lines on the screen at that moment would then never be freed: 370 bytes
+    a token. Only if there are more than `_MANY`, because a session was opened, they are excluded without a
+    collection, which would take time proportional to the session's length.
     """
-    # Counted without a step of Python between: a thread that ran while the list is there and was just making a tuple
-    # of a generator would end in a SystemError, for the list refers to that tuple, too.
+    # Count inside one C call: the list refers to every tracked tuple, and a thread switch to one that is building a
+    # tuple from a generator would end in a SystemError.
     (count,) = map(len, map(gc.get_objects, (None,)))
     if count > _MANY:
         gc.freeze()

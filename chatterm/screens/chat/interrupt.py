@@ -1,5 +1,4 @@
-"""Ctrl+C: copies what is selected, else stops or takes back what was asked last, else clears the draft; pressed again
-it quits."""
+"""Ctrl+C: copies a selection, else stops an answer or a waiting message, else clears the draft; twice quits."""
 
 from functools import partial
 from time import monotonic
@@ -9,7 +8,7 @@ from chatterm.screens.chat.base import ChatBase
 from chatterm.screens.chat.parts import ScreenPart
 
 _AGAIN = 3.0
-"""Seconds in which a second Ctrl+C quits."""
+"""Seconds within which a second Ctrl+C quits."""
 
 
 class Interrupt(ScreenPart):
@@ -17,13 +16,13 @@ class Interrupt(ScreenPart):
         super().__init__(screen)
         self._actions = actions
         self._armed_at: float | None = None
-        """When the press came after which another one quits."""
+        """The time of the press after which another one quits."""
         self._cleared = False
         """Whether that press cleared the draft."""
 
     @property
     def _is_armed(self) -> bool:
-        """An answer that has started since is what the next press is meant for."""
+        """Whether another press quits: not once an answer has started since, which that press would be meant for."""
         if self._armed_at is None or monotonic() - self._armed_at >= _AGAIN:
             return False
         latest = self.conversation.turn or self.conversation.ended
@@ -38,7 +37,7 @@ class Interrupt(ScreenPart):
             self._stop()
 
     def _copy(self, text: str) -> None:
-        if not text:  # only what is drawn around texts was selected
+        if not text:  # only decoration was selected
             self._stop()
             return
         self.screen.attempt(partial(self._actions.copy_text, text))
@@ -48,7 +47,7 @@ class Interrupt(ScreenPart):
         screen, talk = self.screen, self.conversation
         if self._is_armed:
             if self._cleared and not screen.composer.text:
-                screen.composer.undo()  # the draft is there again after the next start
+                screen.composer.undo()  # the next start restores the draft
             self._actions.quit()
         elif talk.turn is not None and talk.waiting:
             talk.stop()

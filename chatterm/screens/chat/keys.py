@@ -1,4 +1,4 @@
-"""The keys of the commands. Behind Ctrl+L a key does what it does with Alt, or what its function key does."""
+"""The keys of the commands. After Ctrl+L, a key acts as it does with Alt, or a digit as its function key."""
 
 import re
 from collections.abc import Iterable
@@ -20,26 +20,26 @@ _COMMAND = re.compile(r"run_command\('(\w+)', (?:None|'(\w*)')\)")
 
 @dataclass(frozen=True, slots=True)
 class Shortcut:
-    """The second of two keys."""
+    """The second key after the leader, Ctrl+L."""
 
     key: str
     label: str
     action: str
-    """Of the chat screen."""
+    """An action of the chat screen."""
 
 
 def command_bindings() -> list[BindingType]:
-    """The keys of the commands."""
+    """Return the key bindings of the commands."""
     return [
         Binding(key, f"run_command({command.name!r}, {argument!r})", command.help, priority=True)
         for command in COMMANDS
         for key, argument in command.keys.items()
-        if key not in ("escape", "ctrl+q")  # these mean more than their command
+        if key not in ("escape", "ctrl+q")  # these do more than their command
     ]
 
 
 def ask_for_second_key(screen: Screen[None]) -> None:
-    """Show what there is behind the leader, and do what the next key means."""
+    """Show the keys after the leader and run the action of the next key."""
 
     async def act(chosen: Shortcut | None) -> None:
         if chosen is not None:
@@ -49,7 +49,7 @@ def ask_for_second_key(screen: Screen[None]) -> None:
 
 
 def shortcuts(bindings: Iterable[BindingType]) -> dict[str, Shortcut]:
-    """The second keys of these bindings, letters first."""
+    """Return the second keys of these bindings by key, letters first."""
     found = {}
     for binding in bindings:
         assert isinstance(binding, Binding)
@@ -66,7 +66,7 @@ def _label(binding: Binding) -> str:
 
 
 class LeaderScreen(ModalScreen[Shortcut | None]):
-    """Dismisses with what the next key means; with None where it means nothing."""
+    """Dismisses with the shortcut of the next key, or with None if it has none."""
 
     COMPONENT_CLASSES = STYLE_CLASSES
     DEFAULT_CSS = """
@@ -106,7 +106,7 @@ class LeaderScreen(ModalScreen[Shortcut | None]):
 
 
 class ShortcutList(Canvas):
-    """All of them, in as many columns as there is room for."""
+    """All shortcuts, in as many columns as fit."""
 
     def __init__(self, found: list[Shortcut]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The command about documents: list, add, begin a conversation on some, remove; and what of them is being read."""
+"""/library: list, add and remove documents, begin a conversation with some, and read them ahead."""
 
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -17,13 +17,13 @@ from models.units import counted
 
 class LibraryActions(CommandPart):
     _opening: tuple[Document, ...] | None = None
-    """On these a new conversation begins, once the backend has them."""
+    """The documents of a new conversation, which begins once the backend has them."""
     _wanted: tuple[Document, ...] = ()
-    """These are read one after the other."""
+    """Documents to be read, one after the other."""
     _asked = ""
-    """The name of the document that the person added last."""
+    """The name of the document added last."""
     _reading: tuple[Document, int] | None = None
-    """The document that is read, and how many tokens it has."""
+    """The document being read, and its tokens."""
 
     @cached_property
     def _library(self) -> DocumentLibrary:
@@ -69,7 +69,7 @@ class LibraryActions(CommandPart):
         )
 
     def chunks(self) -> Sequence[CachedChunk]:
-        """What the engine has of documents."""
+        """Return the documents in the engine's cache."""
         figures = self.screen.backend.figures()
         return figures.chunks if figures is not None else ()
 
@@ -90,12 +90,12 @@ class LibraryActions(CommandPart):
     # --- reading ahead
 
     def read_unread(self) -> None:
-        """Have read what was added where no model was: in the shell."""
+        """Read ahead documents added without a model, such as in the shell."""
         if (info := self.screen.info) is not None and not info.is_remote:
             self.screen.in_thread(partial(_unread, self._library), self.read_ahead)
 
     def read_ahead(self, documents: Sequence[Document]) -> None:
-        """Have these read in idle time, one after the other, where the model is one of this machine."""
+        """Read these documents ahead in idle time, one after the other, if the model runs on this machine."""
         if (info := self.screen.info) is None or info.is_remote:
             return
         known = {document.name for document in self._wanted}
@@ -105,7 +105,7 @@ class LibraryActions(CommandPart):
             self.screen.submit(worker.Read(self._wanted[0]))
 
     def reads(self, document: Document, tokens: int | None, problem: str = "") -> None:
-        """The engine reads a document from now on, or cannot."""
+        """Note that the engine has begun to read a document of `tokens` tokens, or cannot (None)."""
         if tokens is None:
             if problem and document.name == self._asked:
                 self.screen.say(problem, "error")
@@ -114,7 +114,7 @@ class LibraryActions(CommandPart):
             self._reading = document, tokens
 
     def watch_reading(self, figures: Figures | None) -> None:
-        """See whether a document was read to its end."""
+        """Check whether the document being read is done, and begin the next one."""
         if self._reading is None or figures is None:
             return
         document, tokens = self._reading
@@ -135,10 +135,10 @@ class LibraryActions(CommandPart):
             self.screen.submit(worker.Read(self._wanted[0]))
 
     def stop_reading(self) -> None:
-        """Another model is loaded."""
+        """Stop reading ahead, because another model is loaded."""
         self._wanted, self._reading = (), None
 
-    # --- what the conversation begins with
+    # --- documents of the conversation
 
     def _open_documents(self, documents: tuple[Document, ...]) -> None:
         if self.conversation.is_busy:
@@ -147,13 +147,13 @@ class LibraryActions(CommandPart):
         self.screen.submit(worker.SetDocuments(documents))
 
     def opened(self, documents: tuple[Document, ...], problem: str = "") -> None:
-        """The backend has these, or says why it cannot."""
+        """Begin the new conversation once the backend has its documents, or report `problem`."""
         is_new = documents == self._opening
         if is_new:
             self._opening, self.conversation.is_leaving = None, False
         if problem:
             self.screen.say(problem, "error")
-            if not is_new:  # those of another conversation are none of this one
+            if not is_new:  # they belonged to another conversation
                 self.begin_with(())
             return
         if not is_new:
@@ -166,26 +166,26 @@ class LibraryActions(CommandPart):
         self.screen.tell(f"A new conversation with {list_names(documents)} begins.{kept}")
 
     def take_documents(self, info: SessionInfo) -> None:
-        """A session goes on with those that it was begun on."""
+        """Restore the documents of a session."""
         if info.documents != self.conversation.documents:
             self.begin_with(info.documents)
 
     def begin_with(self, documents: tuple[Document, ...]) -> None:
-        """The conversation begins with these."""
+        """Set the documents that the conversation begins with."""
         self.conversation.documents = documents
         self.screen.submit(worker.SetDocuments(documents))
 
     def begin_anew(self) -> None:
-        """What comes next is another conversation."""
+        """Begin a new conversation."""
         raise NotImplementedError
 
     def kept(self) -> str:
-        """Where the one before is, as a sentence; "" where it is nowhere."""
+        """Return a sentence that tells where the previous conversation is saved; "" if it is not."""
         raise NotImplementedError
 
 
 def _unread(library: DocumentLibrary) -> tuple[Document, ...]:
-    """Nobody asked for it: what is wrong with the disk is said elsewhere."""
+    """Return the unread documents; none if the disk fails, which is reported elsewhere."""
     try:
         return library.unread()
     except SessionError:

@@ -15,11 +15,11 @@ _NO_ANSWER = "There is no answer yet."
 
 
 _MOST = 8
-"""Candidates at once: as many as one can compare."""
+"""The most candidates at once: more cannot be compared."""
 
 
 def parse_candidate_count(text: str) -> int:
-    """How many answers are wanted. Raises EngineError for what is no number of them."""
+    """Parse the number of answers; "" is 1. Raise EngineError for anything but 1 to `_MOST`."""
     if not text:
         return 1
     if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= _MOST):
@@ -57,7 +57,7 @@ class MessageActions(CommandPart):
         self.show_candidates()
 
     def show_candidates(self) -> None:
-        """Open the choice between answers if there is one to make."""
+        """Open the choice between candidates if there is one to make."""
         if not self.conversation.choice:
             return
         from chatterm.screens.candidates import CandidatesScreen
@@ -66,7 +66,7 @@ class MessageActions(CommandPart):
 
     def resume(self) -> None:
         self._refuse_without_model()
-        if self.tooling.begin():  # calls of an earlier time that nobody has answered
+        if self.tooling.begin():  # tool calls left unanswered earlier
             return
         self.conversation.resume()
         self.transcript.follow()
@@ -96,7 +96,7 @@ class MessageActions(CommandPart):
             self.screen.say("Nothing is running.")
 
     def undo(self) -> None:
-        if self.screen.editing is not None:  # the message would come into the text of that one
+        if self.screen.editing is not None:  # the undone message would be mixed into the edit
             raise EngineError("A message is being edited; Enter sends it anew, Esc leaves it unchanged.")
         if not self.conversation.undo():
             self.screen.say("There is nothing to undo.")
@@ -158,7 +158,7 @@ class MessageActions(CommandPart):
         self.transcript.update()
 
     def change_view(self) -> None:
-        """Show the selected answer, which is JSON, another way."""
+        """Switch the view of the selected answer, which must be JSON."""
         entry = self.selected
         if not isinstance(entry, AnswerEntry) or entry.tree is None:
             raise EngineError("Select an answer that is JSON; it is shown as a tree.")
@@ -183,7 +183,7 @@ class MessageActions(CommandPart):
             raise EngineError(_NO_ANSWER)
 
     def copy_code(self, number: str, entry: AnswerEntry | None = None) -> None:
-        """Copy a code block of this answer, of the selected one, or of the last one that has any."""
+        """Copy a code block of this answer, else of the selected one, else of the last one that has any."""
         try:
             index = int(number)
         except ValueError:
@@ -204,7 +204,7 @@ class MessageActions(CommandPart):
         self.copy_text(code)
 
     def copy_text(self, text: str) -> None:
-        """To the terminal's clipboard and to the system's."""
+        """Copy to the terminal's clipboard and the system's."""
         if not text:
             raise EngineError("There is nothing to copy: the message is empty.")
         self.screen.app.copy_to_clipboard(text.encode("utf-8", "replace").decode())
@@ -238,5 +238,5 @@ class MessageActions(CommandPart):
 
 
 def _can_fold(entry: Entry) -> bool:
-    """Whether it has a part that is folded or can be."""
+    """Return whether the entry has a part that can be folded."""
     return isinstance(entry, RunEntry | ToolsEntry) or (isinstance(entry, AnswerEntry) and entry.has_thought)

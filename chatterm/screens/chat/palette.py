@@ -12,18 +12,18 @@ from chatterm.screens.chat.screen import ChatScreen
 
 
 class Palette(CommandPalette):
-    """Textual's palette, but inside a low window rather than below its end, and right however fast somebody types."""
+    """Textual's palette, made to fit into a low window and to respect what was typed, however fast."""
 
     VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 (Textual declares it so)
 
     def _action_command_list(self, action: str) -> None:
-        """Move in the list only while it has room on the screen: without any, Textual fails."""
+        """Move in the list only while it has rows on the screen: without any, Textual fails."""
         if action == "select" or self.query_one(CommandList).scrollable_content_region:
             super()._action_command_list(action)
 
     @on(Input.Submitted)
     async def _choose(self, event: Input.Submitted) -> None:
-        """Wait until the list is that of what was typed, for Enter may come before, then choose."""
+        """Wait until the list matches the typed text, since Enter may come earlier, then choose."""
         event.stop()
         event.prevent_default()
         searches = [

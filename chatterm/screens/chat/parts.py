@@ -1,4 +1,4 @@
-"""What the parts of the chat screen have in common."""
+"""The base of the parts of the chat screen."""
 
 from chatterm.conversation.conversation import Conversation
 from chatterm.conversation.entries import Entry
@@ -7,7 +7,7 @@ from chatterm.widgets.transcript import Transcript
 
 
 class ScreenPart:
-    """Some of what one screen does; what cannot be done raises EngineError (one line)."""
+    """One part of a screen's behaviour; commands that fail raise EngineError (one line)."""
 
     def __init__(self, screen: ChatBase) -> None:
         self.screen = screen

@@ -1,4 +1,4 @@
-"""The pictures of messages: decoded once, one after the other, in a thread, while they can be seen."""
+"""Thumbnails of the pictures of messages: decoded once, one after the other, in a thread, while in view."""
 
 from collections import OrderedDict, deque
 from functools import partial
@@ -10,19 +10,19 @@ from chatterm.screens.chat.base import ChatBase
 from chatterm.screens.chat.parts import ScreenPart
 
 _KEPT = 200
-"""Pictures that are kept when they are shown no more; the last one first."""
+"""The most thumbnails that are cached; the oldest go first."""
 
 
 class Picturing(ScreenPart):
     def __init__(self, screen: ChatBase) -> None:
         super().__init__(screen)
         self._known: OrderedDict[str, Thumbnail | None] = OrderedDict()
-        """By digest; None is one that cannot be shown."""
+        """Thumbnails by digest; None for a picture that cannot be shown."""
         self._wanted: deque[tuple[UserEntry, Picture]] = deque()
         self._is_busy = False
 
     def want(self, entry: UserEntry) -> None:
-        """A message with pictures is seen."""
+        """Queue the pictures of a message that has come into view."""
         self._wanted += [(entry, picture) for picture in entry.pictures]
         self._next()
 
@@ -32,7 +32,7 @@ class Picturing(ScreenPart):
             if picture.digest in self._known:
                 self._show(entry, picture)
             elif not self.transcript.shows(entry):
-                entry.is_pictured = False  # it will be wanted again when it is seen again
+                entry.is_pictured = False  # it is queued again when it comes into view
             else:
                 self._is_busy = True
                 self.screen.in_thread(partial(thumbnail, picture), partial(self._made, entry, picture))

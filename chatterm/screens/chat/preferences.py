@@ -1,4 +1,4 @@
-"""Commands about what a person prefers: system prompt, thinking, sampling, colours, the settings file."""
+"""Commands for preferences: system prompt, thinking, sampling, presets, theme, the settings file."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Preferences(CommandPart):
     tooling: Tooling
 
-    # --- of this conversation ---
+    # --- this conversation ---
 
     def system(self, text: str) -> None:
         screen = self.screen
@@ -56,7 +56,7 @@ class Preferences(CommandPart):
                 screen.say(thinking_text(screen.backend.think, screen.info))
 
     def show_thinking(self, opened: bool | None) -> None:
-        """Open, closed, or (None) open while it runs; in every answer."""
+        """Expand or collapse the thinking of every answer; None expands it only while it runs."""
         self.conversation.show_thinking = opened
         for entry in self.transcript.entries:
             if isinstance(entry, AnswerEntry):
@@ -101,7 +101,7 @@ class Preferences(CommandPart):
         return SavedPreset(backend.model, backend.system, backend.think, self.tooling.said, sampling)
 
     def _use_preset(self, name: str, preset: "SavedPreset") -> None:
-        """What it states holds for this conversation from the next message on."""
+        """Apply a preset to this conversation from the next message on."""
         screen = self.screen
         other_model = preset.model is not None and preset.model != screen.backend.model
         if other_model and screen.is_loading:
@@ -125,7 +125,7 @@ class Preferences(CommandPart):
             else:
                 self._run("tools", wanted)
 
-    # --- of the person ---
+    # --- all chats ---
 
     def theme(self, name: str) -> None:
         app = self.screen.app
@@ -138,7 +138,7 @@ class Preferences(CommandPart):
         app.push_screen(ThemePicker(app.chosen_theme), lambda taken: self._keep_theme(taken, ""))
 
     def _keep_theme(self, name: str | None, note: str) -> None:
-        """The next chat begins with this theme too."""
+        """Save the theme as the default of new chats; None saves nothing."""
         if name is None:
             return
         from chatterm.settings.file import store
@@ -162,7 +162,7 @@ class Preferences(CommandPart):
         self.screen.in_thread(partial(load_settings, path), show)
 
     def apply(self, settings: Settings, table: str, name: str) -> None:
-        """The file states this setting anew: what can follow at once does. Raises SettingsError."""
+        """Apply a changed setting if it can take effect at once. Raise SettingsError if it is invalid."""
         screen = self.screen
         screen.settings = settings
         match table, name:

@@ -1,4 +1,4 @@
-"""The chat screen: the widgets, the frames, what the worker reports and what the person types."""
+"""The chat screen: its widgets, the frame loop, the worker's reports and the person's input."""
 
 from dataclasses import replace
 from functools import partial
@@ -47,17 +47,17 @@ from chatterm.widgets.transcript import Transcript
 from chatterm.widgets.welcome import WelcomeView
 
 _FRAME = 1 / 30
-"""Seconds between two looks into the mailbox, whatever the token rate."""
+"""Seconds between two checks for reports of the worker, whatever the token rate."""
 _FIGURES = 0.2
-"""Seconds between two updates of the figures: nobody reads numbers that change faster."""
+"""Seconds between two updates of the figures: faster ones could not be read."""
 _IDLE_FIGURES = 1.0
-"""The same while nothing is being answered."""
+"""The same while no answer runs."""
 _LOW, _SHORT = 20, 30
-"""Rows below which nothing is spent on margins, and below which remarks take the place of the context's note."""
+"""Rows below which there are no margins, and below which remarks replace the context note."""
 _REST = 1.0
-"""Seconds after an answer in which nobody minds a pause of some hundredths of a second."""
+"""Seconds after an answer when a pause of some hundredths of a second is not noticed."""
 _PAUSE = 0.6
-"""Seconds without a key after which it is said what a draft will cost."""
+"""Seconds without a key after which the cost of a draft is shown."""
 _WARM_PAUSE, _WARM_LATEST = 0.1, 0.25
 """Seconds without a key, and since the first key, after which a draft is warmed: Enter may be the next one."""
 
@@ -103,7 +103,7 @@ class ChatScreen(MessageSelection):
         self._preset = NOTHING
         self._noted: set[str] = set()
         self._latest: RunningTurn | None = None
-        """The turn that began last."""
+        """The turn that started last."""
 
     def compose(self) -> ComposeResult:
         completion = Completion(tools=self.tooling.from_any_thread, id="completion")
@@ -144,7 +144,7 @@ class ChatScreen(MessageSelection):
         self._show_live(monotonic())
         self.submit(worker.OpenJob())
         self.set_interval(_FRAME, self._frame)
-        # The worker begins once the first frame is out: importing the engine would hold it up.
+        # The worker starts after the first frame, which importing the engine would delay.
         self.call_after_refresh(self.set_timer, 0.05, self._begin_work)
         self.actions.restore()
         taken = {name for command in COMMANDS for name in (command.name, *command.aliases)}
@@ -159,7 +159,7 @@ class ChatScreen(MessageSelection):
         self.worker_thread.start()
 
     def on_unmount(self) -> None:
-        """Save what was written since it was saved last."""
+        """Close the tools and save the draft."""
         self.tooling.close()
         self.writing.keep_draft(self.composer.full_text)
 
@@ -176,7 +176,7 @@ class ChatScreen(MessageSelection):
         if self.hint_until and now > self.hint_until:
             self.hint_until = 0.0
             self.show_standing_hint()
-        if self.editing is not None:  # what the keys do changes when the answer ends
+        if self.editing is not None:  # the keys change when the answer ends
             self.show_standing_hint()
         if self._warm_at is not None and now > min(self._warm_at, self._warm_latest):
             self._warm_at = None
@@ -196,7 +196,7 @@ class ChatScreen(MessageSelection):
         self.titling.tick(now)
         self.actions.offer_summary(now)
         if not reports and turn is None:
-            if now >= self._figures_after:  # idle work goes on
+            if now >= self._figures_after:  # work in idle time goes on
                 is_warming = self._show_live(now).is_warming
                 self._figures_after = now + (_FIGURES if is_warming else _IDLE_FIGURES)
             return
@@ -219,7 +219,7 @@ class ChatScreen(MessageSelection):
             self._show_live(now)
 
     def _paint(self, now: float, *, last: bool) -> None:
-        """Show what has changed; leave at least two thirds of the time to everything else."""
+        """Draw the changes; leave at least two thirds of the time to everything else."""
         if last or now >= self._paint_after:
             begun = monotonic()
             self.transcript.update()
@@ -233,7 +233,7 @@ class ChatScreen(MessageSelection):
                 self.info = replace(info, name=one_line(info.name, limit=200))
                 self.is_loading, self.has_failed, self._progress = False, False, None
                 if self.conversation.path:
-                    self.conversation.show()  # whose answers they are is said where another model gave them
+                    self.conversation.show()  # answers of another model show its name
                 collect_rarely()
                 self.actions.know_others()
                 self.actions.stop_reading()
@@ -268,7 +268,7 @@ class ChatScreen(MessageSelection):
         self.actions.show_candidates()
 
     def _tidy(self) -> None:
-        """Search for garbage while nothing happens, so that it need not be done while something does."""
+        """Collect garbage while the chat is idle, so that no answer is interrupted by it."""
         if self.is_idle:
             collect_now()
 
@@ -287,7 +287,7 @@ class ChatScreen(MessageSelection):
             case worker.LoadPath():
                 self.conversation.forget()
                 if self.info is None:
-                    return  # that was said already
+                    return  # reported already
             case worker.SetDocuments(documents):
                 self.actions.opened(documents, message)
                 return
@@ -300,7 +300,7 @@ class ChatScreen(MessageSelection):
             case worker.Catalogue():
                 self.actions.choose_model([])
             case worker.Count() | worker.Prepare() | worker.MakeTitle():
-                return  # sending it will say so
+                return  # sending the message will report it
         self.say(message, "error")
 
     def _done(self, job: object, value: object) -> None:
@@ -324,7 +324,7 @@ class ChatScreen(MessageSelection):
             case worker.Catalogue():
                 self.actions.choose_model(value if isinstance(value, list) else [])
 
-    # --- what is shown ---
+    # --- display ---
 
     def _say_problem(self) -> None:
         self._problem, before = self.keeper.problem, self._problem
@@ -352,13 +352,13 @@ class ChatScreen(MessageSelection):
         self.actions.watch_reading(live.figures)
         return live
 
-    # --- from the person ---
+    # --- input ---
 
     @on(Composer.Changed)
     def _typed(self) -> None:
         text = self.composer.text
         self.remarks.written(text, monotonic())
-        if self._cost is not None:  # it was that of another text
+        if self._cost is not None:  # it was the cost of another text
             self._cost = None
             self._show_live(monotonic())
         if not text.strip() or is_command(text):
@@ -404,7 +404,7 @@ class ChatScreen(MessageSelection):
         self.choose(command, argument)
 
     def choose(self, command: Command, argument: str | None) -> None:
-        """Run a command, or write it into the composer where it wants an argument (None)."""
+        """Run a command, or put it into the composer if `argument` is None and must be typed."""
         if argument is not None:
             self.attempt(partial(self._run, command, argument))
             return

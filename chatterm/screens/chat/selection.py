@@ -1,4 +1,4 @@
-"""The selected message of the chat screen: how it is chosen, what clicks and keys on it do."""
+"""The selected message of the chat screen: selection by click, and the keys that act on it."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ class MessageSelection(ChatBase):
     actions: ChatActions
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """End is the composer's, but where text has come below what is read and none stands behind the cursor."""
+        """Leave End to the composer unless there is new text below and its cursor is at the end, and Ctrl+R to vim."""
         if action == "jump_down":
             at_end = self.composer.cursor_location == self.composer.document.end
             return self.is_mounted and self.transcript.has_news and at_end
@@ -60,13 +60,13 @@ class MessageSelection(ChatBase):
             self.transcript.select(there)
 
     def on_key(self, event: events.Key) -> None:
-        """A key that means nothing to the selected message goes on in the composer."""
+        """Pass a key that the selected message does not use on to the composer."""
         known = (
             event.key in {*MESSAGE_KEYS, *EDGE_KEYS, *CODE_KEYS}
             or event.character is None
             or not event.is_printable
         )
-        # The composer takes every character that it is given: this one was on its way to the transcript.
+        # The composer handles all its characters, so this one was on its way to the transcript.
         is_late = self.focused is self.composer and event.is_printable and not self.composer.read_only
         if (self.focused is self.transcript and not known) or is_late:
             event.stop()
@@ -74,6 +74,6 @@ class MessageSelection(ChatBase):
             self.composer.insert(event.character or "")
 
     def on_paste(self, event: events.Paste) -> None:
-        """So does what is pasted; what comes as far as here the composer has not had."""
+        """Pass a paste on to the composer, which has not handled it if it bubbles up to here."""
         self.back_to_composer()
         self.composer.post_message(events.Paste(event.text))

@@ -1,4 +1,4 @@
-"""Commands about sessions: begin, find and open, name, write to a file, read from one."""
+"""Commands for sessions: new, open, rename, export, import."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +19,7 @@ from chatterm.terminal.sanitize import cleaned, one_line
 
 
 def file_path(text: str) -> Path:
-    """A path as a person writes it, also with ~ and in quotes. Raises EngineError for the home of nobody."""
+    """Parse a typed path, maybe with ~ or in quotes. Raise EngineError if ~NAME is not a user."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         text = text[1:-1]
     try:
@@ -32,7 +32,7 @@ class SessionActions(LibraryActions):
     tooling: Tooling
 
     def ask_to_leave(self, then: Callable[[], None], what: str) -> None:
-        """Call `then`, which does `what` and ends a running answer; ask before an answer is ended."""
+        """Stop a running answer, after asking (`what` describes what follows), then call `then`."""
 
         def leave() -> None:
             self.conversation.take_all_back()
@@ -73,8 +73,8 @@ class SessionActions(LibraryActions):
             self.screen.in_thread(store.new_draft, self.writing.show_draft)
 
     def _go_away(self) -> None:
-        """Put away what belongs to this conversation, before another one is shown."""
-        self.writing.end_edit()  # the message is not in the new tree
+        """Put away the edit, tools, draft and errors of this conversation before another one is shown."""
+        self.writing.end_edit()  # its message is not in the new tree
         self.tooling.leave()
         self.writing.leave_draft()
         self.screen.remarks.leave()
@@ -95,7 +95,7 @@ class SessionActions(LibraryActions):
             self.open_session(session)
 
     def restore(self) -> None:
-        """What was there when the program ended: the session, the draft, the messages of before."""
+        """Restore the state of the last run: the session, the draft, the prompt history."""
         screen, session = self.screen, self.screen.keeper.session
         store = screen.keeper.store
         if store is None:
@@ -108,7 +108,7 @@ class SessionActions(LibraryActions):
             screen.in_thread(store.new_draft, self.writing.show_draft)
 
     def know_others(self) -> None:
-        """Have tokens guessed from other branches and earlier sessions, too, where that is wanted."""
+        """Use other branches and earlier sessions for speculation, if the settings allow it."""
         screen, talk = self.screen, self.conversation
         if not screen.settings.sessions.guesses or screen.settings.sampling.speculation == "off":
             return
@@ -118,7 +118,7 @@ class SessionActions(LibraryActions):
         screen.in_thread(others, lambda found: screen.submit(worker.Know(tuple(found))))
 
     def open_session(self, session: str) -> None:
-        """Go on with a session of the store."""
+        """Open a session of the store."""
         store = self.screen.keeper.store
         if store is None or session == self.screen.keeper.session:
             return
@@ -138,7 +138,7 @@ class SessionActions(LibraryActions):
     def _prepared(
         self, load: Callable[[], tuple[SessionInfo, Tree, str]]
     ) -> Callable[[], tuple[SessionInfo, Tree, str, Prepared]]:
-        """Return a function that loads a session and prepares it; in a thread, it holds nothing up."""
+        """Return a function that loads a session and prepares it, to run in a thread."""
 
         def work() -> tuple[SessionInfo, Tree, str, Prepared]:
             info, tree, draft = load()
@@ -149,18 +149,18 @@ class SessionActions(LibraryActions):
     def show_session(
         self, session: str | None, info: SessionInfo, tree: Tree, draft: str, made: Prepared
     ) -> None:
-        """From now on this is the conversation."""
+        """Show a loaded session as the conversation."""
         self.transcript.clear()
         self.conversation.open(session, tree, info.title, made)
         self.writing.show_draft(draft)
         self.transcript.follow()
-        if self.screen.info is not None:  # else they are known once there is a model
+        if self.screen.info is not None:  # otherwise once a model is loaded
             self.know_others()
         if tree.head is not None and tree[tree.head].finish_reason is None:
             self.screen.tell("The last answer was cut off when the program ended; /continue resumes it.")
 
     def _take_settings(self, info: SessionInfo) -> None:
-        """The session goes on with what it was held with."""
+        """Restore the settings and the model of a session."""
         screen = self.screen
         screen.submit(worker.SetThinkCache(info.think_cache))
         self.use_sampling(info.sampling)
@@ -195,7 +195,7 @@ class SessionActions(LibraryActions):
 
         def write() -> Path:
             free, number = path, 2
-            while not target and free.exists():  # a name of our own choice gives way
+            while not target and free.exists():  # a default name must not overwrite a file
                 free, number = path.with_stem(f"{path.stem}-{number}"), number + 1
             write_export(free, exported(info, tree, form))
             return free.absolute()

@@ -1,4 +1,4 @@
-"""The command about tools: what is on, what is allowed, and what stands around it."""
+"""/tools: the tools that are on, the rules, and the sandbox."""
 
 from functools import partial
 

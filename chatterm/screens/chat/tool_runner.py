@@ -1,4 +1,4 @@
-"""The calls of an answer: each is planned, asked for, done, and told to the model, one after the other."""
+"""Tool calls of an answer: each is planned, approved and run in turn; then the model gets the results."""
 
 import asyncio
 import sys
@@ -18,13 +18,13 @@ from chatterm.tools.session import ToolSession, failed, performed, refused, stop
 from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
 
 _SWITCH = 0.0005
-"""Seconds after which a thread that takes in output lets the screen go on; Python's own are ten times as many."""
+"""Thread switch interval in seconds while output is read, so that the screen stays responsive; the default is 10x."""
 _LOOK = 0.1
-"""Seconds between two looks at what a running call has printed."""
+"""Seconds between two updates of a running call's output."""
 
 
 class Tooling(ScreenPart):
-    """One batch of calls at a time."""
+    """Runs one batch of calls at a time."""
 
     def __init__(self, screen: ChatBase) -> None:
         super().__init__(screen)
@@ -32,11 +32,11 @@ class Tooling(ScreenPart):
         self._running: ToolRun | None = None
         self._is_stopped = False
         self.wanted = ""
-        """What is to be switched on once there is a model."""
+        """The tools to switch on once a model is loaded."""
 
     @property
     def session(self) -> ToolSession:
-        """The tools of this folder, once somebody wants any."""
+        """The tools of this folder, created on first use."""
         if self._session is None:
             try:
                 policy = Policy.of(rules_path())
@@ -47,22 +47,22 @@ class Tooling(ScreenPart):
         return self._session
 
     def from_any_thread(self) -> ToolSession:
-        """The same for what waits for MCP servers elsewhere."""
+        """Return `session` from any thread, such as one that waits for MCP servers."""
         if threading.current_thread() is threading.main_thread():
             return self.session
         return self.screen.app.call_from_thread(lambda: self.session)
 
     @property
     def said(self) -> tuple[str, ...] | None:
-        """What is on, in words; None for nothing."""
+        """The tools that are on, as words for /tools; None if there are none."""
         return (self._session.box.said() or None) if self._session is not None else None
 
     def offer(self) -> None:
-        """The model may use what is on, from the next message on."""
+        """Offer the tools that are on to the model, from the next message on."""
         self.screen.submit(worker.SetTools(self.session.box.offered()))
 
     def leave(self) -> None:
-        """Another conversation begins: nothing is on there."""
+        """Stop, and switch all tools off, before another conversation begins."""
         self.stop()
         if self._session is None:
             return
@@ -72,7 +72,7 @@ class Tooling(ScreenPart):
             self.offer()
 
     def begin(self) -> bool:
-        """Begin with the calls of the last answer; False where there are none to be done."""
+        """Start the tool calls of the last answer. Return False if there are none."""
         entry = self.conversation.act()
         if entry is None:
             return False
@@ -81,13 +81,13 @@ class Tooling(ScreenPart):
         return True
 
     def stop(self) -> None:
-        """End what runs, with all that came of it; nothing more is asked for."""
+        """Stop the running call, with everything that it started, and skip the others."""
         self._is_stopped = True
         if self._running is not None:
             self._running.stopped.set()
 
     def close(self) -> None:
-        """The program ends."""
+        """Stop everything and close the MCP servers, because the program ends."""
         self.stop()
         if self._session is not None:
             self._session.close()
@@ -104,7 +104,7 @@ class Tooling(ScreenPart):
             results.append(result)
             self._show(entry, number, result.state, result.seconds, result.text)
             if self.conversation.acting is not entry:
-                return  # another conversation is open by now
+                return  # another conversation has been opened
         self.conversation.tell(results, self.screen.model_name, is_stopped=self._is_stopped)
         if self._is_stopped:
             self.conversation.next(self.screen.model_name)

@@ -1,4 +1,4 @@
-"""What a person sees of the chat while looking elsewhere: the window's title, and that a long answer is there."""
+"""The window title, and the notification that a long answer has finished."""
 
 import os
 from typing import Any
@@ -12,7 +12,7 @@ from chatterm.terminal.driver import TitledDriver
 from chatterm.terminal.title import Notify, attention
 
 LONG = 5.0
-"""Seconds of an answer that somebody may have left alone."""
+"""Seconds of an answer from which its end is notified."""
 _STATES = {"absent": "no model", "reading": "answering", "thinking": "answering"}
 
 
@@ -20,13 +20,13 @@ class Presence(ScreenPart):
     notify: Notify = "bell"
 
     def show(self, live: Live) -> None:
-        """The window's title says the model and the state."""
+        """Show the model and the state in the window title."""
         name = live.info.name if live.info is not None else live.model
         if (driver := titled_driver(self.screen.app)) is not None:
             driver.show_title(f"{_STATES.get(live.phase, live.phase)} - {name} - chatterm")
 
     def answered(self, turn: RunningTurn | None, now: float) -> None:
-        """An answer has ended by itself at `now`, by `time.monotonic()`."""
+        """Notify the person of a long answer that ended by itself at `now` (`time.monotonic()`), unless focused."""
         if turn is None or turn.is_stopping or now - turn.started < LONG or self.screen.app.app_focus:
             return
         driver = titled_driver(self.screen.app)
@@ -36,6 +36,6 @@ class Presence(ScreenPart):
 
 
 def titled_driver(app: App[Any]) -> TitledDriver | None:
-    """The driver of a terminal that stands in a window; None without one."""
+    """Return the driver of a terminal with a window title; None if there is none."""
     driver = app._driver
     return driver if isinstance(driver, TitledDriver) else None
