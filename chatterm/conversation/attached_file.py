@@ -1,4 +1,4 @@
-"""One file that is attached: its text, or in a line why there is none."""
+"""Read one attached file: its text, or an error that says in one line why there is none."""
 
 import stat
 from pathlib import Path
@@ -9,7 +9,7 @@ from chatterm.terminal.sanitize import cleaned, one_line
 from models.units import bytes_text
 
 LARGEST = 1_000_000
-"""Bytes of a file that is attached."""
+"""Largest size of an attached file, in bytes."""
 LARGEST_PDF = 20_000_000
 _IMAGES = frozenset(
     [".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".avif", ".ico"]
@@ -17,12 +17,12 @@ _IMAGES = frozenset(
 
 
 def is_picture(path: Path) -> bool:
-    """Whether it is called one."""
+    """Return whether the file name has the suffix of a picture."""
     return path.suffix.lower() in _IMAGES
 
 
 def picture_line(path: Path, name: str) -> str:
-    """What a message says of a picture (see `chatterm.backends.pictures`). Raises AttachmentError."""
+    """Return the line for a picture in a message (see `chatterm.backends.pictures`). Raises AttachmentError."""
     shown = one_line(name, limit=200)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -35,7 +35,7 @@ def picture_line(path: Path, name: str) -> str:
 
 
 def read_text(path: Path, name: str) -> str:
-    """The text of a file; `name` is how errors call it. Raises AttachmentError."""
+    """Return the text of a file, which errors call `name`. Raises AttachmentError."""
     shown = one_line(name, limit=200)
     try:
         info = path.stat()

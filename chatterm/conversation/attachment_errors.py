@@ -1,4 +1,4 @@
-"""What keeps something from being attached, in one line each."""
+"""Errors that keep something from being attached, in one line each."""
 
 from chatterm.backends.backend import EngineError
 
@@ -8,8 +8,8 @@ class AttachmentError(EngineError):
 
 
 class NoFileError(AttachmentError):
-    """Something that looks like a file and is none. It can be sent as text."""
+    """A mention that looks like a file but names none. It can be sent as text."""
 
 
 class NeedsYesError(AttachmentError):
-    """Something that is attached only once the person has seen this and said yes."""
+    """An attachment that is made only once the user has read this message and agreed."""

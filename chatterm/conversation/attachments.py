@@ -1,5 +1,6 @@
 """`@path` in a message attaches a text file, a PDF, the files of a folder (`@path/`), a page (`@https://...`) or a
-resource of an MCP server (`@server:...`): the text of each follows the message in a fenced block."""
+resource of an MCP server (`@server:...`). The text of each follows the message in a fenced block.
+"""
 
 import re
 import stat
@@ -15,9 +16,9 @@ from chatterm.tools.session import ToolSession
 
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([^\s"]+))')
 _AFTER = ".,;:!?)]}'"
-"""What may stand behind a path and belong to the sentence."""
+"""Punctuation that may follow a path and belong to the sentence."""
 _BLOCK = re.compile(r"\n\n([^\n]{1,200}):\n(`{3,})\w*\n.*?\n\2(?=\n\n|\Z)", re.DOTALL)
-"""What `fence_text` writes, behind a message."""
+"""A block that `fence_text` writes, behind a message."""
 _SERVER = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,31}):")
 _WORD = re.compile(r"\w{1,12}")
 _FILE_NAME = re.compile(
@@ -28,7 +29,7 @@ _FILE_NAME = re.compile(
     r")",
     re.IGNORECASE | re.DOTALL,
 )
-"""How names of files end: `@app.route` and `@example.com` are none."""
+"""Names with a usual file suffix: `@app.route` and `@example.com` have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +44,18 @@ class Mention:
 
 @dataclass(frozen=True, slots=True)
 class MessageWithFiles:
-    """A message whose files were read."""
+    """A message and the files that it mentions, as they were read."""
 
     message: str
-    """The message; the files in it are just names."""
+    """The message, in which files appear only by name."""
     blocks: tuple[str, ...] = ()
     """The files, each as its name and a fenced block."""
     places: tuple[tuple[int, int], ...] = ()
-    """Where in the text as it was written they are mentioned."""
+    """The ranges of the original text that mention them."""
 
 
 def mentions(text: str) -> Iterator[Mention]:
-    """Everything that looks like `@path` or `@"a path"`, at the start of a word."""
+    """Yield everything that looks like `@path` or `@"a path"` at the start of a word."""
     for match in _MENTION.finditer(text):
         yield Mention(match.start(), match.end(), match[1] or match[2], match[1] is not None)
 
@@ -69,12 +70,11 @@ def attach(
     servers: ToolSession | None = None,
     sees: bool = False,
 ) -> MessageWithFiles:
-    """`shown` and the files that it mentions. It looks at the disk, and `fetches` pages and resources of `servers`: not
-    for the screen's thread.
+    """Return `shown` with the files it mentions. Blocks on disk and network, so never call it in the screen's thread.
 
-    Pictures are for a model that `sees`. What is no file stays text, and where it looks like one only `as_text`. Raises
-    AttachmentError; NeedsYesError for a folder, and for an address of this machine or its network, unless the person
-    `said_yes`.
+    Pages are left out unless `fetches`; resources come from `servers`; pictures need a model that `sees`. A mention of
+    no file stays text, but raises NoFileError if it looks like a file, unless `as_text`. Raises AttachmentError; also
+    NeedsYesError for a folder or an address of this machine or its network, unless the user `said_yes`.
     """
     parts: list[str] = []
     blocks: dict[str, str] = {}
@@ -104,7 +104,7 @@ def attach(
 
 
 def located(folder: Path, name: str) -> Path:
-    """Where a path lies that was written in `folder`; `~` is the home."""
+    """Return the location of a path written in `folder`; `~` is the home folder."""
     try:
         return folder / Path(name).expanduser()
     except RuntimeError:  # no such home
@@ -112,7 +112,7 @@ def located(folder: Path, name: str) -> Path:
 
 
 def working_folder() -> Path:
-    """Where the application was started; the root, where that is gone."""
+    """Return the folder in which the application was started, or the root if that is gone."""
     try:
         return Path.cwd()
     except OSError:
@@ -120,7 +120,7 @@ def working_folder() -> Path:
 
 
 def _meant(mention: Mention, folder: Path) -> str | None:
-    """A file, a folder or an address as it was written, without the sentence around it; None: there is none."""
+    """Return the file, folder or address mentioned, without the sentence's punctuation; None if there is none."""
     if address := _address(mention):
         return address
     if (name := next((n for n in _readings(mention) if n.endswith("/")), None)) is not None:
@@ -129,7 +129,7 @@ def _meant(mention: Mention, folder: Path) -> str | None:
 
 
 def _readings(mention: Mention) -> Iterator[str]:
-    """The path, then without what may belong to the sentence."""
+    """Yield the path, then the path without punctuation that may belong to the sentence."""
     name = mention.path
     yield name
     while not mention.quoted and name[-1:] in _AFTER and len(name) > 1:
@@ -138,7 +138,7 @@ def _readings(mention: Mention) -> Iterator[str]:
 
 
 def _looks_wrong(mention: Mention, folder: Path) -> str:
-    """What to say of a mention that is no file but looks like a path; "" for `@somebody`, `@decorator` and the like."""
+    """Return the error for a mention that looks like a path but is no file; "" for `@somebody`, `@decorator` etc."""
     for name in _readings(mention):
         if any(c.isalnum() for c in name) and _kind(located(folder, name)) == "folder":
             shown = one_line(name, limit=200)
@@ -153,7 +153,7 @@ def _looks_wrong(mention: Mention, folder: Path) -> str:
 
 
 def _kind(path: Path) -> str:
-    """file, folder, or "" where there is nothing that can be looked at."""
+    """Return "file" or "folder"; "" if there is nothing that can be inspected."""
     try:
         return "folder" if stat.S_ISDIR(path.stat().st_mode) else "file"
     except (OSError, ValueError):
@@ -161,20 +161,20 @@ def _kind(path: Path) -> str:
 
 
 def _address(mention: Mention) -> str:
-    """The address of a page, without the sentence around it; "" for none."""
+    """Return the address of a page, without the sentence's punctuation; "" if it is none."""
     if not mention.path.startswith(("http://", "https://")):
         return ""
     return mention.path if mention.quoted else mention.path.rstrip(_AFTER)
 
 
 def mentioned_server(path: str) -> str:
-    """The server that a mention may name (`server:...`); "" for none, as for addresses."""
+    """Return the server that a mention may name (`server:...`); "" for none, as for web addresses."""
     match = _SERVER.match(path)
     return match[1] if match is not None and not path.startswith(("http://", "https://")) else ""
 
 
 def _of_server(mention: Mention, servers: ToolSession) -> str | None:
-    """A resource of a server as it was written, without the sentence around it; None: it is none."""
+    """Return the server's resource that is mentioned, without the sentence's punctuation; None if it is none."""
     server = mentioned_server(mention.path)
     if not server or server not in servers.server_names():
         return None
@@ -183,7 +183,7 @@ def _of_server(mention: Mention, servers: ToolSession) -> str | None:
 
 
 def _resource(name: str, servers: ToolSession | None) -> str:
-    """Raises AttachmentError."""
+    """Return the text of a server's resource. Raises AttachmentError."""
     assert servers is not None
     server, _, written = name.partition(":")
     try:
@@ -193,7 +193,7 @@ def _resource(name: str, servers: ToolSession | None) -> str:
 
 
 def _content(name: str, path: Path, said_yes: bool, sees: bool) -> str:
-    """What is attached for a name: blocks. Raises AttachmentError."""
+    """Return the fenced blocks to attach for a name. Raises AttachmentError."""
     if name.startswith(("http://", "https://")):
         from chatterm.conversation.web_page import page_text
 
@@ -211,12 +211,12 @@ def _content(name: str, path: Path, said_yes: bool, sees: bool) -> str:
 
 
 def attached_files(message: str) -> list[str]:
-    """The names of the files whose content stands behind a message."""
+    """Return the names of the files whose content follows a message."""
     return [match[1] for match in _blocks(message)]
 
 
 def without_files(message: str) -> str:
-    """A message with the names of its files, and without their content."""
+    """Return a message with the names of its files but without their content."""
     found = _blocks(message)
     if not found:
         return message
@@ -225,7 +225,7 @@ def without_files(message: str) -> str:
 
 
 def _blocks(message: str) -> list[re.Match[str]]:
-    """The blocks at the end of a message, each right behind the one before."""
+    """Return the blocks at the end of a message, each directly after the one before."""
     found: list[re.Match[str]] = []
     for match in _BLOCK.finditer(message):
         if found and found[-1].end() != match.start():
@@ -235,7 +235,7 @@ def _blocks(message: str) -> list[re.Match[str]]:
 
 
 def fence_text(name: str, text: str) -> str:
-    """The name, where there is one, then the text in a fence that nothing in it can close."""
+    """Return the name, if any, and the text in a fence that nothing in the text can close."""
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`{3,}", text)), 3)
     suffix = Path(name).suffix[1:]
     language = suffix if _WORD.fullmatch(suffix) else ""

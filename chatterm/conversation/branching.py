@@ -1,4 +1,4 @@
-"""The tree of a conversation and the ways through it: one branch is selected, shown, and held by the backend."""
+"""The tree of a conversation and its branches: one is selected, shown, and held by the backend as its history."""
 
 from collections import deque
 from collections.abc import Container, Sequence
@@ -22,7 +22,7 @@ _BUSY = "An answer is running; Esc stops it."
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is prepared of a session before it is opened."""
+    """The parts of a session that are prepared before it is opened."""
 
     shown: EntryCache
     entries: Sequence[Entry]
@@ -31,7 +31,7 @@ class Prepared:
 
 
 class Branching:
-    """What a conversation has and shows. Methods that cannot do what is asked raise EngineError and change nothing."""
+    """The state of a conversation. Methods that cannot do what is asked raise EngineError and change nothing."""
 
     def __init__(self, backend: Backend, keeper: Keeper, view: View, held: BackendHistory) -> None:
         self._backend = backend
@@ -39,25 +39,25 @@ class Branching:
         self.keeper = keeper
         self.tree = Tree()
         self.turn: RunningTurn | None = None
-        """The answer that runs; of several the one in front."""
+        """The running answer; of several, the one in front."""
         self.choice: list[RunningTurn] = []
-        """Candidates among which the person is to choose; some may run. [] where there is nothing to choose."""
+        """Candidates for the user to choose from; some may still run. [] if there is no choice to make."""
         self.waiting: deque[UserEntry] = deque()
         self.acting: ToolsEntry | None = None
-        """The calls of the last answer, while they are asked for and done."""
+        """The tool calls of the last answer, while they await permission or run."""
         self.ended: RunningTurn | None = None
-        """The latest turn that is over, for its figures."""
+        """The latest finished turn, for its figures."""
         self.show_thinking: bool | None = None
         self.given_title = ""
-        """That of the session, where it has one."""
+        """The title given to the session; "" if it has none."""
         self._shown = EntryCache(self.tree)
         self._held = held
 
     def stop(self) -> None:
-        """End what runs."""
+        """Stop all running answers."""
         raise NotImplementedError
 
-    # --- what there is ---
+    # --- state ---
 
     @property
     def path(self) -> list[Exchange]:
@@ -66,27 +66,27 @@ class Branching:
 
     @property
     def title(self) -> str:
-        """That of the session, else the first words; "" before it begins."""
+        """The session's title, or one made from its first message; "" before it begins."""
         first = next(iter(self.path), None)
         return self.given_title or (make_title(first.user) if first is not None else "")
 
     def exchange_of(self, entry: Entry) -> Exchange | None:
-        """The exchange on the selected branch that an entry belongs to."""
+        """Return the exchange on the selected branch that an entry belongs to; None if there is none."""
         return self._shown.exchange_of(entry)
 
     def entries_of(self, exchange: Exchange) -> tuple[UserEntry, AnswerEntry]:
-        """How an exchange is shown."""
+        """Return the entries that show an exchange: its message and its answer."""
         return self._shown.entries_of(exchange, show_thinking=self.show_thinking)
 
     @property
     def last_answer(self) -> Exchange | None:
-        """The last one of the selected branch, where the model that is loaded gave it."""
+        """The last answer of the selected branch if the loaded model gave it; otherwise None."""
         head = self.tree.head
         return self.tree[head] if head is not None and self.tree[head].model in self._present else None
 
     @property
     def _present(self) -> tuple[str, str]:
-        """What the model that is loaded, or will be, is called."""
+        """The names of the model that is or will be loaded."""
         info = self._backend.info
         return self._backend.model, info.name if info is not None else ""
 
@@ -98,18 +98,18 @@ class Branching:
 
     @property
     def _resumes(self) -> Container[str]:
-        """What the last answer may have come to for /continue; as in ModelInfo."""
+        """What the last answer may end in for /continue to be able to resume it, as in ModelInfo."""
         info = self._backend.info
         return info.resumes if info is not None else ("nothing", "thinking", "text")
 
     @property
     def ended_here(self) -> RunningTurn | None:
-        """The latest turn that is over, while it is that of the last answer."""
+        """The latest finished turn if it gave the last answer; otherwise None."""
         return self.ended if self.ended is not None and self.ended.exchange is self.last_answer else None
 
     @property
     def saved_stats(self) -> TurnStats | None:
-        """The figures that are saved with the last answer."""
+        """The figures saved with the last answer; None if there are none."""
         return exchange_stats(self.last_answer) if self.last_answer is not None else None
 
     def _hold(self, head: int | None) -> None:
@@ -118,12 +118,12 @@ class Branching:
 
     @property
     def is_answering(self) -> bool:
-        """Something is answered, or a tool is asked for or runs."""
+        """Whether an answer runs, or tool calls await permission or run."""
         return self.turn is not None or self.acting is not None
 
     @property
     def is_busy(self) -> bool:
-        """Something is answered, a tool is asked for or runs, or a message waits."""
+        """Whether an answer runs, tool calls await permission or run, or a message waits."""
         return self.is_answering or bool(self.waiting)
 
     def _refuse_while_busy(self) -> None:
@@ -133,7 +133,7 @@ class Branching:
     # --- branches ---
 
     def undo(self) -> bool:
-        """Take the last message back into the composer; its branch stays. False when there is none."""
+        """Take the last message back into the composer; its branch stays. Return False if there is none."""
         if self.waiting:
             self.take_back()
         elif self.acting is not None:
@@ -152,11 +152,11 @@ class Branching:
 
     @property
     def undone(self) -> list[Exchange]:
-        """What was taken back and can be shown again, next first."""
+        """Exchanges that were undone and can be redone, next first."""
         return self.tree.ahead(self.tree.head)
 
     def redo(self) -> str | None:
-        """Show the message again that was taken back last; its text. None where there is none."""
+        """Redo the message undone last and return its text; None if there is none."""
         self._refuse_while_busy()
         if not (undone := self.undone):
             return None
@@ -164,7 +164,7 @@ class Branching:
         return undone[0].user
 
     def take_back(self) -> None:
-        """Drop what was put in the queue last; the text of a message goes back into the composer."""
+        """Drop the latest entry of the queue; the text of a message goes back into the composer."""
         entry = self.waiting.pop()
         self.show()
         if not isinstance(entry, RetryEntry):
@@ -175,9 +175,9 @@ class Branching:
             self.take_back()
 
     def step(self, entry: Entry | None, side: int) -> Entry | None:
-        """Go to the alternative before (-1) or after (1) a message, of the last one that has any for None.
+        """Go to the alternative before (-1) or after (1) an entry; None means the last exchange that has alternatives.
 
-        The entry that stands at the same place then; None when there is no other branch.
+        Return the entry that is now in its place; None if there is no other branch.
         """
         self._refuse_while_busy()
         exchange = self.exchange_of(entry) if entry is not None else None
@@ -190,7 +190,7 @@ class Branching:
         return self.entries_of(self.tree[chosen])[0 if of_message else 1]
 
     def _beside(self, exchange: Exchange, side: int, of_message: bool) -> tuple[int, bool]:
-        """The alternative on that side, and whether it is one of the message."""
+        """Return the id of the alternative on that side, and whether its message is another one."""
         answers, messages = self.tree.answers(exchange), self.tree.messages(exchange)
         if len(answers) > 1 and not (of_message and len(messages) > 1):
             return answers[min(max(answers.index(exchange) + side, 0), len(answers) - 1)].id, False
@@ -199,7 +199,7 @@ class Branching:
         return self._shown.seen.get((exchange.parent, message), same[-1]), True
 
     def _step_ahead(self) -> Entry | None:
-        """Go to the end of what was taken back."""
+        """Redo everything that was undone; return the first entry of it, or None if there is nothing."""
         if not (undone := self.undone):
             return None
         self._go(undone[-1].id)
@@ -217,20 +217,20 @@ class Branching:
     # --- what the model sees ---
 
     def try_compaction(self, exchange: Exchange, compaction: Compaction | None) -> None:
-        """Make the history what it would be with this: it is warmed while the person reads."""
+        """Make the history what it would be with this compaction, so that it is warmed while the user reads."""
         if self.turn is None and not self.waiting:
             tried = [replace(e, compaction=compaction) if e is exchange else e for e in self.path]
             self._held.hold(tried)
 
     def compact(self, compactions: Sequence[tuple[Exchange, Compaction | None]]) -> None:
-        """From now on the model sees what is before and with each of these exchanges like this."""
+        """Set compactions of these exchanges, each of which changes what the model sees up to and including it."""
         self._refuse_while_busy()
         for exchange, compaction in compactions:
             exchange.compaction = compaction
         self._seen_anew([exchange for exchange, _ in compactions])
 
     def pin(self, exchange: Exchange) -> bool:
-        """Pin a message with its answer, or unpin it; whether it is pinned now."""
+        """Pin or unpin a message with its answer; return whether it is pinned now."""
         self._refuse_while_busy()
         exchange.is_pinned = not exchange.is_pinned
         self._seen_anew([exchange])
@@ -253,7 +253,7 @@ class Branching:
         return Prepared(shown, self._standing(shown, path, 0), stats)
 
     def show(self, changed: Sequence[Exchange] = (), made: Sequence[Entry] = ()) -> None:
-        """Show the selected branch. What is shown already stays, up to the first of the `changed` exchanges.
+        """Show the selected branch. Entries already shown stay, up to the first of the `changed` exchanges.
 
         `made` holds all of its entries if they were prepared and nothing is shown yet.
         """
@@ -265,7 +265,7 @@ class Branching:
         above = self._last_entry(path[:first]) if first and not made else None
         if first and made:
             entries = [*made[: made.index(entries[0])], *entries]
-        if self.choice:  # they are shown elsewhere
+        if self.choice:  # candidates are shown elsewhere
             entries.remove(self.entries_of(path[-1])[1])
         acting = [self.acting] if self.acting is not None else []
         self._view.show_path([*entries, *acting, *self.waiting], above)

@@ -1,4 +1,4 @@
-"""The KV blocks as squares of colour, and what they mean: lines for a screen or for the conversation."""
+"""Draw the KV blocks as coloured squares with a legend, as lines for a screen or for the conversation."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ _STYLES = {
     BlockState.MASKED: "code-string",
 }
 _MARKS = "·▪■▣□"
-"""One for each state, to be told apart without colours too."""
+"""One mark per state, distinguishable without colours."""
 PLAIN_MARKS = ".+#@o"
-"""The same for terminals that show nothing else."""
+"""The same for terminals that show only ASCII."""
 _NAMES = {
     BlockState.HELD: "this branch",
     BlockState.SHARED: "this branch and others",
@@ -38,10 +38,10 @@ def cache_lines(
     plain: bool = False,
     chunks: Sequence[CachedChunk] = (),
 ) -> list[Line]:
-    """The branch in the order of the conversation, then every block where it lies, then what the colours mean.
-    Of `chunks`, documents that are kept, how much is there and what that saves.
+    """Return the branch in conversation order, then every block in memory order, then a legend of the colours.
 
-    The map takes what `height` leaves; where there are more blocks than squares, several share one.
+    `chunks` are documents: for each, a line says how much of it is cached and what sharing saves. The map takes the
+    rows that `height` leaves; if there are more blocks than squares, several share one.
     """
     marks = PLAIN_MARKS if plain else _MARKS
     blocks = f"{counted(len(found.states), 'block')} of {counted(found.block_size, 'token')}"
@@ -63,7 +63,7 @@ def cache_lines(
 
 
 def _about(found: BlockMap) -> list[Run]:
-    """What one should see, in a sentence or two."""
+    """Describe in a sentence or two how much of the branch is cached and shared."""
     if not found.tokens:
         return [("There are no messages on this branch yet.", "muted")]
     runs: list[Run] = [("This branch  ", "strong"), (f"{counted(found.tokens, 'token')}, ", "")]
@@ -80,7 +80,7 @@ def _about(found: BlockMap) -> list[Run]:
 
 
 def _kept(chunk: CachedChunk) -> list[Run]:
-    """What there is of documents, and what it saves that several conversations stand on them."""
+    """Describe how much of a document is cached, and what sharing it between conversations saves."""
     runs: list[Run] = [("Library  ", "strong"), (f"{chunk.name}: ", "accent")]
     runs.append((f"{chunk.present:,} of {counted(chunk.tokens, 'token')} in the cache", ""))
     if chunk.shared:
@@ -92,10 +92,10 @@ def _kept(chunk: CachedChunk) -> list[Run]:
 
 
 def _squares(title: str, states: bytes, width: int, rows: int, marks: str) -> list[Line]:
-    """A title, then lines of squares with a space between two, at most `rows`."""
+    """Return a title, then at most `rows` lines of squares separated by spaces."""
     across = max((width + 1) // 2, 1)
     each = max(-(-len(states) // (across * rows)), 1)
-    # A square of several blocks shows the most telling one: a short branch must not vanish.
+    # A square of several blocks shows the highest state among them: a short branch must not vanish.
     shown = [BlockState(max(states[at : at + each])) for at in range(0, len(states), each)]
     more = f", {counted(each, 'block')} per square" if each > 1 else ""
     lines = wrap([(title + more, "muted")], width)
@@ -113,7 +113,7 @@ def _squares(title: str, states: bytes, width: int, rows: int, marks: str) -> li
 
 
 def _legend(found: BlockMap, width: int, marks: str) -> list[Line]:
-    """A mark, its name and how many there are, as many beside each other as fit."""
+    """Return lines of marks, each with its name and count, as many side by side as fit."""
     lines: list[Line] = [[]]
     for state, name in _NAMES.items():
         count = found.count(state)

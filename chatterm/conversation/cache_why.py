@@ -1,4 +1,4 @@
-"""/cache why: for each turn of the branch what of its prompt was reused, warmed and computed; and why, in words."""
+"""/cache why: how much of each turn's prompt was reused, prewarmed and computed, and the reasons in words."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from models.units import counted
 
 TITLE = "What each turn found in the cache"
 _STYLES = ("accent", "code-string", "primary")
-"""Of what was reused, warmed, computed."""
+"""Styles of reused, prewarmed and computed tokens."""
 _HEADS = ("▪ reused", "▪ prewarmed", "▪ computed")
 _BAR = 16
 _NARROW, _NO_BAR = 44, 64
@@ -33,18 +33,18 @@ _CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One turn."""
+    """A turn, and why parts of its prompt were not cached."""
 
     message: str
     stats: TurnStats | None
-    """None where no figures were kept."""
+    """None if no figures were saved."""
     reasons: tuple[Line, ...] = ()
 
 
 def explained(
     path: Sequence[Exchange], models: Sequence[str], token_text: Callable[[int], str | None]
 ) -> Iterator[Explained]:
-    """Explain the turns of a branch, each when it is asked for.
+    """Yield an explanation of each turn of a branch, each computed when it is asked for.
 
     `token_text` reads tokens of a model that has one of the names `models`.
     """
@@ -56,12 +56,12 @@ def explained(
         partings = (stats.parting, stats.draft_parting) if stats is not None else ()
         reasons = tuple(_reason(parting, others, text) for parting in partings if parting is not None)
         yield Explained(one_line(exchange.user, 300), stats, reasons)
-        earlier.pop(exchange.model, None)  # the latest stands last
+        earlier.pop(exchange.model, None)  # the latest comes last
         earlier[exchange.model] = None
 
 
 def why_lines(turns: Iterable[Explained], width: int) -> list[Line]:
-    """A line with a bar a turn, the reasons below it; then what the person waited for in all."""
+    """Return a line with a bar for each turn and its reasons below, then a sum of what the user waited for."""
     turns = list(turns)
     longest = max((turn.stats.prompt_tokens for turn in turns if turn.stats is not None), default=1)
     return list(each_why_line(iter(turns), longest, width))
@@ -124,7 +124,7 @@ def _turn(number: int, turn: Explained, longest: int, sizes: Sequence[int], widt
 
 
 def _sum(figures: Sequence[TurnStats]) -> Line:
-    """What the person waited for."""
+    """Return a sentence that sums up what the user waited for."""
     prompt = sum(stats.prompt_tokens for stats in figures)
     if not prompt:
         return [("There are no statistics for these turns.", "muted")]
@@ -137,7 +137,7 @@ def _sum(figures: Sequence[TurnStats]) -> Line:
 
 
 def _reason(parting: Parting, models: Sequence[str], token_text: Callable[[int], str | None]) -> Line:
-    """Where and why, as a sentence. `models` answered earlier in the branch, besides the one of this turn."""
+    """Say where and why a prompt left the cache. `models` answered earlier in the branch, besides the turn's own."""
     kind = "answer" if parting.in_answer else "message"
     where = f"{kind} {parting.message}" if parting.message else "the system prompt"
     cause = _CAUSES[parting.cause]

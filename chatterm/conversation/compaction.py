@@ -1,6 +1,6 @@
-"""What can be done when the context is nearly full, how much room that makes, and how a summary is asked for.
+"""Ways to make room when the context is nearly full, the room that each makes, and the request for a summary.
 
-Tokens are estimated from the history as it is: what a text takes is counted by engines only.
+Tokens are estimated from the current history, because only engines can count them.
 """
 
 from collections.abc import Sequence
@@ -26,42 +26,42 @@ PINNED = {
 }
 _FILES = "The model sees only their names: "
 _KEPT = 0.3
-"""The share of the context that the latest messages take, which a summary leaves as they are."""
+"""Share of the context that the latest messages may take; a summary leaves those unchanged."""
 _FULL = 0.9
 _LEAST, _MOST = 64, 700
-"""Tokens that a summary may take, at least and at most."""
+"""The smallest and the largest token limit of a summary."""
 _USUAL = 0.25
-"""Tokens of a character, where nothing is known."""
+"""Tokens per character, if nothing better is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A branch, and what it takes of the context."""
+    """A branch, and the part of the context that it takes."""
 
     path: Sequence[Exchange]
     system: str
     used: int
     """Tokens of the history as the model sees it."""
     context: int
-    """0 where nobody tells."""
+    """Size of the context in tokens; 0 if unknown."""
 
     @property
     def rate(self) -> float:
-        """Tokens of a character."""
+        """Tokens per character."""
         characters = len(self.system) + count_characters(seen(self.path))
         return self.used / characters if self.used and characters else _USUAL
 
     def tokens(self, exchanges: Sequence[Exchange]) -> int:
-        """About what these take."""
+        """Estimate the tokens of these exchanges."""
         return round(count_characters(exchanges) * self.rate)
 
     def of_text(self, text: str) -> int:
-        """About what a text takes."""
+        """Estimate the tokens of a text."""
         return round(len(text) * self.rate)
 
     @property
     def default_count(self) -> int:
-        """Exchanges at the start that a summary stands for: all but the latest ones, of which one stays at least."""
+        """The number of exchanges to summarise by default: all but the latest ones, of which at least one stays."""
         kept, rate = 1, self.rate
         characters = count_characters(self.path[-1:])
         while kept < len(self.path):
@@ -73,16 +73,16 @@ class Room:
 
     @property
     def least_count(self) -> int:
-        """Exchanges up to the first that is neither in a summary nor pinned."""
+        """The number of exchanges up to the first that is neither summarised nor pinned; 0 if there is none."""
         start = summarised(self.path)
         return next((n for n in range(start + 1, len(self.path) + 1) if not self.path[n - 1].is_pinned), 0)
 
     def replaced(self, count: int) -> list[Exchange]:
-        """What the model sees of the first `count` exchanges and would not any more."""
+        """Return the exchanges that a summary of the first `count` would hide from the model."""
         return [exchange for exchange in seen(self.path[:count]) if not exchange.is_pinned]
 
     def check_pinned(self) -> None:
-        """Raises EngineError where what is pinned leaves no room, whatever is done with the rest."""
+        """Raise EngineError if the pinned messages leave no room, whatever is done with the rest."""
         pinned = [exchange for exchange in self.path if exchange.is_pinned]
         tokens = self.tokens(pinned) + self.of_text(self.system)
         if pinned and self.context and tokens >= _FULL * self.context:
@@ -94,17 +94,17 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Something that makes room."""
+    """A way to make room."""
 
     kind: Kind
     label: str
     frees: int
-    """About so many tokens; below 0: it takes some."""
+    """Estimated tokens that it frees; below 0: tokens that it takes."""
     about: str
 
 
 def ways(room: Room, count: int) -> list[Way]:
-    """What can be done; a summary would stand for the first `count` exchanges."""
+    """Return what can be done; a summary would replace the first `count` exchanges."""
     path, done = room.path, summarised(room.path)
     found: list[Way] = []
     if room.least_count:
@@ -145,12 +145,12 @@ def ways(room: Room, count: int) -> list[Way]:
 
 
 def summary_tokens(context: int) -> int:
-    """Tokens that a summary may take at most; a `context` of 0 is not known."""
+    """Return the token limit of a summary; a `context` of 0 is unknown."""
     return max(min(context // 6, _MOST), _LEAST) if context else _MOST
 
 
 def summary_request(room: Room, count: int) -> Request:
-    """Asks for a summary of the first `count` exchanges, behind them: their KV is there already."""
+    """Return a request for a summary of the first `count` exchanges, placed after them to reuse their cached KV."""
     most = summary_tokens(room.context)
     messages = [Message("system", room.system)] if room.system else []
     for exchange in seen(room.path[:count]):
@@ -165,7 +165,7 @@ def summary_request(room: Room, count: int) -> Request:
 
 
 def checked_summary(room: Room, count: int, text: str) -> Compaction:
-    """`text` as the summary of the first `count` exchanges. Raises EngineError where that makes no room."""
+    """Return `text` as the summary of the first `count` exchanges. Raises EngineError if that makes no room."""
     text = text.strip()
     if not text:
         raise EngineError("The summary is empty; write one, or press Esc.")
@@ -185,7 +185,7 @@ def count_characters(exchanges: Sequence[Exchange]) -> int:
 
 
 def nth(path: Sequence[Exchange], number: str) -> Exchange:
-    """The n-th of a branch, from 1, or from the end when negative. Raises EngineError where there is none."""
+    """Return the n-th exchange, from 1, or from the end if negative. Raises EngineError if there is none."""
     try:
         index = int(number)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The conversation as a tree of exchanges: what is sent, where it goes, what is shown and saved of it.
+"""The conversation as a tree of exchanges: it sends messages, and shows and saves what comes back.
 
-It turns what the person wants into jobs for the worker and knows no widget: the screen is a `View`.
+It turns the user's actions into jobs for the worker and knows no widget: the screen is a `View`.
 """
 
 from collections.abc import Sequence
@@ -24,35 +24,35 @@ from chatterm.sessions.tree import Tree
 
 
 class Conversation(Branching):
-    """Methods that cannot do what is asked raise EngineError (one line) and change nothing."""
+    """A conversation. Methods that cannot do what is asked raise EngineError (one line) and change nothing."""
 
     def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, view: View) -> None:
         super().__init__(backend, keeper, view, BackendHistory(thread))
         self._worker = thread
         self._kept_as: str | None = None
         self.documents = backend.documents
-        """What it begins with, as soon as the backend has done what it was told."""
+        """The documents at its start, once the backend has processed its jobs."""
         self.is_leaving = False
-        """Another conversation is about to begin: messages wait for that."""
+        """Whether another conversation is about to begin: messages wait for it."""
         self._running: dict[int, RunningTurn] = {}
-        """What runs, by the worker's number of it."""
+        """The running turns by their number at the worker."""
         self.stats = SessionStats()
         self.process = SessionStats()
         """Sums over every session since the program began."""
         self.sampling: dict[str, Any] = {}
-        """What was chosen for this session."""
+        """Sampling settings chosen for this session."""
 
     # --- sending ---
 
     def send(self, text: str, *, note: str) -> None:
-        """Ask as soon as possible; `note` says why it has to wait, if it has."""
+        """Queue a message, to be sent as soon as possible; `note` says why it has to wait, if it has."""
         entry = UserEntry(text)
         entry.note = note
         self.waiting.append(entry)
         self._view.add(entry)
 
     def next(self, model: str) -> None:
-        """Send the message that waits longest, or do the retry that does."""
+        """Run the oldest entry of the queue: send its message, or do its retry."""
         if self.is_answering or not self.waiting or self.is_leaving:
             return
         prompt = self.waiting.popleft()
@@ -67,17 +67,17 @@ class Conversation(Branching):
         self._ask(self.tree.head, prompt, model)
 
     def edit(self, exchange: Exchange, text: str, model: str) -> None:
-        """Ask `text` where `exchange` asks something else: a new branch."""
+        """Send `text` in place of the message of `exchange`, as a new branch."""
         self._refuse_while_busy()
         self._ask(exchange.parent, UserEntry(text), model)
 
     def retry(self, exchange: Exchange, model: str, count: int = 1) -> None:
-        """Answer the message of `exchange` once more, or so many times at once; its answer stays as a branch."""
+        """Answer the message of `exchange` again, `count` times at once; its answer stays as a branch."""
         self._refuse_while_busy()
         self._retry(exchange, model, count)
 
     def retry_later(self, exchange: Exchange | None, count: int) -> None:
-        """Queue a retry of `exchange`; None means whichever exchange is the last when its turn comes."""
+        """Queue a retry of `exchange`; None means whichever exchange is last when its turn comes."""
         entry = RetryEntry(exchange, count)
         entry.note = "waits for the answer"
         self.waiting.append(entry)
@@ -94,7 +94,7 @@ class Conversation(Branching):
     # --- tools ---
 
     def act(self) -> ToolsEntry | None:
-        """Begin with the calls of the last answer, where it is complete and has some that nobody has answered."""
+        """Begin the tool calls of a complete last answer and return their entry; None if nothing can begin now."""
         calls = self.tree.open_calls
         if self.turn is not None or self.choice or not calls:
             return None
@@ -103,7 +103,7 @@ class Conversation(Branching):
         return self.acting
 
     def tell(self, results: Sequence[ToolResult], model: str, *, is_stopped: bool = False) -> None:
-        """What came of the calls: go on with it, or where the person stopped them only keep it."""
+        """Continue with the results of the calls; if the user stopped them (`is_stopped`), only save those."""
         entry, self.acting = self.acting, None
         if entry is None or self.tree.head is None:
             return
@@ -122,7 +122,7 @@ class Conversation(Branching):
         self._ask(exchange.parent, prompt, model, is_retry=True, count=2, models=both)
 
     def keep(self, chosen: RunningTurn) -> None:
-        """Of the candidates go on with this one. Those that still run stop; all stay as branches."""
+        """Continue with this candidate. The others stop if they still run; all stay as branches."""
         number = next((number for number, turn in self._running.items() if turn is chosen), None)
         others = [turn for turn in self._running.values() if turn is not chosen]
         for turn in others:
@@ -144,7 +144,7 @@ class Conversation(Branching):
             self._go(turn.fallback)
 
     def resume(self) -> None:
-        """Go on with the last answer from exactly where it ended."""
+        """Continue the last answer from exactly where it ended."""
         self._refuse_while_busy()
         if self.tree.head is None:
             raise EngineError("There is no answer to continue; send a message first.")
@@ -171,8 +171,9 @@ class Conversation(Branching):
         results: Sequence[ToolResult] = (),
         is_kept: bool = False,
     ) -> None:
-        """`models` are those that answer at once, where they are several; the first is loaded. `results`: of tools,
-        which are told instead of a message; `is_kept`: and nothing is to be answered."""
+        """Begin to answer `prompt`: `count` times at once with `model`, or with each of `models`, the first of them
+        loaded. `results` of tools are sent instead of a message; with `is_kept` they are saved and not answered.
+        """
         turns: list[RunningTurn] = []
         fallback = self.tree.head
         for name in models or [model] * count:
@@ -212,13 +213,13 @@ class Conversation(Branching):
         self._worker.submit(job)
 
     def _name_cache(self) -> None:
-        """What is computed for this session is kept on disk with it."""
+        """Have the backend keep the cache on disk under the name of this session."""
         if self.keeper.session != self._kept_as:
             self._kept_as = self.keeper.session
             self._worker.submit(worker.KeepAs(self._kept_as))
 
     def info(self) -> SessionInfo:
-        """What there is to say about this session in an export."""
+        """Return the description of this session for an export."""
         path = self.path
         return replace(
             session_info(self._backend, self.sampling, self.documents),
@@ -228,14 +229,14 @@ class Conversation(Branching):
         )
 
     def aim(self, exchange: Exchange | None) -> None:
-        """What is being typed will be asked instead of `exchange`, or after everything: make that the history."""
+        """Make the history what a message typed now would follow: it replaces that of `exchange`, or comes last."""
         if not self.is_busy:
             self._hold(self.tree.head if exchange is None else exchange.parent)
 
     # --- the answer ---
 
     def tick(self, now: float) -> bool:
-        """Move what moves by itself; whether anything did."""
+        """Update the clocks and progress of running answers; return whether anything changed."""
         figures = self._backend.figures() if self._running else None
         moved = [
             turn.tick(now, figures, self._backend.waiting(index)) for index, turn in self._running.items()
@@ -243,7 +244,7 @@ class Conversation(Branching):
         return any(moved)
 
     def begun(self, before: Outcome, index: int = 0) -> None:
-        """A running answer has begun, or goes on: save what it goes on from."""
+        """Note that a running answer has begun or continues, and save the text that it starts from."""
         turn = self._running.get(index)
         if turn is not None:
             turn.begin(before)
@@ -267,7 +268,7 @@ class Conversation(Branching):
             self._worker.stop()
 
     def answered(self, outcome: Outcome | None, now: float, index: int = 0, problem: str = "") -> None:
-        """A running answer is over; `problem` is the error that ended it, if one did."""
+        """Finish a running answer; `problem` is the error that ended it, if any."""
         turn = self._running.pop(index, None)
         if turn is None:
             return
@@ -288,7 +289,7 @@ class Conversation(Branching):
             self._hold(self.tree.head)
 
     def _note(self, turn: RunningTurn) -> None:
-        """Save an answer that is over, and count its figures in."""
+        """Save a finished answer, and add its figures to the sums."""
         if not turn.is_candidate:
             self._held.note(self.path)
         self.keeper.save(turn.session, turn.exchange)
@@ -298,7 +299,7 @@ class Conversation(Branching):
                 sums.add(turn.stats, retry=turn.is_retry, resumed=turn.is_resumed)
 
     def failed(self, now: float, problem: str = "") -> None:
-        """What runs ended with an error. What was said is kept; a message that was refused is given back."""
+        """End all running answers after an error. Text that arrived is kept; a refused message is given back."""
         turns, self._running, self.turn = list(self._running.values()), {}, None
         for turn in turns:
             turn.problem = problem
@@ -307,7 +308,7 @@ class Conversation(Branching):
     def _fail(self, turn: RunningTurn, now: float) -> None:
         is_left = turn.is_dropped and not turn.is_retry  # there is nobody to give the message back to
         if turn.has_begun or turn.is_resumed or turn.exchange.results or is_left:
-            self._held.forget()  # who knows how much of it the history holds
+            self._held.forget()  # how much of it the history holds is unknown
             turn.end(self._backend.last if turn.is_resumed and not turn.has_begun else None, now)
             self.keeper.save(turn.session, turn.exchange)
             if not turn.is_dropped:
@@ -321,7 +322,7 @@ class Conversation(Branching):
                 self._view.give_back(turn.prompt.text)
 
     def _withdraw(self, turn: RunningTurn) -> None:
-        """Nothing was said: the exchange was never there. Of candidates the others are still to be chosen from."""
+        """Remove an exchange whose answer never began. The other candidates, if any, can still be chosen."""
         was_head = turn.exchange.id == self.tree.head
         self.tree.drop(turn.exchange.id)
         self._shown.drop(turn.exchange)
@@ -337,7 +338,7 @@ class Conversation(Branching):
     # --- sessions ---
 
     def clear(self) -> None:
-        """A new conversation; what runs is stopped and kept where it was."""
+        """Begin a new conversation; running answers are stopped and kept in the old one."""
         self._drop()
         self.take_all_back()
         self.keeper.leave()
@@ -347,14 +348,14 @@ class Conversation(Branching):
         self._worker.submit(worker.Reset())
 
     def _drop(self) -> None:
-        """What runs is stopped and kept where it was."""
+        """Stop the running answers and keep them where they are."""
         self.stop()
         self.choice, self.acting = [], None
         for turn in self._running.values():
             turn.is_dropped = True
 
     def open(self, session: str | None, tree: Tree, title: str = "", made: Prepared | None = None) -> None:
-        """Go on with a session that was saved; `made` is what was prepared of it."""
+        """Continue a saved session; `made` holds what was prepared of it."""
         self._drop()
         self.keeper.session = session
         self._begin_with(tree, title, made)
@@ -364,12 +365,12 @@ class Conversation(Branching):
         self._hold(tree.head)
 
     def hold_again(self) -> None:
-        """Another model answers from now on: give it the history, unless a message has done so already."""
+        """Give the history to a newly loaded model, unless a message has done so already."""
         if self.turn is None and not self._held.is_known:
             self._hold(self.tree.head)
 
     def forget(self) -> None:
-        """The backend may hold anything."""
+        """Mark the backend's history as unknown."""
         self._held.forget()
 
     def _begin_with(self, tree: Tree, title: str, made: Prepared | None = None) -> None:

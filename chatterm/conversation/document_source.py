@@ -1,4 +1,4 @@
-"""What becomes a document of the library: a file, a folder or a page, as a message would have it attached."""
+"""Read a file, a folder or a page as a document of the library, in the form of an attachment."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +14,20 @@ from models.units import counted
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A text that was read."""
+    """The text of a source."""
 
     text: str
     """Each file as its name and a fenced block."""
     place: str
     """An absolute path, or an address."""
     remark: str = ""
-    """What the person should know of it."""
+    """A remark for the user; "" for none."""
 
 
 def read_source(written: str, folder: Path) -> SourceText:
-    """A file, a folder or an address as a person wrote it in `folder`; the person means it, wherever it is.
+    """Read a file, a folder or an address as the user wrote it in `folder`; private addresses are allowed.
 
-    It waits for the disk or the network. Raises AttachmentError (one line).
+    Waits for the disk or the network. Raises AttachmentError (one line).
     """
     if written.startswith(("http://", "https://")):
         from chatterm.conversation.web_page import page_text
@@ -60,7 +60,7 @@ def read_source(written: str, folder: Path) -> SourceText:
 def keep_document(
     library: DocumentLibrary, written: str, name: str, folder: Path
 ) -> tuple[LibraryEntry, Document, str]:
-    """Read a document and put it into the library: its entry, itself, and what the person should know of it.
+    """Read a document and add it to the library; return its entry, the document, and a remark for the user.
 
     Raises AttachmentError and SessionError (one line); then nothing was kept.
     """

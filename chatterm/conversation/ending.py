@@ -1,4 +1,4 @@
-"""Why an answer ended, where that matters, and whether /continue goes on with it."""
+"""Why an answer ended abnormally, and whether /continue resumes it."""
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class Ending:
     way_on: str = ""
 
     def said(self, *, has_text: bool, has_thought: bool, resumes: Container[str]) -> str:
-        """In a line; `resumes` is as in ModelInfo."""
+        """Describe the ending in a line; `resumes` is as in ModelInfo."""
         come_to = "text" if has_text else "thinking" if has_thought else "nothing"
         return f"{self.why}; {self.way_on}" if self.way_on and come_to in resumes else self.why
 

@@ -1,4 +1,4 @@
-"""What a transcript consists of. An entry is data that lays itself out as lines; it knows no widget."""
+"""The entries of a transcript. An entry is data that lays itself out as lines; it knows no widget."""
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from chatterm.terminal.sanitize import cleaned, visible
 from models.units import counted
 
 INDENT = 2
-"""Columns left of every text: the person's bar stands there."""
+"""Columns left of every text, where the bar of user messages is drawn."""
 _ANSWER_NOW = next(key_text(key) for command in COMMANDS if command.name == "answer" for key in command.keys)
 _LONG, _LONG_LINES = 8_000, 60
-"""Characters and lines from which a message of the person is folded."""
+"""Characters and lines from which a user message is folded."""
 _LONG_HEAD, _LONG_HEAD_LINES = 2_000, 12
-"""How much of it is shown then."""
+"""Characters and lines that are shown of a folded message."""
 _EDITED = "✎ you are editing this message below"
 _PINNED = "◆ pinned"
 _MARGIN: Line = [(" " * INDENT, "")]
@@ -44,7 +44,7 @@ class Click:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Lines of somebody else (they are not copied), and what is put around each when it is drawn."""
+    """Lines (shared, not copied), and the prefix and style that each gets when it is drawn."""
 
     lines: Sequence[Sequence[Run]]
     prefix: Line
@@ -52,13 +52,13 @@ class Section:
 
 
 class Entry:
-    """Laid out when somebody asks, and kept until `changed`."""
+    """A part of the transcript. Its layout is made on demand and kept until `changed`."""
 
     def __init__(self) -> None:
         self._sections: list[Section] = []
         self._width = 0
         self.height = 0
-        """Lines when it was last laid out: an estimate while the width is another."""
+        """Lines of the latest layout: an estimate if that has another width."""
         self.on_change: Callable[[Entry], None] | None = None
         """Called with the entry when it has to be laid out again."""
 
@@ -71,7 +71,7 @@ class Entry:
 
     @property
     def layout(self) -> object:
-        """Another one whenever it was laid out anew."""
+        """An object that is a new one after each layout."""
         return self._sections
 
     def changed(self) -> None:
@@ -81,7 +81,7 @@ class Entry:
 
     @property
     def is_blank(self) -> bool:
-        """There is nothing to show of it, not even an empty line."""
+        """Whether there is nothing to show, not even an empty line."""
         return False
 
     def is_laid_out(self, width: int) -> bool:
@@ -102,7 +102,7 @@ class Entry:
             pass
 
     def line(self, row: int) -> Line:
-        """One line of the latest layout; empty where there is none."""
+        """Return one line of the latest layout; [] if it has no such line."""
         for section in self._sections:
             if row < len(section.lines):
                 line = section.lines[row]
@@ -113,7 +113,7 @@ class Entry:
         return []
 
     def click(self, row: int, column: int) -> Click:
-        """What a click there means; what only this entry is concerned with is done at once."""
+        """Return the meaning of a click; what concerns only this entry is done at once."""
         at = 0
         for text, style in self.line(row):
             at += cells(text)
@@ -129,33 +129,33 @@ class Entry:
 
     @property
     def source_text(self) -> str:
-        """What a copy of it holds."""
+        """The text that a copy of it holds."""
         return ""
 
 
 class UserEntry(Entry):
-    """What the person wrote, exactly as typed: nothing in it is markup."""
+    """A user message, exactly as typed: nothing in it is markup."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.text = cleaned(text)
         self.note = ""
-        """Said dimly below it: that it waits, for instance."""
+        """A dim note below it: that it waits, for instance."""
         self.branch: Branch = (1, 1)
         self.is_pinned = False
-        """The model sees it whatever is compacted."""
+        """Whether the model sees it whatever is compacted."""
         self.is_edited = False
-        """It stands in the composer, to be asked anew."""
+        """Whether it is being edited in the composer."""
         self._is_open = False
         """Whether all of a long message is shown."""
         self._said, self.pictures = take_out_pictures(self.text)
         self._shown, self._rest = PlainText("", "user"), ""
-        """What is shown of the message, and the line about the rest."""
+        """The visible part of the message, and the line about the rest."""
         self._fold()
         self.thumbnails: dict[str, Thumbnail] = {}
-        """Of those of its pictures that can be shown, by digest."""
+        """Thumbnails of its pictures that can be shown, by digest."""
         self.is_pictured = False
-        """Whether they were asked for since it came into view."""
+        """Whether thumbnails were requested since it came into view."""
 
     @property
     def source_text(self) -> str:
@@ -218,7 +218,7 @@ class RetryEntry(UserEntry):
     """A retry that waits for its turn, as messages do."""
 
     def __init__(self, exchange: Exchange | None, count: int) -> None:
-        """Wait to retry `exchange`; None means whichever is the last when its turn comes."""
+        """Wait to retry `exchange`; None means whichever is last when its turn comes."""
         super().__init__(f"/retry {count}" if count > 1 else "/retry")
         self.exchange = exchange
         self.count = count
@@ -234,32 +234,32 @@ class AnswerEntry(Entry):
         self.source: list[str] = []
         """The answer as the model wrote it, in pieces."""
         self._code: tuple[int, list[str]] | None = None
-        """Code blocks of the answer, and how many pieces of `source` there were when they were found."""
+        """How many pieces of `source` there were when code blocks were last searched for, and those found."""
         self.activity = ""
-        """What happens while nothing can be read yet."""
+        """The current activity, while there is no text to read."""
         self.footer: Line = []
         self.ending = Ending()
         self.resumes: Container[str] = ()
-        """What it may have come to for /continue to go on with it, as in ModelInfo."""
+        """What it may end in for /continue to be able to resume it, as in ModelInfo."""
         self.can_answer_now = True
         """Whether its thinking can be ended."""
         self.model = ""
-        """Who gave it, where that has to be said."""
+        """The model that gave it, if that is to be shown."""
         self.branch: Branch = (1, 1)
         self.thinking_tokens = 0
         self.thinking_s = 0.0
         self.is_thinking = False
         self._open = show_thinking
-        """None: open while it runs, one line afterwards."""
+        """Whether the thinking is open; None: open while it runs, one line afterwards."""
         self.tree: JsonTree | None = None
-        """Of an answer that is JSON, once it is over."""
+        """The tree of a finished answer that is JSON."""
         self._is_text = False
-        """Whether that is shown as text all the same."""
+        """Whether such an answer is shown as text anyway."""
         self._tree_row = 0
-        """Where its first line is in the latest layout."""
+        """The row of its first line in the latest layout."""
 
     def add(self, text: str, *, reasoning: bool, guessed: bool = False) -> None:
-        """Go on with a text, which speculation may have `guessed`."""
+        """Append a text; `guessed` says that speculation guessed it."""
         if not reasoning:
             self.source.append(text)
             self.tree = None
@@ -275,12 +275,12 @@ class AnswerEntry(Entry):
         return "".join(self.source).lstrip("\n")
 
     def settle_thinking(self, text: str) -> None:
-        """This is all of the thinking so far, whatever was added."""
+        """Replace the thinking so far by `text`."""
         self.thinking = Document()
         self.add(text, reasoning=True)
 
     def settle_text(self, text: str) -> None:
-        """This is the whole answer so far, whatever was added."""
+        """Make `text` the whole answer so far, whatever was added."""
         source = "".join(self.source)
         if text.startswith(source):
             if rest := text[len(source) :]:
@@ -290,12 +290,12 @@ class AnswerEntry(Entry):
         self.add(text, reasoning=False)
 
     def settle(self) -> None:
-        """The answer is over."""
+        """Finish the answer; show it as a tree if it is JSON."""
         self.tree = JsonTree.of(self.source_text)
         self.changed()
 
     def change_view(self) -> None:
-        """Of an answer that is JSON, show a tree, the tree folded, or text: each the next time."""
+        """Switch a JSON answer to its next view: a tree, the folded tree, or text."""
         if self.tree is None:
             return
         if self._is_text or (self.tree.has_depth and not self.tree.is_folded):
@@ -306,7 +306,7 @@ class AnswerEntry(Entry):
         self.changed()
 
     def code(self, number: int) -> str | None:
-        """The n-th code block, from 1; negative numbers count from the end. None when there is none."""
+        """Return the n-th code block, from 1, or from the end if negative; None if there is none."""
         if self._code is None or self._code[0] != len(self.source):
             self._code = len(self.source), code_blocks("".join(self.source))
         blocks = self._code[1]
@@ -315,7 +315,7 @@ class AnswerEntry(Entry):
 
     @property
     def is_blank(self) -> bool:
-        """It went straight to its calls."""
+        """Whether it went straight to its calls, so that there is nothing to show."""
         return self.body.is_empty and not (
             self.has_thought or self.activity or self.footer or self.ending.why
         )
@@ -398,7 +398,7 @@ class AnswerEntry(Entry):
 
 
 class NoticeEntry(Entry):
-    """What happened to the conversation besides its messages."""
+    """A notice of something that happened to the conversation."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -411,10 +411,10 @@ class NoticeEntry(Entry):
 
 
 class CompactionEntry(Entry):
-    """Stands where the model sees a summary, or nothing, of all that is above. A click shows the summary."""
+    """A mark above which the model sees a summary, or nothing. A click shows the summary."""
 
     def __init__(self, summary: str, count: int, pinned: int) -> None:
-        """`count` exchanges are above it, of which so many are pinned."""
+        """Mark that `count` exchanges are above, `pinned` of them pinned."""
         super().__init__()
         self.shown = (cleaned(summary), count, pinned)
         self._is_open = False
@@ -443,7 +443,7 @@ class CompactionEntry(Entry):
 
 
 def _folded(text: str) -> tuple[str, str]:
-    """The beginning of a long text, and what is said of the rest; "" where nothing is left out."""
+    """Return the beginning of a long text and a line about the rest, which is "" if nothing is left out."""
     if len(text) <= _LONG and text.count("\n") < _LONG_LINES:
         return text, ""
     head = "\n".join(text[:_LONG_HEAD].split("\n", _LONG_HEAD_LINES)[:_LONG_HEAD_LINES])
@@ -454,6 +454,6 @@ def _folded(text: str) -> tuple[str, str]:
 
 
 def _branch_runs(branch: Branch) -> Line:
-    """`< 2/3 >` where there are alternatives. The left half of it leads back, the right half on."""
+    """Return `< 2/3 >` if there are alternatives. A click on its left half goes back, on its right half forward."""
     number, count = branch
     return [(f"< {number}/{count} >", "branch"), (" ", "")] if count > 1 else []

@@ -1,4 +1,4 @@
-"""How the exchanges of a session are shown: a message and an answer each, which know which alternative they are."""
+"""The entries that show a session's exchanges: a message and an answer each, with the number of the alternative."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
@@ -12,7 +12,7 @@ from chatterm.terminal.sanitize import one_line
 
 
 class EntryCache:
-    """The entries of one tree, made when they are first asked for. Answers to the same message share that entry."""
+    """The entries of one tree, made on demand. Answers to the same message share that message's entry."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -29,7 +29,7 @@ class EntryCache:
         self.seen: dict[tuple[int | None, str], int] = {}
         """The id of the answer that was shown last, by parent and message."""
         self.named: dict[str, str] = {}
-        """What answers call their models; {} if answers do not name them."""
+        """Short names of models by their names; {} if answers do not name them."""
 
     @property
     def models(self) -> list[str]:
@@ -68,12 +68,12 @@ class EntryCache:
         return first
 
     def exchange_of(self, entry: Entry) -> Exchange | None:
-        """The exchange on the selected branch that an entry belongs to."""
+        """Return the exchange on the selected branch that an entry belongs to; None if there is none."""
         path = self._tree.path(self._tree.head)
         return next((e for e in reversed(path) if entry in self._pairs.get(e.id, ())), None)
 
     def entries_of(self, exchange: Exchange, *, show_thinking: bool | None) -> tuple[UserEntry, AnswerEntry]:
-        """How an exchange is shown; where it has not been yet, its thinking open, closed or open while it runs."""
+        """Return the entries of an exchange. New ones show thinking open, closed, or (None) open while it runs."""
         pair = self._pairs.get(exchange.id)
         if pair is None:
             answers = (self._pairs.get(e.id) for e in self._tree.answers(exchange))
@@ -84,14 +84,14 @@ class EntryCache:
         return pair
 
     def put(self, exchange: Exchange, prompt: UserEntry, answer: AnswerEntry) -> None:
-        """From now on these show the exchange."""
+        """Show the exchange with these entries from now on."""
         self._pairs[exchange.id] = (prompt, answer)
 
     def drop(self, exchange: Exchange) -> None:
         self._pairs.pop(exchange.id, None)
 
     def compaction_of(self, path: Sequence[Exchange]) -> CompactionEntry:
-        """What stands behind the last of these exchanges, for which a summary stands."""
+        """Return the entry of the summary that stands for these exchanges, shown after the last of them."""
         compaction = path[-1].compaction
         assert compaction is not None
         fresh = CompactionEntry(compaction.summary or "", len(path), sum(e.is_pinned for e in path))
@@ -101,8 +101,9 @@ class EntryCache:
         return known
 
     def mark(self, exchange: Exchange, model: str = "", resumes: Container[str] = ()) -> None:
-        """The entries of an exchange say which of how many alternatives they are, that `model` gave the answer, and
-        whether it can be gone on with (`resumes` is as in ModelInfo)."""
+        """Update the entries of an exchange: their numbers among alternatives, the `model` that is named, and how far
+        /continue can resume the answer (`resumes` is as in ModelInfo).
+        """
         prompt, answer = self._pairs[exchange.id]
         if (answer.model, answer.resumes) != (model, resumes):
             answer.model, answer.resumes = model, resumes
@@ -128,7 +129,7 @@ def shared(one: Sequence[Exchange], other: Sequence[Exchange]) -> int:
 
 
 def labels(names: Iterable[str]) -> dict[str, str]:
-    """Models by name as they are called where they stand together: as short as they can be told apart."""
+    """Return short names of models by their names: as short as possible without two being the same."""
     known = list(dict.fromkeys(name for name in names if name))
     short = {name: one_line(name.rsplit("/", 1)[-1], 60) for name in known}
     again = Counter(short.values())

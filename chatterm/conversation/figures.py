@@ -1,4 +1,4 @@
-"""The figures a person sees: measured while an answer comes, and how they are written."""
+"""Figures shown to the user: how they are measured during an answer, and how they are formatted."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,11 +15,11 @@ _WINDOW = 1.0
 _STOPPED = 30.0
 """Seconds without a token after which the current speed is unknown."""
 _QUIET = 0.8
-"""Seconds of warming that are not worth telling."""
+"""Seconds of warming that are too few to be shown."""
 _GAIN = 0.05
-"""Time that guesses must save, as a share of the decoding time, to be worth telling."""
+"""Time that guesses must save, as a share of the decoding time, to be shown."""
 _ENOUGH = 32
-"""Tokens that were computed at once, from which their rate tells how long more of them will take."""
+"""Fewest tokens of a prefill whose rate predicts how long more of them will take."""
 
 OF_ANSWER = (
     "generated_tokens",
@@ -72,7 +72,7 @@ class Speedometer(Arrivals):
         return rate(*self.measured())
 
     def history(self) -> tuple[float, ...]:
-        """Tokens/s along the answer, the unfinished last stretch left out."""
+        """Return the tokens/s of each stretch of the answer, without the unfinished last one."""
         return tuple(count / self._bucket for count in self._counts[:-1])
 
 
@@ -85,27 +85,27 @@ class SessionStats:
     cached_tokens: int = 0
     prefilled_tokens: int = 0
     split_tokens: int = 0
-    """Prompt tokens of which it is known whether they were cached."""
+    """Prompt tokens of which it is known whether they were cached or computed."""
     generated_tokens: int = 0
     reasoning_tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     decoded_tokens: int = 0
-    """Generated tokens that `decode_s` is the time of."""
+    """The generated tokens that took `decode_s`."""
     timed_tokens: int = 0
-    """Prefilled tokens that `prefill_s` is the time of."""
+    """The prefilled tokens that took `prefill_s`."""
     ttfts: list[float] = field(default_factory=list)
     guessed_tokens: int = 0
     accepted_tokens: int = 0
     drafted_tokens: int = 0
     accepted_drafts: int = 0
-    """The same of those that a draft model guessed."""
+    """The same two counts for guesses of a draft model."""
     saved_s: float = 0.0
-    """What the guesses that were right saved of `decode_s`."""
+    """Seconds of `decode_s` that the accepted guesses saved."""
     warmed_tokens: int = 0
-    """Of the cached ones those that were computed in idle time."""
+    """Cached tokens that were computed in idle time."""
     retries: int = 0
-    """Turns that answered an earlier message once more; the next two are of their prompts."""
+    """Turns that answered an earlier message again; the next two fields count tokens of their prompts."""
     retried_tokens: int = 0
     reused_tokens: int = 0
 
@@ -141,7 +141,7 @@ class SessionStats:
 
     @classmethod
     def of(cls, turns: Iterable[Mapping[str, float]]) -> "SessionStats":
-        """The sums over turns as they are stored: what `TurnStats.to_dict` gives; {} for one without figures."""
+        """Return the sums over turns as stored by `TurnStats.to_dict`; {} is a turn without figures."""
         session = cls()
         for turn in turns:
             if turn:
@@ -167,57 +167,58 @@ class Live:
     history: tuple[float, ...] = ()
     ttft_s: float | None = None
     waited_s: float = 0.0
-    """Since the request, while no token has come."""
+    """Seconds since the request, while no token has come."""
     cached: int | None = None
     computed: int | None = None
     generated: int = 0
     used: int = 0
-    """Tokens of the context that are taken."""
+    """Context tokens that are taken."""
     present: int | None = None
-    """How many of them need not be computed for the next answer; None where nobody knows."""
+    """How many of them need not be computed for the next answer; None: unknown."""
     context: int = 0
     figures: Figures | None = None
     prefill_rate: float | None = None
-    """Tokens/s at which the prompt was computed, or is."""
+    """Tokens/s of the prefill, running or finished."""
     progress_rate: float | None = None
-    """Bytes/s of what is being downloaded or loaded."""
+    """Bytes/s of the running download or load."""
     is_saved: bool = False
-    """The figures were saved with an answer: this machine may be another one than that which computed it."""
+    """Whether the figures were saved with an answer, which another machine may have computed."""
     title: str = ""
-    """That of the conversation; "" before it begins."""
+    """The title of the conversation; "" before it begins."""
     left_s: float | None = None
-    """Seconds until the progress, the prefill or the warming of the history will be done."""
+    """Estimated seconds until the download, load, prefill or warming is done."""
     guessed: int = 0
-    """Tokens that were guessed of the answer, and those of them that were right."""
+    """Tokens of the answer that were guessed, and below those that were right."""
     accepted: int = 0
     drafted: int = 0
     accepted_drafts: int = 0
-    """Those of them that a draft model guessed."""
+    """The same two counts for guesses of a draft model."""
     documents: tuple[str, ...] = ()
-    """Names of those that the conversation begins with."""
+    """Names of the documents at the start of the conversation."""
 
     @property
     def read(self) -> CachedChunk | None:
-        """What is being read in idle time for conversations to come."""
+        """The document that is being read in idle time for later conversations."""
         chunks = self.figures.chunks if self.figures is not None and self.phase == "ready" else ()
         return next((one for one in chunks if not one.is_read and one.present < one.tokens), None)
 
     @property
     def begun_on(self) -> CachedChunk | None:
-        """The documents that the conversation begins with, as they are kept."""
+        """The cached chunk of the documents at the start of the conversation."""
         chunks = self.figures.chunks if self.figures is not None and self.documents else ()
         return next((one for one in chunks if one.name == ", ".join(self.documents)), None)
 
     @property
     def is_warming(self) -> bool:
-        """Idle work makes the history present, and there is something left of it."""
+        """Whether idle work still has a part of the history to compute."""
         return self.phase == "ready" and self.present is not None and self.present < self.used
 
     @property
     def bandwidth_share(self) -> float | None:
         """The fraction of the memory bandwidth that decoding uses: each step reads the weights and the KV of all
         earlier tokens. None while unknown, and if it would exceed 1: then the data comes from somewhere faster,
-        such as the caches of a CPU."""
+        such as the caches of a CPU.
+        """
         figures, speed = self.figures, self.average or self.speed
         if self.is_saved or figures is None or not figures.bandwidth or not speed:
             return None
@@ -236,29 +237,29 @@ def decode_rate(stats: TurnStats | SessionStats) -> float:
 
 
 def has_gained(stats: TurnStats | SessionStats) -> bool:
-    """Return whether guesses saved enough time to be worth telling."""
+    """Return whether guesses saved enough time to be shown."""
     return stats.accepted_tokens > 0 and stats.saved_s >= max(0.0005, _GAIN * stats.decode_s)
 
 
 def tokens_a_step(generated: int, accepted: int) -> float:
-    """How many tokens a step gave on average: one of its own, and the guesses that were right."""
+    """Return the average tokens per step: one of its own, plus the guesses that were right."""
     return generated / (generated - accepted) if 0 < accepted < generated else 1.0
 
 
 def guesses_text(guessed: int, accepted: int) -> str:
-    """How many guesses were right; "" where nothing was guessed."""
+    """Say how many guesses were right; "" if nothing was guessed."""
     return f"{accepted:,} of {guessed:,} ({accepted / guessed:.0%})" if guessed else ""
 
 
 class ProgressRate:
-    """How fast something grows, over the last few seconds, and when it will be done."""
+    """Measures how fast something grew over the last few seconds, and when it will be done."""
 
     def __init__(self, window: float = 4.0) -> None:
         self._window = window
         self._points: deque[tuple[float, float]] = deque()
 
     def add(self, time: float, done: float) -> None:
-        """`done` so far; less than before means that something else has begun."""
+        """Note the amount `done` so far; less than before means that something else has begun."""
         points = self._points
         if points and done < points[-1][1]:
             points.clear()
@@ -269,14 +270,14 @@ class ProgressRate:
             points.popleft()
 
     def rate(self, time: float) -> float | None:
-        """Per second; None while it cannot be told."""
+        """Return the rate per second; None while it is unknown."""
         if len(self._points) < 2:
             return None
         begun, first = self._points[0]
         return (self._points[-1][1] - first) / max(time - begun, 1e-9)
 
     def left(self, time: float, total: float | None) -> float | None:
-        """Seconds until `total`; None while it cannot be told."""
+        """Return the seconds until `total` is reached; None while they are unknown."""
         rate = self.rate(time)
         if not total or not rate:
             return None
@@ -284,17 +285,17 @@ class ProgressRate:
 
 
 class Watch:
-    """Sees every Live there is, one after the other, and adds what only several of them can tell."""
+    """Sees every Live in turn, and adds the figures that only a series of them can give."""
 
     def __init__(self) -> None:
         self._what: object = None
         self._pace = ProgressRate()
         self._warming_since: float | None = None
         self._prefill_rate: float | None = None
-        """The latest that is worth something."""
+        """The latest meaningful rate."""
 
     def see(self, live: Live, now: float) -> Live:
-        """`live` with its rates and the time that is left; `now` by `time.monotonic()`."""
+        """Return `live` with its rates and the time that is left; `now` is by `time.monotonic()`."""
         progress, figures = live.progress, live.figures
         if live.phase == "loading" and progress is not None:
             self._follow((progress.stage, progress.what), progress.done, now)
@@ -318,7 +319,7 @@ class Watch:
         return live
 
     def _warming(self, live: Live, warmed: int, now: float) -> Live:
-        """What is soon done is as good as done: nothing flickers for a short history."""
+        """Add the progress of warming. A short one counts as done, so that nothing flickers."""
         if warmed >= live.used:
             self._what = self._warming_since = None
             return replace(live, present=live.used)
@@ -336,14 +337,14 @@ class Watch:
 
 
 def new_notes(told: Iterable[str], said: set[str]) -> list[str]:
-    """What a backend wants told and was not yet; it joins `said`."""
+    """Return the notes that are not in `said` yet, and add them to it."""
     notes = [note for note in told if note not in said]
     said.update(notes)
     return notes
 
 
 def weights_text(figures: Figures) -> str:
-    """Where the weights are: "63 GB, 40 GB of them in host memory"."""
+    """Say where the weights are: "63 GB, 40 GB of them in host memory"."""
     whole = bytes_text(figures.weight_bytes)
     return (
         f"{whole}, {bytes_text(figures.host_bytes)} of them in host memory" if figures.host_bytes else whole
@@ -351,7 +352,7 @@ def weights_text(figures: Figures) -> str:
 
 
 def count_text(count: int) -> str:
-    """A short count: "812", "4.1k", "131k"."""
+    """Format a count briefly: "812", "4.1k", "131k"."""
     if count < 1000:
         return str(count)
     return f"{count / 1000:.1f}k" if count < 99_950 else f"{count / 1000:.0f}k"
@@ -376,7 +377,7 @@ def rate_text(tokens_per_s: float) -> str:
 
 
 def left_text(seconds: float) -> str:
-    """How long it will still take, no more exact than it can be known: "8 s left", "3 min left"."""
+    """Say how long it will still take, as precisely as can be known: "8 s left", "3 min left"."""
     if seconds < 90:
         return f"{max(round(seconds), 1)} s left"
     if seconds < 5400:
@@ -385,7 +386,7 @@ def left_text(seconds: float) -> str:
 
 
 def progress_parts(live: Live) -> list[str]:
-    """What is being done, how far it is, how fast and how long it will take: the most important first."""
+    """Say what is being done, how far, how fast, and how long it will take: the most important first."""
     progress = live.progress
     if progress is None:
         return []
@@ -398,7 +399,7 @@ def progress_parts(live: Live) -> list[str]:
 
 
 def progress_text(progress: Progress) -> str:
-    """ "weights 61 of 98 MB", or how much there is so far while the total is unknown."""
+    """Say how far something is: "weights 61 of 98 MB", or how much is done while the total is unknown."""
     if progress.total is None:
         return f"{progress.what} {bytes_text(progress.done)}" if progress.done else progress.what
     done, total = bytes_text(progress.done), bytes_text(progress.total)
@@ -408,7 +409,7 @@ def progress_text(progress: Progress) -> str:
 
 
 def sparkline(values: tuple[float, ...], width: int) -> str:
-    """The last part of `values` squeezed into at most `width` bars, scaled to the largest."""
+    """Draw `values`, squeezed into at most `width` bars and scaled to the largest."""
     if not values or width < 1:
         return ""
     if len(values) > width:
@@ -422,8 +423,9 @@ def sparkline(values: tuple[float, ...], width: int) -> str:
 
 
 def bar(parts: Sequence[tuple[float, str]], width: int) -> Line:
-    """A bar of stretches of (share of the whole, style), the rest of it empty. What is not nothing can be seen,
-    and what is not all leaves something of the rest."""
+    """Draw a bar of stretches of (share of the whole, style), the rest of it empty. A share above 0 is always visible,
+    and a total below 1 leaves some of the rest.
+    """
     sizes = [round(share * width) for share, _ in parts]
     sizes = [max(size, 1 if share > 0 else 0) for size, (share, _) in zip(sizes, parts, strict=True)]
     whole = sum(share for share, _ in parts)
@@ -437,6 +439,6 @@ def bar(parts: Sequence[tuple[float, str]], width: int) -> Line:
 
 
 def meter(done: float, width: int) -> tuple[str, str]:
-    """The filled and the empty part of a bar; something is filled as soon as `done` is above 0."""
+    """Return the filled and the empty part of a bar; something is filled as soon as `done` is above 0."""
     filled = min(max(round(done * width), 1 if done > 0 else 0), width)
     return "━" * filled, "─" * (width - filled)

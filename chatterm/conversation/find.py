@@ -1,4 +1,4 @@
-"""Search in what is shown of a conversation: where a text stands in entries as they are laid out. No widget."""
+"""Search the visible text of a conversation: where a text stands in the entries as laid out. No widget."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -21,7 +21,7 @@ _AFTER = 20
 _AROUND = frozenset(
     "user-bar quote-bar rule bullet code-label code-copy picture branch edited muted warning fold thinking-head".split()  # noqa: SIM905
 )
-"""Styles of what stands around a text and is not searched."""
+"""Styles of the decoration around a text, which is not searched."""
 
 T = TypeVar("T")
 Walk = Generator[None, None, T]
@@ -53,7 +53,7 @@ class Finder:
         self._known: dict[Entry, tuple[object, dict[int, list[Match]]]] = {}
         """For each entry: its layout when it was searched, and the matches by number of the block."""
         self.here: Match | None = None
-        """The match that is looked at."""
+        """The current match."""
 
     # --- one entry ---
 
@@ -126,7 +126,7 @@ class Finder:
         return None
 
     def beside(self, entries: Sequence[Entry], side: int, lay_out: LayOut) -> Walk[Match | None]:
-        """Return the match after (1) or before (-1) the one that is looked at; after the last comes the first."""
+        """Return the match after (1) or before (-1) the current one; after the last comes the first."""
         here = self.here
         if here is None or here.entry not in entries:
             return (yield from self._first(entries, 0, lay_out))
@@ -146,7 +146,7 @@ class Finder:
         return here
 
     def count(self, entries: Sequence[Entry], lay_out: LayOut) -> Walk[tuple[int, int]]:
-        """Return the number of the match that is looked at (0 if it was not counted), and how many matches there are.
+        """Return the number of the current match (0 if it was not counted), and how many matches there are.
 
         Counting stops above `MOST`; the total is `MOST` + 1 then.
         """
@@ -201,7 +201,7 @@ def _row_text(line: Line) -> tuple[str, str]:
 
 
 def _blocks(rows: int) -> int:
-    """Return how many blocks hold so many rows."""
+    """Return how many blocks hold this many rows."""
     return -(-rows // _BLOCK)
 
 
@@ -213,7 +213,8 @@ def _compared(match: Match, other: Match) -> int:
 
 def _spans(offsets: list[int], first: int, start: int, end: int) -> tuple[Span, ...]:
     """Return the parts of rows that a match from `start` to `end` covers; `offsets` tells where each row begins, the
-    first of them being row `first`."""
+    first of them being row `first`.
+    """
     spans: list[Span] = []
     at = bisect_right(offsets, start) - 1
     while at < len(offsets) and offsets[at] < end:

@@ -1,4 +1,4 @@
-"""The files of a folder that are attached together, and what is said of them before they are sent."""
+"""The files of a folder that are attached together, and a preview of them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,31 +12,31 @@ from models.units import bytes_text, counted
 
 MOST_FILES = 200
 MOST_CHARACTERS = 400_000
-"""Of all files together."""
+"""Most characters of all files together."""
 LARGEST = 100_000
-"""Bytes of one of them."""
+"""Largest size of one file, in bytes."""
 _LOOKED_AT = 5_000
-"""Names that are looked at."""
+"""Most names that are looked at."""
 _SECONDS = 3.0
-"""For which files are read."""
+"""Seconds after which no more files are read."""
 _MACHINE = tuple(map(Path, ("/proc", "/sys", "/dev")))
 _NAMED = 8
-"""Files that a preview names."""
+"""Most files that a preview names."""
 _PER_TOKEN = 4
-"""Characters of a token, about."""
+"""Approximate characters per token."""
 
 
 @dataclass(slots=True)
 class FolderFiles:
     name: str
     texts: dict[str, str] = field(default_factory=dict)
-    """By name."""
+    """Texts by file name."""
     left_out: list[str] = field(default_factory=list)
-    """What is no text, or too large, or one too many."""
+    """Names of files that are no text, too large, or one too many."""
 
     @property
     def preview(self) -> str:
-        """What would be attached, in a line."""
+        """A line that says what would be attached."""
         size = sum(map(len, self.texts.values()))
         inside = [name.removeprefix(self.name) for name in self.texts]
         names = ", ".join(inside[:_NAMED]) + (
@@ -51,7 +51,7 @@ class FolderFiles:
 
 
 def folder_files(folder: Path, name: str) -> FolderFiles:
-    """The text files below a folder, as far as they fit. Raises AttachmentError (one line) where there are none."""
+    """Read the text files below a folder, as far as they fit. Raises AttachmentError (one line) if there are none."""
     here = folder.resolve()
     if here == Path(here.anchor) or any(here.is_relative_to(place) for place in _MACHINE):
         raise AttachmentError(f"{one_line(name, 200)} is too large to attach; name a folder in it.")

@@ -1,4 +1,4 @@
-"""Which files of a folder are worth reading: not what .gitignore files name, and not what nobody wrote by hand."""
+"""Find the files of a folder that are worth reading: neither ignored by .gitignore files nor generated."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,12 +9,12 @@ from pathlib import Path
 ALWAYS = frozenset(
     ["node_modules", "__pycache__", "venv", "target", "dist", "build", "package-lock.json", "uv.lock"]
 )
-"""Names that are left out, besides hidden ones."""
+"""Names that are always left out, besides hidden ones."""
 _LARGEST = 100_000
 """Bytes of a .gitignore that are read."""
 
 Names = tuple[str, ...]
-"""A path from the repository's folder on."""
+"""The parts of a path below the repository's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +22,18 @@ class IgnoreRule:
     """One line of a .gitignore."""
 
     folder: Names
-    """Where the file stands. What it says is about what lies below."""
+    """The folder of the .gitignore: the rule applies to what is below it."""
     parts: Names
-    """The pattern, name by name; `**` are any number of names."""
+    """The pattern, name by name; `**` stands for any number of names."""
     is_kept: bool
-    """`!pattern`: what it names is not ignored."""
+    """Whether it is a `!pattern`: what it names is not ignored."""
     folders_only: bool
 
     def fits(self, path: Names, is_folder: bool) -> bool:
         if path[: len(self.folder)] != self.folder or (self.folders_only and not is_folder):
             return False
         names = path[len(self.folder) :]
-        reached = {0}  # how many names the parts so far may stand for
+        reached = {0}  # how many names the parts so far can match
         for part in self.parts:
             if part == "**":
                 reached = set(range(min(reached), len(names) + 1)) if reached else reached
@@ -43,7 +43,7 @@ class IgnoreRule:
 
 
 def parse_rules(text: str, folder: Names) -> list[IgnoreRule]:
-    """What a .gitignore in `folder` says."""
+    """Parse the rules of a .gitignore in `folder`."""
     found = []
     for line in text.splitlines():
         line = re.sub(r"(?<!\\)\s+$", "", line)
@@ -58,17 +58,17 @@ def parse_rules(text: str, folder: Names) -> list[IgnoreRule]:
 
 
 def _literal(match: re.Match[str]) -> str:
-    """A character that stood behind a backslash, as fnmatch writes it."""
+    """Return a character that followed a backslash as fnmatch writes it."""
     return f"[{match[1]}]" if match[1] in "*?[" else match[1]
 
 
 def is_ignored(path: Names, is_folder: bool, rules: Sequence[IgnoreRule]) -> bool:
-    """Whether it is ignored; the last rule that fits counts."""
+    """Return whether a path is ignored; the last rule that fits counts."""
     return next((not rule.is_kept for rule in reversed(rules) if rule.fits(path, is_folder)), False)
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is such a file; not in a folder that may not be looked into."""
+    """Return whether a path exists; False in a folder that may not be read."""
     try:
         return path.exists()
     except OSError:
@@ -76,7 +76,7 @@ def _is_there(path: Path) -> bool:
 
 
 def files_below(top: Path, most: int) -> Iterator[Path]:
-    """The files below a folder that are worth reading, by name. Links are not followed; `most` names are looked at."""
+    """Yield the files below a folder that are worth reading. Links are not followed; `most` names are looked at."""
     here = top.resolve()
     root = next((folder for folder in (here, *here.parents) if _is_there(folder / ".git")), here)
     inside = here.relative_to(root).parts

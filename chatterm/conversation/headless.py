@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class Talk:
-    """Everything blocks, and belongs to one thread. Errors a person can cause are EngineError and ModelError.
+    """A conversation of one thread; every call blocks. Errors that the user can cause are EngineError and ModelError.
 
-    An answer is a generator: closing it, or an interrupt in it, stops the answer and keeps what was said.
+    An answer is a generator: closing it, or an interrupt in it, stops the answer and keeps the text so far.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class Talk:
         session: str | None = None,
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
-        """Where there is no `store` nothing is kept. `sampling` is what was chosen for the session.
+        """Continue `session`, or begin a new one with this `sampling`. Without a `store` nothing is saved.
 
-        Raises SessionError when `session` cannot be read.
+        Raises SessionError if `session` cannot be read.
         """
         self._backend = backend
         self._store = store
@@ -67,41 +67,41 @@ class Talk:
             self._backend.load_path(seen(self.path))
 
     def ask(self, text: str) -> Generator[TokenEvent, None, None]:
-        """Send a message. When it is refused, nothing has changed."""
+        """Send a message. If it is refused, nothing changes."""
         return self._new(self.tree.head, text)
 
     def tell(self, results: Sequence[ToolResult]) -> Generator[TokenEvent, None, None]:
-        """Go on with what came of the last answer's calls."""
+        """Continue with the results of the last answer's tool calls."""
         return self._new(self.tree.head, results_text(results), results)
 
     def keep(self, results: Sequence[ToolResult]) -> None:
-        """What came of the last answer's calls, where the person stopped before the model was told."""
+        """Save the results of the last answer's tool calls, if the user stopped before the model was told."""
         exchange = self.tree.add(self.tree.head, results_text(results), self._backend.model)
         exchange.results = list(results)
         self._open_session()
         self._save(exchange, None, ended=True)
 
     def retry(self) -> Generator[TokenEvent, None, None]:
-        """Answer the last message once more; the answer that is there stays as another branch."""
+        """Answer the last message again; the present answer stays as another branch."""
         last = self._last("There is no message to answer again; send one first.")
         self._backend.load_path(seen(self.tree.path(last.parent)))
         return self._new(last.parent, last.user, last.results)
 
     def resume(self) -> Generator[TokenEvent, None, None]:
-        """Go on with the last answer from where it ended."""
+        """Continue the last answer from where it ended."""
         last = self._last("There is no answer to continue; send a message first.")
         if not sees_last(self.path):
             raise EngineError("The model no longer sees this answer; /compact off shows it everything again.")
         return self._run(last, self._backend.resume())
 
     def undo(self) -> str:
-        """Go back before the last message, which is returned; its branch stays in the session."""
+        """Go back before the last message and return it; its branch stays in the session."""
         last = self.tree.asked(self._last("There is nothing to undo."))
         self._go(last.parent)
         return last.user
 
     def redo(self) -> str:
-        """Go forward again to the message that was taken back last, which is returned."""
+        """Go forward again to the message undone last, and return it."""
         ahead = self.tree.ahead(self.tree.head)
         if not ahead:
             raise EngineError("There is nothing to redo.")
@@ -109,7 +109,7 @@ class Talk:
         return ahead[0].user
 
     def compact(self, what: str) -> None:
-        """What the model sees from now on: nothing of what was said (`start`), no files (`files`), all (`off`)."""
+        """Set what the model sees from now on: nothing of the past (`start`), no files (`files`), all (`off`)."""
         last = self._last("There is nothing to compact yet.")
         changed = [last]
         if what == "off":
@@ -123,7 +123,7 @@ class Talk:
         self._go(last.id)
 
     def pin(self, which: str) -> str:
-        """Pin the n-th message (default: the last), or unpin it; what to say of it."""
+        """Pin or unpin the n-th message (default: the last); return a line that says which."""
         exchange = nth(self.path, which or "-1")
         exchange.is_pinned = not exchange.is_pinned
         head = self.tree.head
@@ -139,38 +139,38 @@ class Talk:
         self._backend.reset()
 
     def begin_on(self, documents: Sequence[Document]) -> None:
-        """Begin a new conversation on these; this one stays saved. Raises ContextFullError, and nothing has changed."""
+        """Begin a new conversation on these; this one stays saved. If they do not fit: raise ContextFullError."""
         self._backend.set_documents(documents)
         self.reset()
 
     @property
     def database(self) -> Path | None:
-        """Where it is kept; None where it is not."""
+        """The database file; None if nothing is saved."""
         return self._store.path if self._store is not None else None
 
     def update(self, **fields: Any) -> None:
-        """The session remembers another title, system prompt, ... from now on."""
+        """Change the title, the system prompt, ... that are saved with the session."""
         if self._store is not None and self.session is not None:
             self._store.update(self.session, **fields)
 
     def remember(self, text: str) -> None:
-        """A message that a person typed: it can be found again in other conversations."""
+        """Save a message that the user typed, to be found again in other conversations."""
         if self._store is not None:
             self._store.add_prompt(text)
 
     def rename(self, title: str) -> None:
-        """Call the session `title`, also where it does not exist yet."""
+        """Name the session `title`, even before it exists."""
         self.info.title = title
         self.update(title=title)
 
     @property
     def problem(self) -> str:
-        """One line while what is written stays in memory, and once if the session was deleted elsewhere; else ""."""
+        """A line while data stays in memory only, and once if the session was deleted elsewhere; otherwise ""."""
         if self._store is None:
             return ""
         return self._store.problem or (self._store.was_deleted(self.session) if self.session else "")
 
-    # --- how it is done ---
+    # --- internals ---
 
     def _last(self, nothing: str) -> Exchange:
         if self.tree.head is None:
@@ -192,7 +192,7 @@ class Talk:
                 began = True
                 yield event
         except BaseException:
-            if not began:  # refused, or stopped before anything was said: it was never there
+            if not began:  # refused, or stopped before any text: remove it
                 self.tree.drop(exchange.id)
                 if self._store is not None and self.session is not None:
                     self._store.drop(self.session, exchange.id)
@@ -201,7 +201,7 @@ class Talk:
         self._save(exchange, self._backend.last, ended=True)
 
     def _run(self, exchange: Exchange, events: Iterator[TokenEvent]) -> Generator[TokenEvent, None, None]:
-        """Pass the events on, and save what they made of the exchange where there are any."""
+        """Yield the events, and save the exchange as they change it."""
         began = False
         try:
             # The backend's iterators are generators: closing one cancels, and keeps what was produced.

@@ -9,20 +9,20 @@ from chatterm.terminal.sanitize import visible
 from models.units import counted
 
 _MOST_CHARACTERS, _MOST_NODES = 200_000, 5_000
-"""What is larger stays text."""
+"""Limits above which an answer stays text."""
 _STEP = 2
 _LEAST_ROOM = 16
-"""Columns that a value has at least, however deep it lies."""
+"""Fewest columns of a value, however deeply it is nested."""
 
 
 class _Number(str):
-    """As it was written."""
+    """A number as it was written."""
 
     __slots__ = ()
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object; a name may come twice."""
+    """An object, in which a name may occur twice."""
 
 
 @dataclass(slots=True)
@@ -30,16 +30,16 @@ class _Node:
     depth: int
     name: str
     value: str
-    """Of a leaf, as JSON; "" where there is something below."""
+    """The JSON of a leaf; "" if there is anything below."""
     style: str
     below: int = 0
-    """Nodes that follow it and belong to it, at any depth."""
+    """The number of nodes below it, at any depth; they follow it."""
     summary: str = ""
     is_open: bool = True
 
 
 class JsonTree:
-    """Lines of a width, each of which belongs to a node."""
+    """JSON as a tree of nodes, laid out in lines that each belong to a node."""
 
     def __init__(self, nodes: list[_Node]) -> None:
         self._nodes = nodes
@@ -47,7 +47,7 @@ class JsonTree:
 
     @classmethod
     def of(cls, text: str) -> "JsonTree | None":
-        """None for what is no JSON object or list, is empty, or is too large."""
+        """Parse a text; return None if it is no JSON object or list, is empty, or is too large."""
         text = text.strip()
         if not text.startswith(("{", "[")) or len(text) > _MOST_CHARACTERS:
             return None
@@ -66,7 +66,7 @@ class JsonTree:
 
     @property
     def count(self) -> str:
-        """How much there is, for people."""
+        """The number of values, in words."""
         return counted(sum(not node.below for node in self._nodes), "value")
 
     @property
@@ -76,7 +76,7 @@ class JsonTree:
 
     @property
     def is_folded(self) -> bool:
-        """Whether every branch is."""
+        """Whether every branch is folded."""
         return self.has_depth and not any(node.below and node.is_open for node in self._nodes)
 
     def fold(self, is_open: bool) -> None:
@@ -85,7 +85,7 @@ class JsonTree:
             node.is_open = is_open or not node.below
 
     def toggle(self, row: int) -> bool:
-        """Fold or open the branch on a line of the latest layout; False where there is none."""
+        """Fold or open the branch on a line of the latest layout; return False if there is none."""
         if not 0 <= row < len(self._owners):
             return False
         node = self._nodes[self._owners[row]]
@@ -94,7 +94,7 @@ class JsonTree:
         return bool(node.below)
 
     def lines(self, width: int) -> list[FixedLine]:
-        """What is not folded away."""
+        """Return the lines that are not folded away."""
         found: list[FixedLine] = []
         self._owners = []
         index = 0
@@ -112,7 +112,7 @@ def _not_json(name: str) -> Any:
 
 
 def _flat(value: Any) -> list[_Node]:
-    """Every value below this one, each before what is below it."""
+    """Return a node for every value below this one, each before those below it; [] if there are too many."""
     nodes: list[_Node] = []
     stack = [(0, item) for item in reversed(_items(value))]
     while stack:
@@ -135,7 +135,7 @@ def _flat(value: Any) -> list[_Node]:
 
 
 def _close(nodes: list[_Node], above: list[int], depth: int, end: int) -> None:
-    """Those of `above` that are not above a node of this depth have nothing more below them."""
+    """Remove the nodes of this depth or deeper from `above`: nothing more is below them, so it can be counted."""
     while above and nodes[above[-1]].depth >= depth:
         last = above.pop()
         nodes[last].below = end - last - 1
@@ -148,13 +148,13 @@ def _items(value: Any) -> list[tuple[str, Any]]:
 
 
 def _written(text: str) -> str:
-    """A text as JSON writes it, on one line: separators of lines and paragraphs are escaped as well."""
+    """Return a text as JSON on one line: separators of lines and paragraphs are escaped as well."""
     written = json.dumps(text, ensure_ascii=False)
     return visible(written.replace("\u2028", r"\u2028").replace("\u2029", r"\u2029"))
 
 
 def _leaf(value: Any) -> tuple[str, str]:
-    """A value without anything below, and its style."""
+    """Return the JSON of a value without anything below, and its style."""
     if isinstance(value, _Number):
         return visible(value), "code-number"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The text of a PDF, read by pypdf where that is installed."""
+"""Read the text of a PDF with pypdf, if that is installed."""
 
 import io
 import logging
@@ -11,7 +11,7 @@ _CHARACTERS = 1_000_000
 
 
 def pdf_text(data: bytes, shown: str) -> str:
-    """`shown` is how errors call it. Raises AttachmentError (one line)."""
+    """Return the text of a PDF, which errors call `shown`. Raises AttachmentError (one line)."""
     try:
         import pypdf
     except ImportError:

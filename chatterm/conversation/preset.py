@@ -1,4 +1,4 @@
-"""What holds for a conversation as a whole: its system prompt, and how it chooses tokens. It stands at its head."""
+"""The settings of a whole conversation, shown at its head: system prompt, sampling and documents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from chatterm.markdown.lines import Line, cells, wrap
 from chatterm.terminal.sanitize import cleaned
 
 _HEAD = 3
-"""Lines of a system prompt that are shown of a longer one."""
+"""Lines that are shown of a longer system prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
     system: str | None = None
     sampling: tuple[tuple[str, Any], ...] = ()
-    """What was chosen for this conversation: fields of SamplingParams and their values."""
+    """Sampling chosen for this conversation: fields of SamplingParams and their values."""
     documents: tuple[str, ...] = ()
-    """Those that it begins with, by name."""
+    """Names of the documents at its start."""
 
     @classmethod
     def of(cls, system: str | None, sampling: Mapping[str, Any], documents: tuple[str, ...] = ()) -> "Preset":
@@ -30,7 +30,7 @@ class Preset:
 
     @property
     def kept(self) -> str:
-        """What the next conversation keeps, as a sentence with a space before it; "" for nothing."""
+        """What the next conversation keeps, as a sentence after a space; "" for nothing."""
         parts = ["the system prompt"] if self.system is not None else []
         parts += [f"{name} {value_text(value)}" for name, value in self.sampling]
         listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
@@ -41,7 +41,7 @@ NOTHING = Preset()
 
 
 def preset_lines(preset: Preset, width: int, *, is_open: bool = False) -> tuple[list[Line], int]:
-    """The lines of it, and how many lines of the system prompt these leave out."""
+    """Return the lines of a preset, and how many lines of the system prompt they leave out."""
     lines: list[Line] = []
     left = 0
     if preset.system is not None:
@@ -59,7 +59,7 @@ def preset_lines(preset: Preset, width: int, *, is_open: bool = False) -> tuple[
 
 
 def _labelled(label: str, text: str, width: int, most: int | None) -> tuple[list[Line], int]:
-    """The text with the label before its first line; beyond `most` lines they are counted only."""
+    """Return a text with the label before its first line, and how many lines beyond `most` were left out."""
     label += "  "
     rows = cleaned(text).strip("\n").split("\n")
     lines = wrap([(label, "accent"), (rows[0], "muted")], width)
@@ -67,7 +67,7 @@ def _labelled(label: str, text: str, width: int, most: int | None) -> tuple[list
         lines = [[(label.strip(), "accent")], *wrap([(rows[0], "muted")], width)]
     for row in rows[1:]:
         lines += wrap([(row, "muted")], width)
-    # One line more costs no more than the line that says so.
+    # A single further line takes no more room than a line that counts it.
     if most is None or len(lines) <= most + 1:
         return lines, 0
     return lines[:most], len(lines) - most

@@ -1,4 +1,4 @@
-"""Saves one conversation as it happens. Where there is no store it keeps nothing, and nobody needs to ask."""
+"""Save one conversation as it happens. Without a store, every call does nothing."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def session_info(
     backend: Backend, sampling: Mapping[str, Any], documents: tuple[Document, ...] | None = None
 ) -> SessionInfo:
-    """What a session remembers besides its messages. `documents`: those that it begins with (None: the backend's)."""
+    """Return the settings that a session is saved with. `documents` are those at its start (None: the backend's)."""
     return SessionInfo(
         model=backend.model,
         system=backend.system,
@@ -25,7 +25,7 @@ def session_info(
 
 
 class Keeper:
-    """Every method returns at once."""
+    """Saves one conversation. Every method returns at once."""
 
     def __init__(self, store: "SessionStore | None", session: str | None = None) -> None:
         self.store = store
@@ -34,12 +34,12 @@ class Keeper:
 
     @property
     def problem(self) -> str:
-        """One line while what is written stays in memory; "" while all is well."""
+        """A line while data stays in memory only; otherwise ""."""
         return self.store.problem if self.store is not None else ""
 
     @property
     def was_deleted(self) -> str:
-        """One line, once, if another program had deleted the session; "" if not."""
+        """A line, once, if another program deleted the session; otherwise ""."""
         return (
             self.store.was_deleted(self.session)
             if self.store is not None and self.session is not None
@@ -47,13 +47,13 @@ class Keeper:
         )
 
     def begin(self, info: SessionInfo) -> None:
-        """From now on this is a session of its own, unless it is one already."""
+        """Begin a session, unless one has begun already."""
         if self.store is not None and self.session is None:
             self.session = self.store.new(info)
             self.store.draft(None, "")
 
     def leave(self) -> None:
-        """What comes next is another session."""
+        """Leave the session: the next `begin` makes another one."""
         self.session = None
 
     def save(self, session: str | None, exchange: Exchange) -> None:
@@ -61,7 +61,7 @@ class Keeper:
             self.store.save(session, exchange)
 
     def say(self, session: str | None, exchange: Exchange, events: Sequence[TokenEvent]) -> None:
-        """The next tokens of an answer that was saved when it began."""
+        """Save the next tokens of an answer that was saved when it began."""
         if self.store is not None and session is not None:
             self.store.say(session, exchange, events)
 

@@ -1,4 +1,4 @@
-"""/stats: this turn, this session and this process side by side, and what the engine holds."""
+"""/stats: this turn, this session and this process side by side, and the state of the engine."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -24,18 +24,18 @@ _NONE = "–"
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """What this process has taken so far."""
+    """Resources that this process has used so far."""
 
     since_s: float
     """Seconds since it began."""
     cpu_s: float
     """CPU seconds of all its threads."""
     peak_bytes: int | None
-    """Most memory that it has held; None where the system does not tell."""
+    """Peak memory; None if the system does not report it."""
 
 
 def process_figures(begun: float) -> ProcessFigures:
-    """`begun` by `time.monotonic()`."""
+    """Measure this process; `begun` is its start by `time.monotonic()`."""
     peak: int | None = None
     try:
         import resource
@@ -57,7 +57,7 @@ def stats_lines(
     process: SessionStats | None = None,
     machine: ProcessFigures | None = None,
 ) -> list[Line]:
-    """Tables for `width` columns. `process` sums up every turn since the program began, of all its sessions."""
+    """Return tables for `width` columns. `process` sums up the turns of all sessions since the program began."""
     lines: list[Line] = []
     if turn is None and not session.turns and not (process and process.turns):
         lines.append([("There are no answers yet.", "muted")])
@@ -81,7 +81,7 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
         told = [
             turn,
             *(s for _, s in columns),
-        ]  # a server may not tell it, and nothing is known of an answer that was cut off
+        ]  # unknown if a server does not report it, or an answer was cut off
         return [
             text if of and getattr(of, known) else _NONE for text, of in zip(count(name), told, strict=True)
         ]
@@ -122,8 +122,9 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
 
 
 def _side_by_side(rows: list[list[str]], width: int) -> Iterator[list[list[str]]]:
-    """The table in as many parts as it takes for no cell to wrap: each with the first column, and with as many of
-    the others as fit."""
+    """Yield the table in as many parts as it takes for no cell to wrap: each has the first column, and as many of the
+    others as fit.
+    """
     sizes = [max(cells(row[column]) for row in rows) + 3 for column in range(len(rows[0]))]
     first, room = 1, width - sizes[0] + 3
     for last in range(1, len(sizes)):
@@ -134,7 +135,7 @@ def _side_by_side(rows: list[list[str]], width: int) -> Iterator[list[list[str]]
 
 
 def _reuse(stats: SessionStats, width: int) -> list[Line]:
-    """What of the prompts was there already: counted, never estimated."""
+    """Say how much of the prompts was in the cache: counted, never estimated."""
     if not stats.cached_tokens:
         return []
     text = f"{stats.cached_tokens:,} of {counted(stats.split_tokens, 'prompt token')} came from the cache"
@@ -185,7 +186,7 @@ def _about(
 
 
 def _disk(disk: DiskFigures) -> str:
-    """What conversations have on disk, and what bringing it back is worth."""
+    """Say what the disk holds of conversations, and what restoring it costs."""
     if disk.problem:
         return disk.problem
     costs = _costs(disk.brought_s, disk.computed_s)
@@ -199,14 +200,14 @@ def _disk(disk: DiskFigures) -> str:
 
 
 def _costs(brought_s: float | None, computed_s: float | None) -> str:
-    """What a token takes; "" until it is known."""
+    """Compare the time to restore a token and to recompute it; "" until both are known."""
     if brought_s is None or computed_s is None:
         return ""
     return f"{brought_s * 1e6:.1f} µs per token, recomputing {computed_s * 1e6:.1f}"
 
 
 def _offload(offload: OffloadFigures) -> str:
-    """What became of evicted blocks, and what bringing them back is worth."""
+    """Say what became of evicted blocks, and what restoring them costs."""
     costs = _costs(offload.brought_s, offload.computed_s)
     if not offload.is_used:
         return f"recomputed, not restored: restoring takes {costs}"
@@ -219,7 +220,7 @@ def _pairs(pairs: list[tuple[str, str]], width: int) -> list[Line]:
     column = 11
     lines: list[Line] = []
     for name, text in pairs:
-        if longest_word([(text, "")]) > width - column:  # better below the name than broken
+        if longest_word([(text, "")]) > width - column:  # put it below the name instead of breaking it
             lines += [[(name, "muted")], *wrap([(text, "")], width)]
             continue
         for row, part in enumerate(wrap([(text, "")], max(width - column, 8))):

@@ -1,4 +1,4 @@
-"""Pictures as a terminal can show them: a character for two pixels, one above the other. Pillow decodes them."""
+"""Pictures for a terminal: each character shows two pixels, one above the other. Pillow decodes them."""
 
 import io
 import warnings
@@ -8,11 +8,11 @@ from chatterm.backends.pictures import Picture, read_picture
 from chatterm.markdown.lines import Line
 
 COLUMNS, ROWS = 48, 12
-"""Characters that a picture takes at most."""
+"""Largest size of a picture, in characters."""
 _MOST_PIXELS = 50_000_000
-"""Pixels that are decoded: up to four bytes each while that lasts."""
+"""Most pixels of a picture that is decoded; each takes up to four bytes meanwhile."""
 _GROUND = (128, 128, 128)
-"""What shines through: black and white can both be seen on it."""
+"""The background of transparent pictures: black and white are both visible on it."""
 _HALF = "▀"
 
 
@@ -25,7 +25,7 @@ class Thumbnail:
     pixels: bytes
 
     def lines(self, room: int) -> list[Line]:
-        """At most `room` columns. A run is half blocks of one style, which names two colours: see `Painter`."""
+        """Return lines of at most `room` columns. A run is half blocks of one style with two colours: see `Painter`."""
         width = max(min(self.width, room), 1)
         height = max(self.height * width // self.width, 1)
         lines: list[Line] = []
@@ -42,14 +42,15 @@ class Thumbnail:
         return lines
 
     def _at(self, column: int, row: int, width: int, height: int) -> str:
-        """The colour there in a picture that is so large, as six digits."""
+        """Return a colour of the picture scaled to this width and height, as six hexadecimal digits."""
         place = 3 * (row * self.height // height * self.width + column * self.width // width)
         return self.pixels[place : place + 3].hex()
 
 
 def thumbnail(picture: Picture) -> Thumbnail | None:
-    """Read and decode it. None where it has changed or gone since, where Pillow is not installed or refuses it, and
-    where it is too large. It takes time: not for the screen's thread."""
+    """Read and decode a picture. Return None if the file has changed or is gone, if Pillow is missing or rejects it, or
+    if it is too large. Slow: not for the screen's thread.
+    """
     if picture.width * picture.height > _MOST_PIXELS or (data := read_picture(picture)) is None:
         return None
     try:
@@ -61,7 +62,7 @@ def thumbnail(picture: Picture) -> Thumbnail | None:
         with Image.open(io.BytesIO(data), formats=[picture.kind.removeprefix("image/").upper()]) as image:
             if image.size != (picture.width, picture.height):
                 return None
-            is_turned = image.getexif().get(0x0112, 1) >= 5  # lies on its side
+            is_turned = image.getexif().get(0x0112, 1) >= 5  # it is stored on its side
             box = (2 * ROWS, COLUMNS) if is_turned else (COLUMNS, 2 * ROWS)
             image.thumbnail(box)
             small = ImageOps.exif_transpose(image).convert("RGBA")

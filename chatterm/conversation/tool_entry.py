@@ -1,4 +1,4 @@
-"""Calls of tools in a transcript: one line each, with what came of it folded below."""
+"""Tool calls in a transcript: one line each, with the result folded below."""
 
 import json
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from chatterm.tools.arguments import show_arguments as arguments_shown
 from chatterm.tools.tool import ToolError
 
 _MOST_LINES = 400
-"""Lines of one result that are shown when it is open."""
+"""Most lines of a result that are shown when it is open."""
 _TAIL = 5
-"""Lines of running output that are shown."""
+"""Last lines of running output that are shown."""
 _BARS: Line = [(" " * INDENT, ""), ("│ ", "rule")]
 _STYLES = {"failed": "warning", "refused": "warning", "stopped": "warning", "asking": "accent"}
 _WORDS = {"asking": "waits for you", "running": "running", "waiting": "waits"}
@@ -25,19 +25,19 @@ _WORDS = {"asking": "waits for you", "running": "running", "waiting": "waits"}
 
 @dataclass(slots=True)
 class CallView:
-    """One call as far as it has come."""
+    """The current state of a call."""
 
     name: str
     arguments: str
     state: str = "waiting"
-    """As of a result; or waiting, asking, running."""
+    """The state of a result; or waiting, asking, running."""
     seconds: float = 0.0
     text: str = ""
     is_open: bool = False
 
 
 class ToolsEntry(UserEntry):
-    """What stands where a person's message would: the calls of the answer before, and their results."""
+    """The tool calls of the previous answer and their results, in place of a user message."""
 
     def __init__(self, calls: Sequence[ToolCall]) -> None:
         super().__init__("")
@@ -47,7 +47,7 @@ class ToolsEntry(UserEntry):
 
     @classmethod
     def of(cls, results: Sequence[ToolResult]) -> "ToolsEntry":
-        """Calls that are over."""
+        """Make an entry of finished calls."""
         entry = cls([ToolCall(result.name, result.arguments) for result in results])
         for shown, result in zip(entry.calls, results, strict=True):
             shown.state, shown.seconds, shown.text = result.state, result.seconds, result.text
@@ -55,7 +55,7 @@ class ToolsEntry(UserEntry):
         return entry
 
     def show_state(self, number: int, state: str, seconds: float = 0.0, text: str | None = None) -> None:
-        """Call `number` has come so far."""
+        """Show the state of call `number`."""
         shown = self.calls[number]
         shown.state, shown.seconds = state, seconds
         if text is not None:
@@ -63,11 +63,11 @@ class ToolsEntry(UserEntry):
         self.changed()
 
     def finish(self, results: Sequence[ToolResult]) -> None:
-        """All of them are over."""
+        """Set the text of the entry: all calls are over."""
         self.text = cleaned(results_text(results))
 
     def toggle(self) -> None:
-        """Open all that is folded, or fold all."""
+        """Open all calls if none is open; otherwise fold all."""
         opened = not any(shown.is_open for shown in self.calls)
         for shown in self.calls:
             shown.is_open = opened
@@ -103,7 +103,7 @@ class ToolsEntry(UserEntry):
 
 
 class RunEntry(Entry):
-    """A code block that the person ran: shown as a call is, and no part of the conversation."""
+    """A code block that the user ran: shown like a call, but not part of the conversation."""
 
     def __init__(self, call: ToolCall) -> None:
         super().__init__()
@@ -114,12 +114,12 @@ class RunEntry(Entry):
         return self._calls.calls[0]
 
     def show_state(self, state: str, seconds: float = 0.0, text: str | None = None) -> None:
-        """It has come so far."""
+        """Show the state of the run."""
         self._calls.show_state(0, state, seconds, text)
         self.changed()
 
     def toggle(self) -> None:
-        """Open its output, or fold it."""
+        """Open or fold its output."""
         self._calls.toggle()
         self.changed()
 
@@ -133,7 +133,7 @@ class RunEntry(Entry):
 
 
 def subject(name: str, arguments: str) -> str:
-    """What a call is about, on one line."""
+    """Return what a call is about, its first argument, on one line."""
     try:
         given = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -175,7 +175,7 @@ def _lines(shown: CallView, room: int) -> list[Line]:
 
 
 def _pretty(arguments: str) -> str:
-    """Every argument, as the person was asked about it."""
+    """Return every argument, in the form in which the user was asked about it."""
     try:
         return "\n".join(text for text, _ in arguments_shown(parsed(arguments)))
     except ToolError:

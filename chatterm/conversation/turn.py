@@ -1,4 +1,4 @@
-"""One question and its answer while it comes: from reports of the worker to an exchange, an entry and figures."""
+"""A message and its answer while that runs: the worker's reports become an exchange, an entry and figures."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class RunningTurn:
-    """Times are those of `time.monotonic()`."""
+    """A running answer. Times are by `time.monotonic()`."""
 
     def __init__(
         self,
@@ -50,27 +50,27 @@ class RunningTurn:
         self.prompt = prompt
         self.answer = answer
         self.fallback = fallback
-        """The head to go back to when nothing is said."""
+        """The head to go back to if no text arrives."""
         self.is_retry = is_retry
         self.is_resumed = is_resumed
-        """It goes on with an answer that is there already."""
+        """Whether it continues an existing answer."""
         self.is_candidate = is_candidate
-        """It is one of several answers that are made at once."""
+        """Whether it is one of several simultaneous answers."""
         self.before: Outcome | None = None
         """The answer without the tokens of this turn, once they come."""
         self.session: str | None = None
-        """Where the exchange is saved."""
+        """The session in which the exchange is saved."""
         self.started = now
         self.speed = Speedometer()
         self.is_stopping = False
         self.problem = ""
         """The error that ended it, in a line."""
         self.is_dropped = False
-        """It was taken off the screen while it ran."""
+        """Whether it was taken off the screen while it ran."""
         self.is_undone = False
-        """It shall be taken back as soon as it has stopped."""
+        """Whether to undo this turn once it stops."""
         self.doing = "reading"
-        """What it does before its first token, in few words."""
+        """What it does before its first token, in a few words."""
         self._thought_s = answer.thinking_s
         self._stats_before = dict(exchange.stats)
         self.stats: TurnStats | None = None
@@ -92,13 +92,13 @@ class RunningTurn:
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds from sending to the first token, as the person saw them."""
+        """Seconds from sending to the first token, as the user saw them."""
         return None if self.speed.first is None else self.speed.first - self.started
 
     def begin(self, before: Outcome) -> None:
-        """The first token is there; before it the answer was this: nothing, or what is gone on with.
+        """Note that the first token is there; `before` is the answer being continued, or empty.
 
-        Half a character or a stop string that was shown at its end may become something else now.
+        Half a character or a stop string shown at its end may turn out differently now.
         """
         self.before = before
         thinking_s = self.exchange.thinking_s
@@ -110,7 +110,7 @@ class RunningTurn:
         self._count(before)
 
     def take(self, tokens: Sequence[Token]) -> list[TokenEvent]:
-        """Tokens that have arrived, oldest first; what of them is new in the exchange."""
+        """Add tokens that have arrived, oldest first; return their events."""
         answer = self.answer
         pieces: list[tuple[tuple[bool, bool], list[str]]] = []
         for token in tokens:
@@ -136,7 +136,7 @@ class RunningTurn:
         return events
 
     def note(self, latest: Outcome) -> None:
-        """Bring the figures of the exchange up to the tokens that it has; `latest` may have some more."""
+        """Update the figures of the exchange to the tokens that it has; `latest` may have some more."""
         self._count(latest)
         exchange = self.exchange
         exchange.stats["generated_tokens"] = self._stats_before.get("generated_tokens", 0) + self.speed.count
@@ -145,7 +145,7 @@ class RunningTurn:
         exchange.ends_at = latest.ends_at
 
     def tick(self, now: float, figures: Figures | None, waiting: str = "") -> bool:
-        """Move what moves by itself; whether anything did. `waiting` is as in Backend."""
+        """Update the clock and the progress; return whether anything changed. `waiting` is as in Backend."""
         answer = self.answer
         self.doing = waiting or reading_text(figures)
         if answer.is_thinking and self._thinking_since is not None:
@@ -171,32 +171,32 @@ class RunningTurn:
         return True
 
     def keep(self, latest: Outcome | None) -> None:
-        """Bring the exchange up to what was said so far, or in the end."""
+        """Update the exchange to the answer so far, or to the final one."""
         exchange = self.exchange
         exchange.thinking_s = self.answer.thinking_s
         if latest is None:
             exchange.text = "".join(self.answer.source)
-            exchange.token_ids, exchange.shown = [], (0, 0)  # those that are known may be those of less text
+            exchange.token_ids, exchange.shown = [], (0, 0)  # the known ones may belong to less text
             return
         exchange.take(latest)
         self._count(latest)
 
     def _count(self, latest: Outcome) -> None:
-        """The figures of the exchange, those of its latest run being `latest`."""
+        """Set the figures of the exchange; `latest` has those of its latest run."""
         exchange = self.exchange
         if self.is_resumed and self.problem and not self.has_begun:
             exchange.stats = dict(self._stats_before)  # it was refused: nothing is new
             return
         exchange.stats = dict(latest.stats.to_dict())
         if self.is_resumed and (before := self._stats_before):
-            # The answer is that of all runs, the prompt that of the first.
+            # Figures of the answer add up over all runs; those of the prompt are from the first.
             earlier = TurnStats.of(before).to_dict()
             added = {name: earlier[name] + exchange.stats[name] for name in OF_ANSWER}
             exchange.stats = {**before, **added}
             exchange.stats.pop("decode_tokens_per_s", None)
 
     def end(self, outcome: Outcome | None, now: float) -> None:
-        """The answer is over."""
+        """Finish the answer, and show its figures and why it ended."""
         answer = self.answer
         answer.source = ["".join(answer.source)]  # thousands of short strings take ten times as much memory
         if answer.is_thinking:
@@ -210,14 +210,16 @@ class RunningTurn:
         silent = answer.body.is_empty and not answer.has_thought and not self.exchange.calls
         answer.activity = "The model gave no text." if silent and outcome is not None else ""
         self.stats = outcome.stats if outcome is not None else None
-        unfinished = FinishReason.CANCELLED if self.has_begun else None  # an error: it was said elsewhere
+        unfinished = (
+            FinishReason.CANCELLED if self.has_begun else None
+        )  # an error, which is reported elsewhere
         reason = outcome.finish_reason if outcome is not None else unfinished
         if reason == FinishReason.CANCELLED and not self.has_begun:
             answer.activity = ""
         answer.footer = footer_line(exchange_stats(self.exchange) if self.stats is not None else None)
         answer.ending = describe_ending(reason)
         if self.exchange.calls and reason in (FinishReason.EOS, FinishReason.STOP):
-            answer.footer = []  # the figures stand below the answer that all this leads to
+            answer.footer = []  # the figures are shown below the answer after the calls
         answer.changed()
 
     def _end_thinking(self, now: float) -> None:
@@ -234,8 +236,9 @@ def live_figures(
     saved: TurnStats | None,
     now: float,
 ) -> Live:
-    """`idle` with the figures of the running turn, else of the answer that is looked at: of the turn that `ended` with
-    it, or only those that are `saved` with it."""
+    """Return `idle` with the figures of the running turn, otherwise of the current answer: those of the turn that
+    `ended` with it, or only those `saved` with it.
+    """
     turn = running or ended
     common = replace(
         idle,
@@ -279,7 +282,7 @@ def live_figures(
 
 
 def _with_saved(live: Live, stats: TurnStats) -> Live:
-    """The figures that are saved with an answer."""
+    """Return `live` with the figures that were saved with an answer."""
     is_known = stats.split_tokens > 0
     guesses = stats if has_gained(stats) else TurnStats()
     return replace(
@@ -299,7 +302,7 @@ def _with_saved(live: Live, stats: TurnStats) -> Live:
 
 
 def finished_answer_entry(exchange: Exchange, *, show_thinking: bool | None) -> AnswerEntry:
-    """The entry of an answer that is over."""
+    """Make the entry of a finished answer."""
     entry = AnswerEntry(show_thinking=show_thinking)
     entry.thinking_s = exchange.thinking_s
     entry.thinking_tokens = int(exchange.stats.get("reasoning_tokens", 0))
@@ -317,12 +320,12 @@ def finished_answer_entry(exchange: Exchange, *, show_thinking: bool | None) -> 
 
 
 def exchange_stats(exchange: Exchange) -> TurnStats | None:
-    """The figures of an answer, where they were kept."""
+    """Return the figures of an answer; None if none were saved."""
     return TurnStats.of(exchange.stats) if exchange.stats else None
 
 
 def footer_line(stats: TurnStats | None) -> Line:
-    """The figures below an answer."""
+    """Return the line of figures below an answer."""
     parts: list[str] = []
     if stats is not None and stats.generated_tokens:
         parts.append(counted(stats.generated_tokens, "token"))

@@ -1,4 +1,4 @@
-"""What a conversation needs of the screen that shows it."""
+"""The interface of the screen that shows a conversation."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,7 +13,7 @@ class View(Protocol):
         """Show these messages, in this order, below `above`, which stays with all that is above it."""
 
     def add(self, entry: Entry) -> None:
-        """One more message, at the end."""
+        """Append an entry at the end."""
 
     def give_back(self, text: str) -> None:
-        """Text that was not sent belongs into the composer again."""
+        """Put text that was not sent back into the composer."""

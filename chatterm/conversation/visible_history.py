@@ -1,4 +1,4 @@
-"""What the model sees of a branch: what was said, but for what is compacted (`Compaction`)."""
+"""What the model sees of a branch: the whole conversation, except for what is compacted (`Compaction`)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ _TAKEN = "Understood. I go on from this summary."
 
 
 def summarised(path: Sequence[Exchange]) -> int:
-    """How many exchanges at the start of a branch the latest summary stands for; 0 where there is none."""
+    """Return how many exchanges at the start of a branch the latest summary replaces; 0 if there is none."""
     found = (
         n for n, e in enumerate(path, 1) if e.compaction is not None and e.compaction.summary is not None
     )
@@ -20,10 +20,10 @@ def summarised(path: Sequence[Exchange]) -> int:
 
 
 def seen(path: Sequence[Exchange]) -> list[Exchange]:
-    """The exchanges of a branch as the model is to see them.
+    """Return the exchanges of a branch as the model is to see them.
 
-    What is pinned stands first, as it was said; then the summary, in an exchange with the number 0; then the rest. So
-    whatever is the same at the beginning is the same in the KV cache.
+    Pinned ones come first, unchanged; then the summary, as an exchange with the id 0; then the rest. This keeps the
+    beginning, and with it the cached KV, the same for as long as possible.
     """
     if all(exchange.compaction is None for exchange in path):  # the usual case
         return list(path)
@@ -40,30 +40,30 @@ def seen(path: Sequence[Exchange]) -> list[Exchange]:
 
 
 class BackendHistory:
-    """What the backend has as its history."""
+    """The history that the backend holds."""
 
     def __init__(self, thread: Worker) -> None:
         self._worker = thread
         self._held: list[tuple[int, str]] | None = []
-        """The exchanges, by number and message; None: nobody knows."""
+        """Its exchanges, by id and message; None: unknown."""
 
     @property
     def is_known(self) -> bool:
         return self._held is not None
 
     def hold(self, path: Sequence[Exchange]) -> None:
-        """Make it what the model is to see of this branch."""
+        """Make the backend's history what the model is to see of this branch."""
         wanted = seen(path)
         if self._held != (held := _names(wanted)):
             self._held = held
             self._worker.submit(LoadPath(tuple(wanted)))
 
     def note(self, path: Sequence[Exchange]) -> None:
-        """That is what it is, without anything being done."""
+        """Note that the backend's history is this branch already."""
         self._held = _names(seen(path))
 
     def forget(self) -> None:
-        """It may be anything."""
+        """Mark the backend's history as unknown."""
         self._held = None
 
 
@@ -72,17 +72,17 @@ def _names(exchanges: Sequence[Exchange]) -> list[tuple[int, str]]:
 
 
 def summary_exchange(summary: str) -> Exchange:
-    """How a summary is told to the model: templates know messages and answers by turns, and nothing else."""
+    """Return a summary as an exchange, because templates accept only alternating messages and answers."""
     return Exchange(0, None, _BEFORE + summary, text=_TAKEN, finish_reason="eos")
 
 
 def sees_last(path: Sequence[Exchange]) -> bool:
-    """Whether the last answer of a branch is the last thing that the model sees."""
+    """Return whether the last answer of a branch is the last thing that the model sees."""
     found = seen(path)
     return bool(found) and found[-1].id == path[-1].id
 
 
 def compacted(exchange: Exchange, what: str) -> Compaction:
-    """What is true of `exchange` once the model sees nothing up to it (`start`), or no attached files (`files`)."""
+    """Return the compaction of `exchange` that hides everything up to it (`start`) or attached files (`files`)."""
     before = exchange.compaction or Compaction()
     return replace(before, summary="") if what == "start" else replace(before, without_files=True)

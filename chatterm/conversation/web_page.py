@@ -1,4 +1,4 @@
-"""A page of the web as text, for a person who attaches its address. What comes is bounded, and never obeyed."""
+"""Fetch a web page as text when the user attaches its address. Its size is limited, its content untrusted."""
 
 import http.client
 import ipaddress
@@ -17,24 +17,24 @@ from chatterm.tools.page import HtmlParser, decoded
 from models.units import bytes_text
 
 LARGEST = 5_000_000
-"""Bytes of a page."""
+"""Largest size of a page, in bytes."""
 _SECONDS = 15.0
-"""That all of it may take."""
+"""Time limit for all requests of a page, in seconds."""
 _REDIRECTS = 5
 _AGENT = "chatterm (a person attached this address)"
 _QUIET = frozenset("script style noscript template svg nav header footer aside form button iframe".split())  # noqa: SIM905
 _DEEPEST = 100
-"""Quiet elements within each other that are told apart: each end is looked for among them."""
+"""Deepest nesting of quiet elements that is tracked: every end tag is searched for among them."""
 _BREAKS = frozenset(
     "p div section article main li ul ol tr table h1 h2 h3 h4 h5 h6 br pre blockquote dt dd hr".split()  # noqa: SIM905
 )
 
 
 def page_text(address: str, *, may_be_private: bool = False) -> str:
-    """The readable text of a page. Waits for the network, for some seconds at most.
+    """Return the readable text of a page. Waits for the network, for some seconds at most.
 
-    Raises NeedsYesError for an address of this machine or its network where that is not allowed yet, AttachmentError
-    (one line) for all else that goes wrong.
+    Raises NeedsYesError for an address of this machine or its network unless `may_be_private`, and AttachmentError (one
+    line) for any other problem.
     """
     deadline = monotonic() + _SECONDS
     shown = one_line(address, 200)
@@ -83,7 +83,7 @@ def _checked(address: str, shown: str) -> SplitResult:
 
 
 def _resolved(parts: SplitResult, shown: str) -> list[str]:
-    """The IP addresses of its host."""
+    """Return the IP addresses of the host. Raises AttachmentError."""
     assert parts.hostname is not None
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -95,7 +95,7 @@ def _resolved(parts: SplitResult, shown: str) -> list[str]:
 
 @contextmanager
 def _asked(parts: SplitResult, ip: str, deadline: float) -> Iterator[http.client.HTTPResponse]:
-    """The answer to a GET. It goes to the address that was checked, whatever the name means a moment later."""
+    """Yield the response to a GET. It goes to the address that was checked, whatever the name resolves to now."""
     assert parts.hostname is not None
     timeout = max(deadline - monotonic(), 0.1)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -144,7 +144,7 @@ def _page_text(data: bytes, kind: str, charset: str, shown: str) -> str:
 
 
 def readable(page: str) -> str:
-    """The text of an HTML page: that of its <main> or <article> where it has one, without menus and scripts."""
+    """Return the text of an HTML page, of its <main> or <article> if it has one, without menus and scripts."""
     reader = _Reader()
     reader.read(page)
     main = _tidy(reader.main)
