@@ -32,12 +32,12 @@ class _Node:
 
 @lru_cache(maxsize=1)
 def parser() -> MarkdownIt:
-    """CommonMark with tables and strikethrough. HTML, formulas and definitions stay text."""
+    """Return a parser of CommonMark with tables and strikethrough. HTML, formulas and definitions stay text."""
     return use_literals(MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]))
 
 
 def token_lines(tokens: list[Token], width: int, *, continued: bool = False) -> list[Line]:
-    """Lay out what `parser` found; `continued` says that a first code block goes on from one before it."""
+    """Lay out the tokens of `parser`; `continued` says that a first code block continues one before it."""
     return _blocks(_tree(tokens), width, continued=continued)
 
 
@@ -56,7 +56,7 @@ def _tree(tokens: list[Token]) -> list[_Node]:
 
 
 def _blocks(nodes: list[_Node], width: int, *, depth: int = 0, continued: bool = False) -> list[Line]:
-    """Blocks below each other, an empty line between two; none inside a tight list."""
+    """Lay out blocks below each other, with an empty line between two, but none inside a tight list."""
     lines: list[Line] = []
     for number, node in enumerate(nodes):
         block = _block(node, width, depth, continued=continued and number == 0)
@@ -97,7 +97,7 @@ def _inline(node: _Node) -> list[Run]:
 
 
 def _code(token: Token, width: int, *, labelled: bool) -> list[Line]:
-    """Code on its own background, a column of air on both sides; long lines go on below."""
+    """Lay out code on its own background, with a blank column on both sides; long lines are broken."""
     language = token.info.split()[0] if token.info.strip() else ""
     lines: list[Line] = []
     if labelled:
@@ -109,7 +109,7 @@ def _code(token: Token, width: int, *, labelled: bool) -> list[Line]:
 
 
 def _label(language: str, width: int) -> Line:
-    """The language (and what else stands behind the fence) at the left, what a click copies with at the right."""
+    """Return a line with the language (and the rest of the info string) on the left, the copy button on the right."""
     name = elided(language, max(width - cells(_COPY) - 2, 0))
     gap = width - cells(name) - 1 - cells(_COPY)
     if gap < 0:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from chatterm.markdown.blocks import parser
 
 _MAY_BE_CODE = re.compile(r"```|~~~|^(?: {4}|.*\t)", re.MULTILINE)
-"""What every code block has: a fence, or a line that is indented."""
+"""Matches in any text that has a code block: a fence or an indented line."""
 
 
 def code_blocks(source: str) -> list[str]:
-    """The content of every code block in order, without its fences and its last line break."""
+    """Return the content of every code block in order, without its fences and its last line break."""
     if not _MAY_BE_CODE.search(source):
         return []
     tokens = parser().parse(source)
@@ -19,15 +19,15 @@ def code_blocks(source: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock:
-    """One of them."""
+    """A code block of an answer."""
 
     language: str
-    """As the model named it, in lower case; "" where it did not."""
+    """The language as the model named it, in lower case; "" if it did not."""
     text: str
 
 
 def named_blocks(source: str) -> list[CodeBlock]:
-    """Every code block in order, with its language."""
+    """Return every code block in order, with its language."""
     return [
         CodeBlock((token.info.split() or [""])[0].lower(), token.content.removesuffix("\n"))
         for token in parser().parse(source)

@@ -16,9 +16,9 @@ from chatterm.markdown.literal import is_definition
 from chatterm.markdown.tint import Marks, mark, within
 
 _LONGEST_TAIL = 2048
-"""Characters that may be laid out again with every addition."""
+"""Most characters that are laid out again with every addition."""
 _PIECE = 8192
-"""Characters that are parsed at once; longer blocks are parsed in parts."""
+"""Most characters that are parsed at once; longer blocks are parsed in parts."""
 _ITEM = re.compile(r"^(?:[-*+]|\d{1,9}[.)])\s", re.MULTILINE)
 
 
@@ -26,9 +26,9 @@ _ITEM = re.compile(r"^(?:[-*+]|\d{1,9}[.)])\s", re.MULTILINE)
 class _Part:
     source: str
     continued: bool
-    """It goes on from the part before: no empty line between them."""
+    """Whether it continues the part before: no empty line between them."""
     guessed: Marks = ()
-    """What of it was guessed."""
+    """The ranges of `source` that were guessed."""
 
     def more(self, text: str, guessed: bool) -> "_Part":
         start, marks = len(self.source), self.guessed
@@ -40,7 +40,7 @@ class _Part:
     def divided(
         self, cut: int, closing: str = "", opening: str = "", continued: bool = False
     ) -> "tuple[_Part, _Part]":
-        """What is before `cut` with something behind it, and the rest with something before it."""
+        """Split at `cut`; return the text before it followed by `closing`, and `opening` followed by the rest."""
         head, rest = self.source[:cut], self.source[cut:]
         shift = len(opening)
         marks = tuple((first + shift, last + shift) for first, last in within(self.guessed, cut, rest))
@@ -49,7 +49,7 @@ class _Part:
 
 
 class Document:
-    """Append text, read lines."""
+    """A growing document: append text, read lines."""
 
     def __init__(self, source: str = "") -> None:
         self._parts: list[_Part] = []
@@ -57,7 +57,7 @@ class Document:
         self._width = 0
         self._lines: list[FixedLine] = []
         self._fixed = 0
-        """Parts whose lines are in `_lines`, which are the first `_fixed_lines` of it."""
+        """The number of parts whose lines are in `_lines`, as the first `_fixed_lines` of it."""
         self._fixed_lines = 0
         self._stale = False
         if source:
@@ -72,7 +72,7 @@ class Document:
         self._stale = True
 
     def lines(self, width: int) -> list[FixedLine]:
-        """Every line at this width. The list is the document's own: read it, do not keep it."""
+        """Return every line at this width. The list is the document's own: read it, do not keep it."""
         while not self.step(width):
             pass
         return self._lines
@@ -110,8 +110,9 @@ class Document:
         self._lines += map(tuple, lines)
 
     def _freeze(self) -> list[Token] | None:
-        """Move a piece that cannot change any more from the tail to the parts, and return None. If there is no such
-        piece, as most of the time, return the tail parsed: the caller need not parse it again."""
+        """Move a piece that can no longer change from the tail to the parts, and return None. Usually there is no such
+        piece: then return the parsed tail, which the caller need not parse again.
+        """
         tail = self._tail
         source = tail.source[:_PIECE]
         tokens = parser().parse(source)
@@ -127,7 +128,7 @@ class Document:
 
 
 def _closed(source: str, tokens: list[Token]) -> int:
-    """How many characters of `source` belong to blocks that nothing appended can change."""
+    """Return how many characters of `source` belong to blocks that no appended text can change."""
     tops = [t for t in tokens if t.level == 0 and t.map and t.nesting != -1]
     pairs = zip([None, *tops], tops, strict=False)  # definitions that follow each other stay together
     starts = [
@@ -136,7 +137,7 @@ def _closed(source: str, tokens: list[Token]) -> int:
         if t.map and not (before and is_definition(before) and is_definition(t))
     ]
     whole_lines = source.count("\n")
-    # A block is closed once the first line of the next one is whole: "1" may still become "1. item".
+    # A block is closed once the first line of the next one is complete: "1" may still become "1. item".
     while starts and starts[-1] >= whole_lines:
         starts.pop()
     if not starts or starts[-1] == 0:
@@ -145,7 +146,7 @@ def _closed(source: str, tokens: list[Token]) -> int:
 
 
 def _middle(source: str, tokens: list[Token]) -> tuple[int, str, str]:
-    """Where to cut one endless block in two that look like one, what closes the first and what opens the second."""
+    """Return where to cut a long block in two, the text that closes the first half and what opens the second."""
     kind, markup = next(((t.type, t.markup) for t in tokens), ("", ""))
     newline = source.rfind("\n", 0, _LONGEST_TAIL) + 1
     lines = source.split("\n", 2)

@@ -8,7 +8,7 @@ from chatterm.markdown.lines import Line
 if TYPE_CHECKING:
     from pygments.lexer import Lexer
 
-# Style names by token type: the first one that the type lies in.
+# Style names by token type: the first type that contains a token's type counts.
 _STYLES = (
     ("Comment", "code-comment"),
     ("Keyword.Constant", "code-number"),
@@ -30,13 +30,13 @@ _STYLES = (
 
 
 def highlight(code: str, language: str) -> list[Line]:
-    """One line per line of `code`; plain where the language is unknown."""
+    """Return a line per line of `code`; plain if the language is unknown."""
     code = code.expandtabs(4)
     lexer = _lexer(language.lower()) if language else None
     if lexer is None:
         return [[(line, "code")] for line in code.split("\n")]
     lines: list[Line] = [[]]
-    for token_type, text in lexer.get_tokens(code + "\n"):  # some know whole lines only
+    for token_type, text in lexer.get_tokens(code + "\n"):  # some lexers need whole lines
         style = _style(str(token_type))
         for number, part in enumerate(text.split("\n")):
             if number:

@@ -11,10 +11,10 @@ _STYLES = {"strong": "strong", "em": "em", "s": "strike", "link": "link"}
 
 
 def inline_runs(tokens: Sequence[Token]) -> list[Run]:
-    """Runs in order; a line break is a run of its own.
+    """Return the runs in order; a line break is a run of its own.
 
-    A link shows where it leads: its address follows its text unless the text is the address. Nothing opens by
-    itself and the terminal gets no hyperlink whose target one cannot see.
+    A link shows its target: its address follows its text unless the text is the address. Nothing opens by itself, and
+    the terminal gets no hyperlink with an invisible target.
     """
     runs: list[Run] = []
     styles: list[str] = []

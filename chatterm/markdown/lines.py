@@ -8,13 +8,13 @@ from rich.cells import cell_len, chop_cells
 Run = tuple[str, str]
 """Text and the names of its styles, separated by spaces. A run holds no line break."""
 Line = list[Run]
-"""A line while it is made."""
+"""A line under construction."""
 FixedLine = tuple[Run, ...]
-"""A line that is kept. Garbage collection looks at lists again and again, at tuples of text only once: a long
-conversation would make every full collection (and with it the screen) slower."""
+"""A finished line. The garbage collector stops tracking tuples of text, but scans lists again and again: with those, a
+long conversation would slow down every full collection (and the screen)."""
 
 WRAPPED, CUT = ("", "wrapped"), ("", "cut")
-"""The last run of a line that was broken for want of room: at a space, or inside a word."""
+"""The last run of a line that was broken because it was full: at a space, or inside a word."""
 
 # Scripts written without spaces may break after every character.
 _IDEOGRAPH = "\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003fffd"
@@ -22,17 +22,17 @@ _PIECE = re.compile(rf"\n|[ \t]+|[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+|\s")
 
 
 def cells(text: str) -> int:
-    """Columns that `text` takes on the screen."""
+    """Return the columns that `text` takes on the screen."""
     return len(text) if text.isascii() and text.isprintable() else cell_len(text)
 
 
 def elided(text: str, width: int) -> str:
-    """`text` cut to `width` columns; the last one is an ellipsis where something is missing."""
+    """Cut `text` to `width` columns; the last one is an ellipsis if something is missing."""
     return text if cells(text) <= width else _head(text, max(width - 1, 0)) + "…"
 
 
 def shortened(text: str, width: int) -> str:
-    """`text` cut to `width` columns after a whole word, with an ellipsis where something is missing."""
+    """Cut `text` to `width` columns after a whole word, with an ellipsis if something is missing."""
     if cells(text) <= width:
         return text
     head = _head(text, max(width - 1, 0))
@@ -49,18 +49,18 @@ def line_text(line: Sequence[Run]) -> str:
 
 
 def styled(line: Sequence[Run], style: str) -> Line:
-    """`line` with one more style under those it has."""
+    """Return `line` with one more style under those it has."""
     return [(text, f"{style} {own}" if own else style) for text, own in line]
 
 
 def padded(line: Line, width: int, style: str) -> Line:
-    """`line` filled up to `width` columns."""
+    """Fill `line` up to `width` columns."""
     missing = width - line_cells(line)
     return [*line, (" " * missing, style)] if missing > 0 else line
 
 
 def wrap(runs: Iterable[Run], width: int) -> list[Line]:
-    """Break at spaces (inside a word only where it is longer than a line). At least one line comes back."""
+    """Break at spaces, and inside a word only if it is longer than a line. Return at least one line."""
     return list(wrapped(runs, width))
 
 
@@ -96,7 +96,7 @@ def wrapped(runs: Iterable[Run], width: int) -> Iterator[Line]:
 
 
 def of_height(lines: list[Line], most: int, width: int) -> list[Line]:
-    """At most so many lines (1 at least); the last ends with an ellipsis where some are missing."""
+    """Cut to at most `most` lines (at least 1); the last one ends with an ellipsis if some are missing."""
     if len(lines) <= most:
         return lines
     *start, (text, style) = [run for run in lines[most - 1] if run[0]] or [("", "")]
@@ -104,7 +104,7 @@ def of_height(lines: list[Line], most: int, width: int) -> list[Line]:
 
 
 def longest_word(runs: Iterable[Run]) -> int:
-    """Columns of the longest stretch that `wrap` breaks only where a line is shorter than that."""
+    """Return the columns of the longest stretch that `wrap` breaks only if a line is shorter."""
     return max((line_cells(word) for word in _words(runs) if not word[0][0].isspace()), default=0)
 
 
@@ -131,7 +131,7 @@ def chop(line: Line, width: int) -> list[Line]:
 
 
 def _head(text: str, width: int) -> str:
-    """The longest start of `text` that fits into `width` columns."""
+    """Return the longest start of `text` that fits into `width` columns."""
     if width <= 0:
         return ""
     if text.isascii() and text.isprintable():
@@ -141,7 +141,7 @@ def _head(text: str, width: int) -> str:
 
 
 def _words(runs: Iterable[Run]) -> Iterator[Line]:
-    """Line breaks, spaces and words, in order. A word may consist of several runs."""
+    """Yield line breaks, spaces and words, in order. A word may consist of several runs."""
     word: Line = []
     for text, style in runs:
         for match in _PIECE.finditer(text):
@@ -159,7 +159,7 @@ def _words(runs: Iterable[Run]) -> Iterator[Line]:
 
 
 def _joined(line: Line) -> Line:
-    """Neighbours of one style as one run."""
+    """Merge neighbouring runs of one style."""
     result: Line = []
     for text, style in line:
         if result and result[-1][1] == style:

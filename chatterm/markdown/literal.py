@@ -1,7 +1,7 @@
-r"""What CommonMark would take marks or text from: formulas (`\( a^2 \)`) and definitions (`[^1]: a footnote`).
+r"""Parser rules that keep formulas (`\( a^2 \)`) and definitions (`[^1]: a footnote`) as text.
 
-Nothing that a model wrote may vanish. A reference that is defined further down cannot be a link while the text comes
-piece by piece, so every definition stays text, on a line of its own.
+Nothing that a model wrote may vanish. A reference that is defined further down cannot be a link while the text streams,
+so every definition stays text, on a line of its own.
 """
 
 import re
@@ -13,7 +13,7 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
 _DEFINED = "definition"
-"""What marks a paragraph that is a definition, in its token's `meta`: no empty line stands between two of them."""
+"""The key in a paragraph token's `meta` that marks a definition: two in a row have no empty line between them."""
 
 _INLINE = re.compile(r"\\\(.+?\\\)|\\\[.+?\\\]|\$\$.+?\$\$", re.DOTALL)
 _DEFINITION = re.compile(r"\[(?:\\.|[^\[\]\\])+\]:(?=\s|$)")
@@ -51,7 +51,7 @@ def _line(state: StateBlock, number: int) -> str:
 
 
 def _formula_block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    r"""Lines from one that begins with `\[`, or is `$$`, to the one that closes it, or to an empty one."""
+    r"""Match lines from one that begins with `\[`, or is `$$`, to the one that closes it, or to an empty one."""
     if state.is_code_block(start):
         return False
     first = _line(state, start).rstrip()
@@ -80,7 +80,7 @@ def _formula_block(state: StateBlock, start: int, end: int, silent: bool) -> boo
 
 
 def _definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """A line `[name]: text` with the lines of text that follow it: a paragraph."""
+    """Match a line `[name]: text` and the lines of text that follow it, as a paragraph."""
     if state.is_code_block(start) or _DEFINITION.match(_line(state, start)) is None:
         return False
     if silent:

@@ -1,4 +1,4 @@
-"""Text exactly as somebody wrote it, as lines: nothing in it is markup."""
+"""Plain text as lines: nothing in it is markup."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -6,11 +6,11 @@ from itertools import islice
 from chatterm.markdown.lines import FixedLine, wrapped
 
 _PIECE = 200
-"""Lines that are made at once."""
+"""Lines that are laid out at once."""
 
 
 class PlainText:
-    """Its lines are made a piece at a time, so that a long text holds nothing up."""
+    """A text whose lines are laid out a piece at a time, so that a long text does not block the screen."""
 
     def __init__(self, text: str, style: str) -> None:
         self.text = text
@@ -18,10 +18,10 @@ class PlainText:
         self._width = 0
         self._lines: list[FixedLine] = []
         self._rest: Iterator[FixedLine] | None = None
-        """The lines that are still to be made."""
+        """The lines that are not laid out yet."""
 
     def step(self, width: int) -> bool:
-        """Make some of the lines of this width. Return whether those were the last ones."""
+        """Lay out some of the lines of this width. Return whether those were the last ones."""
         if width != self._width:
             self._width, self._lines, self._rest = width, [], self._made(width)
         if self._rest is not None:

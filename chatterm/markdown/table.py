@@ -1,5 +1,6 @@
-"""Tables: quiet columns, one rule under the header. No word is broken that has room on a line: cells wrap at spaces,
-and where even their longest words do not fit beside each other, every row is a record."""
+"""Tables: columns without borders, a rule under the header. Cells wrap at spaces; if even their longest words do not
+fit side by side, every row is shown as a record.
+"""
 
 from chatterm.markdown.lines import Line, Run, line_cells, longest_word, padded, styled, wrap
 
@@ -7,7 +8,7 @@ _GAP = "   "
 
 
 def table_lines(rows: list[list[list[Run]]], aligns: list[str], width: int) -> list[Line]:
-    """`rows[0]` is the header; `aligns` says left, center or right for each column."""
+    """Lay out a table: `rows[0]` is the header; `aligns` says left, center or right for each column."""
     columns = max(len(row) for row in rows)
     rows = [[*row, *([[]] * (columns - len(row)))] for row in rows]
     aligns = [*aligns, *["left"] * (columns - len(aligns))][:columns]
@@ -27,8 +28,9 @@ def table_lines(rows: list[list[list[Run]]], aligns: list[str], width: int) -> l
 
 
 def _sizes(needed: list[int], wanted: list[int], room: int) -> list[int]:
-    """Column widths that fit: each has what it needs, those that want little more get it, the rest share what is
-    left."""
+    """Return column widths that fit: each column gets what it needs, and those that want the least more choose first
+    from equal shares of what is left.
+    """
     sizes, left = list(needed), room - sum(needed)
     by_wish = sorted(range(len(sizes)), key=lambda column: wanted[column] - needed[column])
     for number, column in enumerate(by_wish):
@@ -56,7 +58,7 @@ def _row(row: list[list[Run]], sizes: list[int], aligns: list[str], style: str) 
 
 
 def _records(rows: list[list[list[Run]]], width: int) -> list[Line]:
-    """Each row as lines of `column: value`, with a rule between two."""
+    """Lay out each row as lines of `column: value`, with a rule between two rows."""
     if len(rows) == 1:
         return [line for cell in rows[0] for line in wrap(styled(cell, "strong"), width)]
     lines: list[Line] = []

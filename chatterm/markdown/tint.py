@@ -1,6 +1,6 @@
-"""Which of the text that Markdown shows came from guesses: found again, piece by piece, in the source it was made from.
+"""Mark the text of rendered Markdown that came from guesses: each piece is looked up in the source it was made from.
 
-What cannot be found there as it is shown (an escape, an entity) is not marked.
+What does not appear there as it is shown (an escape, an entity) is not marked.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,16 +12,16 @@ from markdown_it.token import Token
 from chatterm.markdown.lines import Line, Run
 
 GUESSED = "guessed"
-"""The style, and what its marks are called in a token's `meta`."""
+"""The style, and the key of its marks in a token's `meta`."""
 
 _JOINER, _SKINS = "\u200d", "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 
 Marks = tuple[tuple[int, int], ...]
-"""From which character of a text to which one, in order."""
+"""Ranges of characters of a text, in order."""
 
 
 def mark(tokens: Iterable[Token], source: str, marks: Marks) -> None:
-    """Tell the tokens that `source` was parsed to what of them is marked there."""
+    """Store in each token of `source` which parts of it are marked."""
     lines = source.split("\n")
     starts, at = [0, *accumulate(len(line) + 1 for line in lines)], 0
     for token in tokens:
@@ -41,7 +41,7 @@ def mark(tokens: Iterable[Token], source: str, marks: Marks) -> None:
 
 
 def within(marks: Marks, start: int, text: str) -> Marks:
-    """What is marked of `text`, which stands at `start`, from its own beginning."""
+    """Return the marks of `text`, which begins at `start`, relative to its own beginning."""
     end = start + len(text)
     return tuple(
         (max(first - start, 0), min(last, end) - start)
@@ -51,7 +51,7 @@ def within(marks: Marks, start: int, text: str) -> Marks:
 
 
 def marked(runs: Sequence[Run], marks: Marks) -> Line:
-    """The same runs, with the style where `marks`, counted through them all, say so."""
+    """Return the runs with the style added where `marks`, counted through all of them, say so."""
     if not marks:
         return list(runs)
     found, start = Line(), 0
@@ -65,7 +65,7 @@ def marked(runs: Sequence[Run], marks: Marks) -> Line:
 
 
 def _apart(text: str, at: int) -> int:
-    """The next place at which no character is cut off that is drawn as one with those before it."""
+    """Return the next place that does not split characters which are drawn as one."""
     while 0 < at < len(text) and (text[at - 1] == _JOINER or _is_joined(text[at])):
         at += 1
     return at
@@ -78,7 +78,7 @@ def _is_joined(character: str) -> bool:
 
 
 def _in_columns(marks: Marks, line: str) -> Marks:
-    """Where tabs are four columns wide."""
+    """Convert marks to the line with its tabs expanded to four columns."""
     if "\t" not in line:
         return marks
     first, last = ([len(line[: pair[end]].expandtabs(4)) for pair in marks] for end in (0, 1))
