@@ -262,11 +262,13 @@ class Backend(Protocol):
 
     def waiting(self, index: int = 0) -> str:
         """Say in a few words what a running answer waits for, if it is not the model itself; otherwise return "".
-        `index` selects one of several simultaneous answers."""
+        `index` selects one of several simultaneous answers.
+        """
 
     def blocks(self) -> "BlockMap | None":
         """Return the KV blocks as this conversation sees them, at most a moment old; None if there is nothing to
-        show."""
+        show.
+        """
 
     def token_text(self, token_id: int) -> str | None:
         """Return the text of a token of the model; None if there is no such token or no model."""
@@ -319,7 +321,8 @@ class Backend(Protocol):
 
     def compare(self, text: str, model: str, path: Sequence[Exchange]) -> Iterator[tuple[int, Part]]:
         """Answer `text`, which follows `path` (the history), while `model` answers it too; yield the items of both.
-        This backend's own answer is number 0. Otherwise as `candidates`."""
+        This backend's own answer is number 0. Otherwise as `candidates`.
+        """
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
         """Answer many requests at once; yield the items of each answer as they arrive, with its number, from 0.
@@ -355,7 +358,8 @@ class Backend(Protocol):
 
     def read(self, document: Document) -> int | None:
         """Read a document in idle time for later conversations; return its number of tokens, or None if there is no
-        cache to read it into. Raises ContextFullError if it does not fit in the context."""
+        cache to read it into. Raises ContextFullError if it does not fit in the context.
+        """
 
     def set_think(self, think: ThinkMode) -> None: ...
 
@@ -377,7 +381,8 @@ class Backend(Protocol):
 
     def know(self, exchanges: Sequence[Exchange]) -> None:
         """Give the backend exchanges of other conversations, latest first, in place of earlier ones. An answer may
-        repeat them, so speculation draws on them, too. They have no other effect."""
+        repeat them, so speculation draws on them, too. They have no other effect.
+        """
 
     def keep_as(self, name: str | None) -> None:
         """Keep the cache of the conversation on disk under this name from now on; None: do not keep it."""
@@ -400,7 +405,8 @@ class Backend(Protocol):
 
     def has_loaded(self, model: str) -> bool:
         """Return whether `switch` takes this name because the server of this backend has loaded such a model. From any
-        thread."""
+        thread.
+        """
 
     def catalogue(self) -> list[ModelChoice]:
         """Return the models that can be chosen: those on this machine, then the catalogue. Raises ModelError."""

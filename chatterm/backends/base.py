@@ -113,7 +113,7 @@ class BackendBase:
         return [model.name for model in local_models()]
 
     def has_loaded(self, model: str) -> bool:
-        """Return False: there is no server that may know more names than anybody else."""
+        """Return False: no server is known that may have loaded further models."""
         return False
 
 

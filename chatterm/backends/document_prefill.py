@@ -17,8 +17,9 @@ MOST_ORDERED = 6
 
 
 class DocumentPrefill:
-    """The documents that one conversation has an engine read. `tokens` returns the tokens that a conversation with a
-    given system prompt begins with."""
+    """The documents that an engine reads for one conversation. `tokens` returns the tokens that a conversation with a
+    given system prompt begins with.
+    """
 
     def __init__(self, engine: "Engine", tokens: Callable[[str | None], list[int]]) -> None:
         self._engine = engine
@@ -43,9 +44,7 @@ class DocumentPrefill:
         chunks, before = self._engine.chunks, self._open
         self.note, self._open = "", list_names(documents)
         if before and before != self._open:
-            if (
-                chunks.progress(before) is not None and before not in self._ahead
-            ):  # nobody waits for it any more
+            if chunks.progress(before) is not None and before not in self._ahead:  # it is no longer needed
                 chunks.drop(before)
             else:
                 with suppress(EngineError):  # it was dropped

@@ -70,6 +70,6 @@ def to_part(part: "EnginePart", opening: Sequence[int] = ()) -> Part:
 
 
 def _reason(name: str | None) -> FinishReason | None:
-    """Sessions may come from other files: an unknown reason means that the answer is over."""
+    """Return the finish reason of a saved answer; an unknown one, as in a file from elsewhere, is CANCELLED."""
     known = FinishReason(name) if name in set(FinishReason) else FinishReason.CANCELLED
     return None if name is None else known

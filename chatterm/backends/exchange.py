@@ -1,5 +1,6 @@
 """A message and its answer: the answer as a backend returns it, and the exchange that is shown, saved and sent
-again."""
+again.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -83,7 +83,8 @@ _Peer = tuple[Link, HelloReply]
 
 def _found(options: ChatOptions) -> tuple[_Peer | None, str]:
     """Connect to the running server if its options match; otherwise return a line that says why not, "" if none
-    runs."""
+    runs.
+    """
     try:
         peer = connect_to_server("terminal")
     except EngineError as error:
@@ -101,7 +102,7 @@ def _found(options: ChatOptions) -> tuple[_Peer | None, str]:
 
 
 def _started(options: ChatOptions, start: Start) -> tuple[_Peer | None, str]:
-    """As `_found`, but start a server if none runs. Raises EngineError if none can be started."""
+    """Connect as `_found` does, but start a server if none runs. Raises EngineError if none can be started."""
     until = time.monotonic() + _PATIENCE
     while True:
         peer, why = _found(options)
@@ -192,7 +193,7 @@ class FailoverBackend:
         self._path = []
 
     def close(self) -> None:
-        """Closing twice is fine."""
+        """Close the backend, and note which model stays loaded in the server. Closing twice is fine."""
         welcome, figures = self._welcome, self._now.figures()
         is_there = self._now is self._process and not self._has_ended and figures is not None
         if welcome is not None and welcome.ends_unused and is_there and self.stays is None:
@@ -212,7 +213,7 @@ class FailoverBackend:
         return cast("Backend", self._process)
 
     def _begin(self) -> None:
-        """Before the first model: connect to the server, or start it."""
+        """Connect to the server, or start it, before the first model is loaded."""
         start, self._start = self._start, None
         if start is None or self._process is not None:
             return
@@ -278,7 +279,7 @@ class FailoverBackend:
         before: Sequence[Exchange],
         results: Sequence[ToolResult] = (),
     ) -> Iterator[TokenEvent]:
-        """Keep what arrives of an answer, so that another engine can continue it."""
+        """Yield the events of an answer and record it, so that another engine can continue it."""
         began = is_cut = False
         try:
             for event in events:
@@ -312,7 +313,7 @@ class FailoverBackend:
         return self._now
 
     def _chosen(self) -> ChatOptions:
-        """The options as first given, with all changes since."""
+        """Return the options as first given, with all changes since."""
         return cast("LocalBackend | ProcessBackend", self._now).options
 
     def _moved(self, backend: Backend) -> Backend:

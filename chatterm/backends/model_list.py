@@ -1,5 +1,6 @@
 """The models that can be chosen: those on this machine, then the catalogue, each with its memory needs and speed
-here."""
+here.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -52,7 +52,7 @@ _AGAIN = 0.03
 _SOON = 0.5
 """Time limit in seconds of a call that a screen waits for."""
 _PATIENCE = 5.0
-"""The same of one that no screen waits for."""
+"""Time limit in seconds of a call that no screen waits for."""
 
 T = TypeVar("T")
 

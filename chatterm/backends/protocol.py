@@ -78,7 +78,7 @@ class ServerStatus(Struct, frozen=True, kw_only=True):
     """Where the web API listens; "" if there is none."""
     terminals: int
     ends_unused: bool = False
-    """As in Welcome."""
+    """As in HelloReply."""
     models: tuple[LoadedModel, ...]
 
 

@@ -29,10 +29,11 @@ Here = Callable[[str, ChatOptions], Backend]
 
 class BackendRouter:
     """Implements Backend. No code of the remote backend is imported before a server is asked for, and none of the
-    engine."""
+    engine.
+    """
 
     def __init__(self, model: str, options: ChatOptions, remotes: Mapping[str, Remote], here: Here) -> None:
-        """Raises EngineError for an invalid address."""
+        """Make the backend of `model`. Raises EngineError for an invalid address."""
         self.remotes = remotes
         self._here = here
         self._other: Backend | None = None
@@ -131,7 +132,7 @@ class BackendRouter:
         self._now.close()
 
     def _chosen(self) -> ChatOptions:
-        """The options as first given, with all changes since."""
+        """Return the options as first given, with all changes since."""
         return cast("ChatOptions", cast("Any", self._now).options)
 
 
@@ -144,7 +145,7 @@ def _opening(progress: Progress) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """Something nobody foresaw ended a source."""
+    """An unexpected error that ended a source."""
 
     error: BaseException
 

@@ -30,13 +30,13 @@ class Calling:
 
     @classmethod
     def of(cls, tokenizer: "Tokenizer", tools: Sequence[Tool] = ()) -> "Calling | None":
-        """Return None if the model does not support tools."""
+        """Return the tool format of a model; None if the model does not support tools."""
         format = tool_format(tokenizer)
         return cls(tokenizer, format, tuple(tools)) if format is not None else None
 
     @property
     def use(self) -> "ToolUse":
-        """The same, as the engine needs it."""
+        """The tools in the form that the engine needs."""
         from engine.conversation.tools import ToolUse
 
         marks = call_marks(self.tokenizer)
@@ -157,5 +157,5 @@ def _functions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _lenient_any() -> dict[str, Any]:
-    """Return an arbitrary function: calls are found whatever their function is called."""
+    """Return an arbitrary function, so that calls are found whatever their function is called."""
     return {"type": "function", "function": {"name": "any", "parameters": {"type": "object"}}}

@@ -162,7 +162,7 @@ class JobFailed:
 
 @dataclass(frozen=True, slots=True)
 class AsideText:
-    """The text of an aside so far; Done or Failed follows at its end."""
+    """The text of an aside so far; JobDone or JobFailed follows at its end."""
 
     text: str
 
@@ -195,8 +195,8 @@ class Worker:
         """The latest aside; None once another job was submitted."""
         self._drafts: dict[type[Job], Job] = {}
         """The latest job of each type about a draft: earlier ones that still wait are outdated."""
-        # A daemon thread: a load that cannot be interrupted must not block the terminal.
         self._is_loading = False
+        # A daemon thread: a load that cannot be interrupted must not block the terminal.
         self._thread = threading.Thread(target=self._loop, name="chatterm-worker", daemon=True)
 
     def start(self) -> None:
@@ -227,7 +227,7 @@ class Worker:
         self._backend.stop(but)
 
     def abandon(self) -> None:
-        """Leave the running download or load at its next progress report; it ends with Failed."""
+        """Leave the running download or load at its next progress report; it ends with JobFailed."""
         if self._is_loading:
             self._abandoning.set()
 
@@ -269,7 +269,7 @@ class Worker:
                 )
                 said = str(error) if isinstance(job, AsideJob) else in_chat(error)
                 self._reports.append(JobFailed(job, one_line(said), too_many))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the chat goes on
+            except Exception as error:  # noqa: BLE001 - the chat continues after any error
                 said = f"{error_line(error)} The chat continues. {write_down(error)}"
                 self._reports.append(JobFailed(job, said))
         with contextlib.suppress(Exception):  # there is nobody left to tell

@@ -1,5 +1,6 @@
 """HTTP to one server, on a thread of its own: requests can be stopped at any moment, and callers never wait for a
-socket."""
+socket.
+"""
 
 import asyncio
 import json
@@ -105,7 +106,8 @@ class Client:
 
     def begin(self, path: str, body: Mapping[str, Any], inbox: Inbox, index: int = 0) -> "Future[None]":
         """Request a streamed answer: items go to `inbox`, with Over as the last. Cancelling the future ends the
-        request."""
+        request.
+        """
         future = self._submit(self._ask(path, dict(body), inbox, index, self._left))
         future.add_done_callback(lambda done: inbox.put((index, Over(done))))
         return future

@@ -24,7 +24,7 @@ _NO_TLS = ("WRONG_VERSION_NUMBER", "record layer", "UNEXPECTED_EOF", "HTTP_REQUE
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An answer of HTTP that is no answer."""
+    """An HTTP response that refuses the request."""
 
     status: int
     body: bytes

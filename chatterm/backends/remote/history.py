@@ -52,7 +52,8 @@ def with_user(messages: Sequence[Entry], text: str) -> list[Entry]:
 
 def cache_key(messages: Sequence[Entry]) -> str:
     """Return a key for conversations with the same beginning: servers can route their requests to the cache that has
-    it."""
+    it.
+    """
     first = next(
         (n for n, said in enumerate(messages) if isinstance(said, Message) and said.role == "user"), 0
     )
@@ -62,7 +63,8 @@ def cache_key(messages: Sequence[Entry]) -> str:
 
 def _asking(number: int, name: str, arguments: str) -> HistoryCall:
     """Return a call in a form that every API accepts: an id of nine letters and digits (some templates insist), and {}
-    in place of arguments that are not an object, as the call's result says."""
+    in place of arguments that are not an object, as the call's result says.
+    """
     return HistoryCall(
         f"call{number:05}",
         _OTHER.sub("_", name)[:64] or "unknown",

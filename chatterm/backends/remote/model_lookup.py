@@ -110,7 +110,7 @@ def not_found(refused: Refused, address: Address, models: Sequence[ListedModel])
 
 
 def server_kind(address: Address, models: Sequence[ListedModel] | None) -> str:
-    """Return the kind of server, as in Listed; "" if unknown."""
+    """Return the kind of server, as in ListedModel; "" if unknown."""
     kinds = {model.server for model in models or ()}
     return _HOSTS.get(address.host) or (kinds.pop() if len(kinds) == 1 else "")
 

@@ -50,7 +50,8 @@ def named_choices(remotes: Mapping[str, Remote]) -> list[ModelChoice]:
 
 def choices_beside(model: str) -> list[ModelChoice]:
     """Return the models of the server of `model`, an address; `model` is always among them. Blocks as
-    `named_choices`."""
+    `named_choices`.
+    """
     address = found(model, {})
     if address is None:
         return []

@@ -1,5 +1,6 @@
 """Parse the bytes of a stream into messages: server-sent events, or one JSON document a line. The messages do not
-depend on how the bytes are cut."""
+depend on how the bytes are cut.
+"""
 
 from collections.abc import Iterable
 

@@ -23,16 +23,16 @@ class AnswerReader:
     """Never raises, whatever bytes arrive: what was read so far counts, and `problem` says what happened."""
 
     def __init__(self, dialect: Dialect, *, is_middle: bool = False, is_document: bool = False) -> None:
-        """`is_middle`: the answer already has text. `is_document`: it comes whole, as one JSON document."""
+        """Parse a stream. `is_middle`: the answer already has text. `is_document`: it is a single JSON document."""
         self._dialect = dialect
         self._reader = DocumentReader() if dialect.is_lines else EventReader()
         self._whole = bytearray() if is_document and not dialect.is_lines else None
         self._splitter = Splitter(is_middle=is_middle)
         self._size = 0
         self._has_begun = False
-        """Whether there was any message."""
+        """Whether any message has arrived."""
         self.kind = ""
-        """What the server calls that which it sends."""
+        """The type of data that the server claims to send."""
         self.is_over = False
         """Whether further bytes are ignored."""
         self.finish: FinishReason | None = None
@@ -90,7 +90,7 @@ class AnswerReader:
         return pieces
 
     def _cut(self) -> str:
-        """Why there is no end of the answer."""
+        """Explain why the answer has no end."""
         is_other = self.kind and not any(kind in self.kind.lower() for kind in _STREAMS)
         if is_other and not self._has_begun:
             return f"sent {one_line(self.kind, _SHOWN)} instead of an answer; check its address"
@@ -100,7 +100,7 @@ class AnswerReader:
         self._has_begun = True
         heard = self._dialect.heard(message)
         pieces = [shown for piece in heard.pieces for shown in self._splitter.feed(piece)]
-        self._size += sum(len(piece.text) for piece in heard.pieces)  # also what is not shown
+        self._size += sum(len(piece.text) for piece in heard.pieces)  # including text that is not shown
         self.finish = heard.finish or self.finish
         self.usage = heard.usage or self.usage
         pieces += [AnswerPiece(part, "call") for part in self.calls.take(heard.calls)]

@@ -21,7 +21,7 @@ class Splitter:
     """Cuts the stream into pieces that can be shown: no partial tag, no partial character."""
 
     def __init__(self, *, is_middle: bool = False) -> None:
-        """With `is_middle`, the stream continues an answer that already has text, so no thinking starts."""
+        """Split a new stream; with `is_middle` it continues an answer that already has text, so no thinking starts."""
         self._place = "answer" if is_middle else "start"
         """One of start, opening (after the tag), thinking, gap (after the thinking), answer."""
         self._held = {"answer": "", "reasoning": ""}

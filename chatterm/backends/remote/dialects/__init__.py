@@ -1,1 +1,1 @@
-"""What is sent to a server and what comes back, for each API: no network here."""
+"""The requests and responses of each API: no network here."""

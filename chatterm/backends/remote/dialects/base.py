@@ -1,4 +1,4 @@
-"""What every API has in common: what is asked, what is heard, and values that a server may have made up."""
+"""The parts common to every API: requests, parsed messages, and checks of a server's values, which are not trusted."""
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -12,37 +12,37 @@ from chatterm.backends.remote.thinking import AnswerPiece
 from engine.params import Constraint
 
 Entry = Message | CallingMessage | CallResult
-"""What one message of a conversation is."""
+"""A message of a conversation."""
 _MOST = 2**40
-"""No count of tokens is larger."""
+"""The largest count of tokens that is believed."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """One request for one answer."""
+    """A request for one answer."""
 
     model: str
     messages: Sequence[Entry]
-    """A system message or none, then the user's and the assistant's by turns, or what came of the assistant's calls.
-    With `goes_on` the last is the beginning of the answer."""
+    """An optional system message, then alternating user and assistant messages, or results of the assistant's calls.
+    With `goes_on`, the last is the beginning of the answer."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of SamplingParams that were chosen; the server decides about the others."""
+    """The fields of SamplingParams that were chosen; the server decides the others."""
     think: ThinkMode = "auto"
     constraint: Constraint | None = None
     cache_key: str = ""
-    """The same for every request of a conversation: its prompts go where their beginnings are cached."""
+    """The same for every request of a conversation: servers route them to the cache that has its beginning."""
     context: int | None = None
-    """Tokens to make room for, where a server asks."""
+    """Size of the context in tokens, for servers that must be told."""
     goes_on: bool = False
     tools: Sequence[Tool] = ()
-    """What the model may ask for."""
+    """Tools that the model may call."""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
-    """Those that messages of the user name, by digest."""
+    """Pictures that the user's messages name, by digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedUsage:
-    """What a server says about one answer, in tokens; None where it does not."""
+    """The token counts of an answer as a server reports them; None: not reported."""
 
     prompt: int | None = None
     cached: int | None = None
@@ -52,61 +52,61 @@ class ReportedUsage:
 
 @dataclass(frozen=True, slots=True)
 class ParsedMessage:
-    """What one message of a stream says."""
+    """The contents of one message of a stream."""
 
     pieces: Sequence[AnswerPiece] = ()
     finish: FinishReason | None = None
     usage: ReportedUsage | None = None
     problem: str = ""
-    """What went wrong there, as the server says it; the answer is over."""
+    """The server's own error message; it ends the answer."""
     calls: Sequence[CallPart] = ()
     is_last: bool = False
-    """Nothing comes after it."""
+    """Whether nothing comes after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model that a server has."""
+    """A model that a server lists."""
 
     name: str
     context_length: int = 0
-    """0: it does not say."""
+    """Size of the context in tokens; 0: not reported."""
     server: str = ""
-    """The kind of server, where it tells: vllm, sglang, llamacpp, chatterm, ..."""
+    """The kind of server, if it says so: vllm, sglang, llamacpp, chatterm, ..."""
 
 
 class Dialect(Protocol):
-    """One API. Everything is pure."""
+    """The interface of one API. Everything is pure."""
 
     @property
     def path(self) -> str:
-        """Behind the url of the server: where answers come from."""
+        """The path that answers come from, below the URL of the server."""
 
     @property
     def models_path(self) -> str: ...
 
     @property
     def is_lines(self) -> bool:
-        """A JSON document a line, and not server-sent events."""
+        """Whether it streams one JSON document per line instead of server-sent events."""
 
     @property
     def unknown(self) -> Sequence[str]:
-        """Fields of SamplingParams that it has no place for."""
+        """Fields of SamplingParams that the API does not have."""
 
     def body(self, asked: AnswerRequest, server: str) -> dict[str, Any]:
-        """The request for a streamed answer; `server` as in Listed. Raises EngineError for what cannot be asked."""
+        """Return the request for a streamed answer; `server` as in ListedModel. Raises EngineError if unsupported."""
 
     def heard(self, message: Mapping[str, Any]) -> ParsedMessage: ...
 
     def listed(self, document: Any) -> list[ListedModel] | None:
-        """The models of a listing; None where it is none."""
+        """Return the models of a listing; None if it is not one."""
 
     def can_go_on(self, server: str) -> bool:
-        """Whether an answer that has begun can be continued there."""
+        """Return whether an answer that has begun can be continued there."""
 
 
 OPTIONAL = ("prompt_cache_key", "stream_options", "chat_template_kwargs", "reasoning_effort", "include")
-"""Fields of a request that an answer can do without: a server that refuses one is asked again without it."""
+"""Optional fields of a request: if a server rejects one, the request is repeated without it."""
 
 
 def mapping(value: object) -> Mapping[str, Any]:
@@ -127,12 +127,12 @@ def count(value: object) -> int | None:
 
 
 def complaint(message: Mapping[str, Any]) -> str:
-    """What an error message says, in whatever form; "" where it is none."""
+    """Return the text of an error message, whatever its form; "" if it is none."""
     for name in ("error", "detail", "message"):
         value = message.get(name)
         if isinstance(value, dict):
             value = value.get("message") or value.get("type") or value.get("code") or "it did not say why"
-        if isinstance(value, list) and value:  # as FastAPI says it
+        if isinstance(value, list) and value:  # the form of FastAPI
             value = mapping(value[0]).get("msg")
         if value:
             return str(value)[:2000]
@@ -140,7 +140,7 @@ def complaint(message: Mapping[str, Any]) -> str:
 
 
 def schema_format(constraint: Constraint) -> dict[str, Any]:
-    """A constraint as `response_format` has it. Raises EngineError for one that no API knows."""
+    """Return a constraint as `response_format`. Raises EngineError if no API supports its kind."""
     import json
 
     if constraint.kind == "json_object":
@@ -157,12 +157,12 @@ def schema_format(constraint: Constraint) -> dict[str, Any]:
 
 
 def to_message(message: Message, content: object = None) -> dict[str, Any]:
-    """With its text, or with another content."""
+    """Convert a message, with its text or with other content."""
     return {"role": message.role, "content": message.content if content is None else content}
 
 
 def seen(message: Message, pictures: Mapping[str, bytes]) -> tuple[str, list[tuple[str, str]]]:
-    """The text of a message, and its pictures: of each its kind and its bytes in base64."""
+    """Return the text of a message, and the media type and base64 data of each of its pictures."""
     if message.role != "user":
         return message.content, []
     said, found = replace_pictures(message.content, pictures)

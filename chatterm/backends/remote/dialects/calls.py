@@ -1,4 +1,4 @@
-"""Calls of tools: as a conversation has them, and put together from the parts that a server sends."""
+"""Tool calls: as a conversation's history has them, and assembled from the parts that a server sends."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,15 +9,15 @@ from chatterm.backends.backend import Tool, ToolCall
 from chatterm.backends.remote.thinking import whole
 
 MOST_CALLS = 64
-"""Calls of one answer."""
+"""Most calls of one answer."""
 MOST_CHARACTERS = 1_000_000
-"""Of the arguments of all of them."""
+"""Most characters of the arguments of all its calls."""
 _MOST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryCall:
-    """A call of an answer in the history: its arguments are a JSON object, its name is one that any API takes."""
+    """A call in the history: its arguments are a JSON object, and every API accepts its name."""
 
     id: str
     name: str
@@ -40,7 +40,7 @@ class CallingMessage:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What came of a call."""
+    """The result of a call."""
 
     id: str
     name: str
@@ -49,17 +49,17 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """Some of a call, as one message of a stream has it."""
+    """A part of a call, from one message of a stream."""
 
     key: int | str | None = None
-    """Tells the calls of an answer apart; None: a call begins where there is a name, else it is the latest one's."""
+    """Identifies the call within its answer; None: a part with a name begins a call, others continue the latest."""
     id: str = ""
     name: str = ""
     arguments: str = ""
     is_whole: bool = False
-    """There is no more of it than this, whatever came before."""
+    """Whether this is the whole call and replaces earlier parts."""
     is_again: bool = False
-    """A summary of what came already, which only counts where nothing came."""
+    """Whether this repeats the whole answer, so that it counts only if no other part came."""
 
 
 @dataclass(slots=True)
@@ -71,25 +71,25 @@ class _Call:
 
 
 class CallAssembler:
-    """The calls of one answer. What a server says of their number, places and lengths is believed nothing."""
+    """Assembles the calls of one answer. No number, position or length that a server sends is trusted."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._by_key: dict[int | str, _Call] = {}
         self._size = 0
         self.problem = ""
-        """Why it cannot go on, to follow the name of the server."""
+        """Why the answer cannot continue, to follow the name of the server; "" if it can."""
 
     def __bool__(self) -> bool:
         return bool(self._calls)
 
     def take(self, parts: Iterable[CallPart]) -> list[str]:
-        """The parts of one message; what is new in each, for whoever counts."""
+        """Add the parts of one message; return the new text in each, to be counted."""
         is_first = not self._calls
         return [self._take(part) for part in parts if is_first or not part.is_again]
 
     def made(self) -> list[ToolCall]:
-        """The calls so far. Their arguments are whatever the model wrote."""
+        """Return the calls so far. Their arguments are whatever the model wrote."""
         return [
             ToolCall(whole(call.name, is_end=True), whole("".join(call.arguments), is_end=True))
             for call in self._calls
@@ -115,7 +115,7 @@ class CallAssembler:
         return "" if is_known else whole(part.name + part.arguments, is_end=True)
 
     def _find_call(self, part: CallPart) -> _Call | None:
-        """The call that a part belongs to; None where there are too many."""
+        """Return the call that a part belongs to; None if there are too many."""
         if part.key is not None:
             known = self._by_key.get(part.key)
         else:
@@ -133,7 +133,7 @@ class CallAssembler:
 
 
 def functions(tools: Iterable[Tool]) -> list[dict[str, Any]]:
-    """Tools as chat completions and Ollama take them, the same to the byte each time."""
+    """Return tools as chat completions and Ollama take them, the same to the byte each time."""
     return [
         {
             "type": "function",
@@ -148,7 +148,7 @@ def functions(tools: Iterable[Tool]) -> list[dict[str, Any]]:
 
 
 def arguments_text(value: object) -> str:
-    """Arguments as JSON text, where a server may send them as text or as the object itself."""
+    """Return arguments as JSON text: servers send either text or the object itself."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else ""

@@ -40,10 +40,10 @@ _PREFIXES: Mapping[str, Mapping[str, Any]] = {
     "sglang": {"continue_final_message": True},
     "llamacpp": {},
 }
-"""Servers that go on with a final message of the assistant, and what tells them to."""
+"""Servers that continue a final message of the assistant, with the fields that tell them to."""
 
 _TAKES_THOUGHTS = ("vllm", "sglang", "llamacpp", "chatterm", "deepseek")
-"""Servers that take what was thought before a call; others may refuse the field."""
+"""Servers that accept the thinking before a call; others may reject the field."""
 
 
 class ChatCompletions:
@@ -125,7 +125,7 @@ def _message(entry: Entry, server: str, pictures: Mapping[str, bytes]) -> dict[s
                 }
                 for call in entry.calls
             ]
-            # Between a call and the next message of the person, templates show what was thought.
+            # Between a call and the next user message, templates show the thinking.
             thought = {"reasoning_content": entry.reasoning} if server in _TAKES_THOUGHTS else {}
             return {
                 "role": "assistant",
@@ -158,13 +158,13 @@ def _calls(said: Mapping[str, Any]) -> list[CallPart]:
             )
         )
     old = mapping(said.get("function_call"))
-    if old and not parts:  # some servers say the same in the old way besides
+    if old and not parts:  # some servers repeat it in the old form
         parts.append(CallPart(0, "", text(old.get("name")), arguments_text(old.get("arguments"))))
     return parts
 
 
 def _content(value: object) -> str:
-    """Text, also where it comes in parts."""
+    """Return the text of a content, which may come in parts."""
     if isinstance(value, list):
         return "".join(
             text(mapping(part).get("text")) or text(mapping(part).get("refusal")) for part in value
@@ -173,7 +173,7 @@ def _content(value: object) -> str:
 
 
 def parse_usage(value: object) -> ReportedUsage | None:
-    """What `usage` says, under the names of either API of OpenAI."""
+    """Parse `usage`, with the field names of either API of OpenAI; None if there is none."""
     told = mapping(value)
     if not told:
         return None
@@ -193,7 +193,7 @@ _KINDS = ("vllm", "sglang", "llamacpp", "chatterm", "openai", "openrouter")
 
 
 def listed_models(document: Any) -> list[ListedModel] | None:
-    """What `/models` says; None where it says nothing of the kind."""
+    """Parse the list of `/models`; None if it is no such list."""
     data = mapping(document).get("data")
     if not isinstance(data, list):
         return None

@@ -1,4 +1,4 @@
-"""Ollama's own API: a JSON document a line."""
+"""Ollama's own API: one JSON document per line."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -107,7 +107,7 @@ def _message(entry: Entry, pictures: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _call(entry: Mapping[str, Any]) -> CallPart:
-    """A call, which comes whole here."""
+    """Return a call; Ollama always sends it whole."""
     function = mapping(entry.get("function"))
     given = arguments_text(function.get("arguments"))
     return CallPart(None, text(entry.get("id")), text(function.get("name")) or "?", given)

@@ -1,4 +1,4 @@
-"""The responses API, without a state on the server: every request has the whole conversation."""
+"""The responses API without state on the server: every request has the whole conversation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,7 +51,7 @@ class Responses:
                     "name": tool.name,
                     "description": tool.description,
                     "parameters": dict(tool.parameters),
-                    "strict": False,  # the default there, and few schemas are fit for it
+                    "strict": False,  # true is the default there, and few schemas meet its rules
                 }
                 for tool in asked.tools
             ]
@@ -82,7 +82,7 @@ class Responses:
             return ParsedMessage(problem=complaint(message) or "it did not say why")
         if kind in _ENDS:
             return _ended(kind, mapping(message.get("response")))
-        if message.get("object") == "response":  # not streamed, whatever was asked for
+        if message.get("object") == "response":  # not streamed, although that was requested
             ended = _ended(f"response.{text(message.get('status'))}", message)
             return ParsedMessage(_said(message), ended.finish, ended.usage, ended.problem, ended.calls, True)
         return ParsedMessage(calls=_call(kind, message))
@@ -129,7 +129,7 @@ def _items(entry: Entry, pictures: Mapping[str, bytes]) -> list[dict[str, Any]]:
 
 
 def _call(kind: str, message: Mapping[str, Any]) -> list[CallPart]:
-    """What an event has of a call."""
+    """Return the parts of a call in an event; [] if it has none."""
     place = count(message.get("output_index"))
     key = place if place is not None else text(message.get("item_id")) or None
     if kind == "response.function_call_arguments.delta":
@@ -147,7 +147,7 @@ def _is_call(item: Mapping[str, Any]) -> bool:
 
 
 def _whole(key: int | str, item: Mapping[str, Any], *, is_again: bool = False) -> CallPart:
-    """An item as far as it has come: its arguments are all that there are until now."""
+    """Return an item as a part that has all arguments so far."""
     given = arguments_text(item.get("arguments"))
     return CallPart(key, "", text(item.get("name")), given, is_whole=True, is_again=is_again)
 
