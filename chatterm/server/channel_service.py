@@ -1,4 +1,4 @@
-"""The engine process as the web API sees it: a Service over the channel. No engine and no torch in this process."""
+"""A Service over the connection to the engine process, for the web API: no engine and no torch in this process."""
 
 import asyncio
 import itertools
@@ -17,13 +17,13 @@ from chatterm.ipc.runtime import connect
 from chatterm.server.service import ChatMessage, Generation, Metrics, Piece, RequestError, ServedModel
 
 _LOOK = 1.0
-"""Seconds between two looks at the list of models."""
+"""Seconds between refreshes of the list of models."""
 
 T = TypeVar("T")
 
 
 class _Answers:
-    """What comes of one call."""
+    """The incoming messages of one call."""
 
     def __init__(self, finished: Callable[[], None] | None) -> None:
         self._finished = finished
@@ -38,7 +38,7 @@ class _Answers:
             self._finished()
 
     async def next(self) -> Raw | None:
-        """The body of the next item; None at the end. Raises RequestError."""
+        """Return the body of the next item, None at the end. Raises RequestError."""
         while not self._items:
             self._came.clear()
             await self._came.wait()
@@ -53,7 +53,7 @@ class _Answers:
 
 
 class ChannelService(asyncio.Protocol):
-    """One connection with many requests. When the engine process ends, `lost` is set, and requests fail with 503."""
+    """One connection for many requests. When the engine process ends, `lost` is set and requests fail with 503."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -64,15 +64,15 @@ class ChannelService(asyncio.Protocol):
         self._looks: asyncio.Task[None] | None = None
         self._queued: Callable[[], Mapping[str, int]] = dict
         self._outgoing: list[bytes] = []
-        """Frames of this turn of the event loop: they are written at once."""
+        """Frames that are written together in the next iteration of the event loop."""
         self._told = False
-        """Whether the engine process believes that something waits here."""
+        """Whether the queue lengths last sent to the engine process were not empty."""
         self.lost = asyncio.Event()
 
     async def connect(self, address: str = "") -> HelloReply:
         """Attach to the engine process of this user; `address` is where the web API listens.
 
-        Raises RequestError where there is none, or one of another version.
+        Raises RequestError if there is none, or if its version differs.
         """
         peer = connect()
         if peer is None:
@@ -88,7 +88,7 @@ class ChannelService(asyncio.Protocol):
         return welcome
 
     async def close(self) -> None:
-        """Part from the engine process, which goes on."""
+        """Disconnect from the engine process, which keeps running."""
         if self._looks is not None:
             self._looks.cancel()
             with suppress(asyncio.CancelledError):
@@ -98,7 +98,7 @@ class ChannelService(asyncio.Protocol):
             self._transport.close()
 
     async def end(self) -> None:
-        """Have the engine process end. Returns when it has begun to."""
+        """Ask the engine process to end; return once it has begun to."""
         with suppress(RequestError):
             await self._ask("end", None, type(None))
 
@@ -217,7 +217,7 @@ class ChannelService(asyncio.Protocol):
             await asyncio.sleep(_LOOK)
             with suppress(RequestError, FrameError):
                 await self.look()
-                if self._told or self._queued():  # others look at it, too
+                if self._told or self._queued():  # other clients read the queue lengths, too
                     await self.metrics()
 
 

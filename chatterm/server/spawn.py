@@ -1,4 +1,4 @@
-"""The engine process, seen from whoever starts it: `chatterm serve`, or a `chatterm run` that leaves it behind."""
+"""Starts the engine process: for `chatterm serve`, or for a `chatterm run` that leaves it behind."""
 
 import subprocess
 import sys
@@ -14,37 +14,37 @@ from chatterm.backends.backend import ChatOptions, EngineError
 from chatterm.ipc.runtime import ServerRunsError, is_supported
 
 _LEAVE = 20.0
-"""Seconds that an engine process gets to end."""
+"""Seconds that an engine process has to end before it is killed."""
 
 
 class ProcessOptions(Struct, frozen=True):
-    """What the engine process is started with."""
+    """The options of the engine process."""
 
     options: ChatOptions
     keep_alive_s: float | None = None
-    """Seconds that a model stays once nobody uses it; None: for ever."""
+    """Seconds that an unused model stays loaded; None: forever."""
     ends_unused: bool = False
-    """It ends once whoever started it has let go, nobody is attached, and no model is loaded; else with its starter."""
+    """Whether it ends once detached, with no clients and no loaded model; otherwise it ends with its parent."""
 
 
 class EngineChild:
-    """The engine process, while it lives. It ends when this process does, unless it `ends_unused`."""
+    """A running engine process. It ends when this process does, unless `ends_unused` is set."""
 
     def __init__(self, options: ProcessOptions) -> None:
-        """Returns when it listens. Raises ServerRunsError where there is one already, EngineError where it fails."""
+        """Start the process and wait until it listens. Raises ServerRunsError if one exists, and EngineError."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "chatterm.server.process.engine_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # It outlives the terminal that it would write to, and must hold no folder of it.
+            # It outlives the terminal, so it must not write to it or keep a folder of it in use.
             stderr=subprocess.DEVNULL if options.ends_unused else None,
             cwd="/" if options.ends_unused else None,
-            start_new_session=True,  # Ctrl+C in the terminal is for whoever started it, who ends it
+            start_new_session=True,  # Ctrl+C in the terminal goes to the parent, which ends it
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            with suppress(OSError):  # what it says tells more
+            with suppress(OSError):  # the error that it prints tells more
                 self._process.stdin.write(msgspec.json.encode(options) + b"\n")
                 self._process.stdin.flush()
             said = self._process.stdout.readline().decode("utf-8", "replace").strip()
@@ -59,18 +59,18 @@ class EngineChild:
             raise EngineError(why or "The engine process has ended while it started.")
 
     def wait(self) -> int:
-        """Wait for its end; returns the exit code."""
+        """Wait for the process to end; return its exit code."""
         return self._process.wait()
 
     def let_go(self) -> None:
-        """It lives on without its starter."""
+        """Detach from the process, which keeps running."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
         threading.Thread(target=self._process.wait, name="engine-process", daemon=True).start()
 
     def end(self) -> None:
-        """Have it end: its clients are told. One that does not is killed."""
+        """Terminate the process, which tells its clients; kill it if it does not end in time."""
         self._process.terminate()
         try:
             self._process.wait(_LEAVE)
@@ -83,9 +83,9 @@ class EngineChild:
 
 
 def left_behind(options: ChatOptions, keep_alive_s: float | None) -> Callable[[], None]:
-    """Start an engine process that stays for other terminals; returns what lets go of it.
+    """Start an engine process that stays for other terminals; return the function that detaches from it.
 
-    Its models are loaded as `options` say. Raises as EngineChild does.
+    Its models are loaded with `options`. Raises as EngineChild does.
     """
     if not is_supported():
         raise EngineError("This system has no sockets for an engine process.")

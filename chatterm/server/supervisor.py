@@ -1,4 +1,4 @@
-"""What `chatterm serve` does: starts the engine process, watches it, and runs the web API beside it."""
+"""Runs `chatterm serve`: starts and watches the engine process, with the web API beside it."""
 
 import asyncio
 import signal
@@ -14,12 +14,12 @@ from chatterm.server.service import RequestError, Service
 from chatterm.server.spawn import EngineChild, ProcessOptions
 
 _OFTEN = 60.0
-"""Seconds: one that ends twice so soon would do so again."""
+"""Seconds: a process started within this time of the previous one is not replaced when it fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """A web server that listens and does not answer yet."""
+    """A web server that is listening but not serving yet."""
 
     address: str
     server: Any
@@ -28,7 +28,7 @@ class Web:
 
 
 class Supervisor:
-    """The life of a server, in one event loop."""
+    """Runs a server from start to shutdown, in one event loop."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class Supervisor:
         ready: Callable[[str], None],
         tell: Callable[[str], None],
     ) -> None:
-        """`load` has the first model loaded, and blocks; `tell` says a line to the person.
+        """`load` loads the first model, and blocks; `tell` shows a line to the user.
 
-        `ready` is called with the address of the web API ("" without one) each time that requests can be answered.
+        `ready` is called with the address of the web API ("" without one) each time that requests can be served.
         """
         self._process = process
         self._make_web = make_web
@@ -53,7 +53,7 @@ class Supervisor:
         self._serving: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Serve until somebody ends it. Raises EngineError and ModelError."""
+        """Serve until stopped. Raises EngineError and ModelError."""
         loop = asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(name, self._stop.set)
@@ -76,7 +76,7 @@ class Supervisor:
             await self._service.close()
 
     async def _once(self, child: EngineChild) -> int:
-        """Serve with an engine process; returns its exit code, 0 where it was to end."""
+        """Serve with an engine process; return its exit code, or 0 on shutdown."""
         loop = asyncio.get_running_loop()
         ended = loop.run_in_executor(None, child.wait)
         stopped = loop.create_task(self._stop.wait())
@@ -114,11 +114,11 @@ class Supervisor:
         except RequestError as error:
             raise EngineError(error.message) from None
         await asyncio.to_thread(self._load)
-        with suppress(RequestError):  # the engine process has ended: that is seen elsewhere
+        with suppress(RequestError):  # the engine process has ended, which `_once` notices
             await self._service.look()
 
     def _serve(self) -> None:
-        """Answer requests from now on."""
+        """Start to serve requests, unless it is done already."""
         if self._web is None or self._serving is not None:
             return
         self._serving = asyncio.get_running_loop().create_task(

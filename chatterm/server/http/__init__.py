@@ -1,1 +1,1 @@
-"""The HTTP API: OpenAI's and Ollama's requests, and what keeps the server safe from whoever sends them."""
+"""The HTTP API: OpenAI's and Ollama's endpoints, and the server's protection from its clients."""

@@ -1,4 +1,4 @@
-"""What comes of a request, told apart from how it is written: pieces of the engine become parts of answers."""
+"""Answer state, independent of the wire format: pieces of the engine become parts of answers."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, Cal
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """More of the thinking."""
+    """More thinking text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Likelihoods:
-    """Of tokens of the answer, where they were asked for."""
+    """The logprobs of tokens of the answer, if they were requested."""
 
     tokens: tuple[Logprob, ...]
 
@@ -34,7 +34,7 @@ Part = AnswerText | Thought | CallBegan | CallArguments | CallEnded | Likelihood
 
 @dataclass(slots=True)
 class AnswerItem:
-    """Thinking, text or a call, as far as it has come."""
+    """Thinking, text or a tool call, as far as it has been received."""
 
     kind: Literal["reasoning", "message", "function_call"]
     text: str = ""
@@ -42,15 +42,15 @@ class AnswerItem:
     name: str = ""
     """Of a call: the function's."""
     logprobs: list[Logprob] = field(default_factory=list)
-    """Of a message; with those of calls before it."""
+    """Of a message, including those of calls before it."""
     is_over: bool = False
-    """Nothing is added to it any more."""
+    """Whether it is complete: nothing more is added."""
     is_cut: bool = False
     """Whether a limit ended the answer within it."""
 
     @property
     def is_json(self) -> bool:
-        """Of a call: whether its arguments are complete."""
+        """Whether the arguments of a call are complete JSON."""
         try:
             msgspec.json.decode(self.text or "{}")
         except msgspec.DecodeError:
@@ -60,42 +60,42 @@ class AnswerItem:
 
 @dataclass(slots=True)
 class Totals:
-    """Of all prompts of a request."""
+    """Totals over all prompts of a request."""
 
     model: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     queue_s: float = 0.0
-    """In the queue of this server."""
+    """Seconds in the queue of this server."""
 
 
 @dataclass(slots=True)
 class AnswerState:
-    """One answer as far as it has come."""
+    """One answer, as far as it has been received."""
 
     index: int
     items: list[AnswerItem] = field(default_factory=list)
-    """In the order in which they came."""
+    """In the order of their arrival."""
     logprobs: list[Logprob] = field(default_factory=list)
     tokens: int = 0
     reason: Reason | None = None
     usage: Usage | None = None
     _given: int = 0
-    """How many of the logprobs items have."""
+    """How many of `logprobs` have been assigned to items."""
 
     @property
     def text(self) -> str:
-        """All its messages."""
+        """The text of all its messages."""
         return "".join(item.text for item in self.items if item.kind == "message")
 
     @property
     def reasoning(self) -> str:
-        """All its thinking."""
+        """The text of all its thinking."""
         return "".join(item.text for item in self.items if item.kind == "reasoning")
 
     @property
     def calls(self) -> list[AnswerItem]:
-        """Its calls."""
+        """Its tool calls."""
         return [item for item in self.items if item.kind == "function_call"]
 
     @property
@@ -105,21 +105,21 @@ class AnswerState:
 
     @property
     def open(self) -> AnswerItem | None:
-        """The item that may go on."""
+        """The last item, unless it is complete."""
         return self.items[-1] if self.items and not self.items[-1].is_over else None
 
     def begin(self, item: AnswerItem) -> None:
-        """This comes next."""
+        """Append an item; the one before it is complete."""
         if self.items:
             self.items[-1].is_over = True
         self.items.append(item)
 
     def think(self, text: str) -> None:
-        """More thinking."""
+        """Add thinking text."""
         self._more("reasoning", text)
 
     def keep(self, event: Event) -> None:
-        """More of the answer."""
+        """Add an event of the answer's parser."""
         match event:
             case AnswerText(text):
                 self._more("message", text)
@@ -151,7 +151,7 @@ class Collector:
         self._parsers = [Parser(None, ()) for _ in range(count)]
 
     def take(self, piece: Piece) -> tuple[AnswerState, list[Part]] | None:
-        """What a piece brings to an answer; None for one that is about all of them."""
+        """Add a piece; return its answer and the new parts of that, or None if it concerns all answers."""
         if isinstance(piece, Started):
             self.started = piece
             self._parsers = [self._parser(piece.tool_format) for _ in self.states]

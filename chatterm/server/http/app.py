@@ -1,4 +1,4 @@
-"""The HTTP API: which path does what."""
+"""The HTTP API: the routes."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -31,7 +31,7 @@ _NDJSON = b"application/x-ndjson"
 
 
 def make_app(service: Service, limits: Limits | None = None, key: str | None = None) -> Starlette:
-    """The API of `service`. With a `key`, every path but /health needs it."""
+    """Build the API of `service`. With a `key`, every path but /health needs it."""
     limits = limits or Limits()
     site = ServerState(service, limits, AdmissionQueue(limits))
     service.watch(site.gate.queued)
@@ -63,7 +63,7 @@ def make_app(service: Service, limits: Limits | None = None, key: str | None = N
 
 
 class _Api(Starlette):
-    """What generates is found by its path at once: routes and middleware cost a request as much as all else here."""
+    """Dispatches generating paths directly, as routes and middleware would double the cost of a request here."""
 
     def __init__(self, generating: Mapping[str, Endpoint], key: str | None, **options: Any) -> None:
         super().__init__(**options)
@@ -76,7 +76,7 @@ class _Api(Starlette):
 
 
 def _others(site: ServerState) -> list[Route]:
-    """The paths that generate nothing."""
+    """Return the routes that generate nothing."""
     service = site.service
 
     async def health(request: Request) -> Response:
@@ -89,7 +89,7 @@ def _others(site: ServerState) -> list[Route]:
         return PlainTextResponse(page, media_type=CONTENT_TYPE)
 
     async def known() -> list[ServedModel]:
-        with suppress(RequestError):  # as they were a moment ago
+        with suppress(RequestError):  # then the list is a moment old
             await service.look()
         return service.models()
 

@@ -9,7 +9,7 @@ from chatterm.server.service import RequestError
 
 
 async def read_body(scope: Any, receive: Receive, limits: Limits) -> bytes:
-    """Raises RequestError: 413 where it is too large, 408 where it takes too long, 415 where it is compressed."""
+    """Read a body. Raises RequestError: 413 if it is too large, 408 if it takes too long, 415 if it is compressed."""
     headers = dict(scope["headers"])
     if headers.get(b"content-encoding", b"identity") != b"identity":
         raise RequestError(

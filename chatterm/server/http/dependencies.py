@@ -1,4 +1,4 @@
-"""What the HTTP API needs besides chatterm itself."""
+"""What the HTTP API needs besides chatterm itself: optional packages and a key."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +9,7 @@ _PACKAGES = ("starlette", "uvicorn", "httptools")
 
 
 def check_extra() -> None:
-    """Raises EngineError where packages of the server are not installed."""
+    """Raise EngineError if packages of the server are not installed."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise EngineError(
@@ -18,7 +18,7 @@ def check_extra() -> None:
 
 
 def read_key(path: Path) -> str:
-    """The API key, which is the only line of this file. Raises EngineError."""
+    """Read the API key, which is the only line of this file. Raises EngineError."""
     try:
         key = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""A request from its body to the last byte of the answer."""
+"""Handles a request from its body to the last byte of the answer."""
 
 import asyncio
 import logging
@@ -31,14 +31,14 @@ from chatterm.server.service import (
 log = logging.getLogger("chatterm.server")
 
 LARGEST_CONSTRAINT = 200_000
-"""Characters of a schema or a grammar."""
+"""Maximum characters of a schema or a grammar."""
 LATE_S = 10.0
-"""How much longer than it may an engine takes that does not answer any more."""
+"""Seconds after the deadline of a request when the engine counts as unresponsive."""
 
 
 @dataclass(slots=True)
 class ServerState:
-    """What the endpoints share."""
+    """The state that the endpoints share."""
 
     service: Service
     limits: Limits
@@ -48,7 +48,7 @@ class ServerState:
     stopped: bool = False
 
     async def stop(self) -> None:
-        """Begin nothing new, wait a little for what runs, then end it with an error."""
+        """Admit nothing new, wait a little for running requests, then end them with an error."""
         self.gate.close()
         deadline = monotonic() + self.limits.shutdown_s
         while self.working and monotonic() < deadline:
@@ -59,7 +59,7 @@ class ServerState:
 
     @asynccontextmanager
     async def work(self) -> AsyncIterator[None]:
-        """What is done within ends with a RequestError when the server stops."""
+        """End the block with a RequestError when the server stops."""
         task = asyncio.current_task()
         assert task is not None
         self.working.add(task)
@@ -74,7 +74,7 @@ class ServerState:
             self.working.discard(task)
 
     async def model(self, name: str, *, loaded: bool = False) -> ServedModel:
-        """The model of this name or alias; `loaded`: after loading it. Raises RequestError 404."""
+        """Return the model of this name or alias; `loaded`: after loading it. Raises RequestError 404."""
         found = self._find(name)
         if found is not None and loaded and not found.loaded:
             await self.service.hold(found.name, None)
@@ -91,7 +91,7 @@ class ServerState:
 
 
 Instead = Callable[[dict[str, Any], ServedModel, Service], Awaitable[bytes | None]]
-"""The response to a request that generates nothing; None for all others."""
+"""Returns the response to a request that generates nothing; None for all others."""
 Parse = Callable[[dict[str, Any], ServedModel, Limits, str], ParsedRequest]
 
 
@@ -181,7 +181,7 @@ class Endpoint:
 
 
 class _Work:
-    """One request while it is answered."""
+    """A request that is being answered."""
 
     def __init__(
         self, asked: ParsedRequest, stream: StreamedResponse, figures: ModelFigures, waited: float
@@ -212,7 +212,7 @@ class _Work:
             await self._stream.write(self._asked.renderer.begin(self.totals))
 
     async def take(self, number: int, piece: Piece) -> None:
-        """What has come of the generation of this number."""
+        """Process a piece of the generation of this number."""
         taken = self._collectors[number].take(piece)
         if isinstance(piece, Started):
             self.totals.prompt_tokens += piece.prompt_tokens
@@ -228,7 +228,7 @@ class _Work:
                 await self._stream.write(self._asked.renderer.piece(state, parts))
 
     def check(self) -> None:
-        """Raises RequestError where the engine ended before its answers did."""
+        """Raise RequestError if the engine ended before its answers did."""
         if not all(collector.is_complete for collector in self._collectors):
             raise RequestError(
                 500, "server_error", "The engine stopped in the middle of an answer; try again."
@@ -251,7 +251,7 @@ class _Work:
 
 
 def check_constraint(constraint: AnswerConstraint | None) -> None:
-    """Raises RequestError 400 for one that would take too long to prepare."""
+    """Raise RequestError 400 for a constraint that would take too long to prepare."""
     if constraint is not None and len(constraint.text) > LARGEST_CONSTRAINT:
         raise wrong(None, f"Schemas and grammars can have {LARGEST_CONSTRAINT:,} characters at most.")
 
@@ -259,9 +259,9 @@ def check_constraint(constraint: AnswerConstraint | None) -> None:
 async def merged(
     service: Service, generations: Sequence[Generation], finished: Callable[[], None]
 ) -> AsyncGenerator[tuple[int, Piece], None]:
-    """The pieces of all generations as they come, each with its number. The first error ends them all.
+    """Yield the pieces of all generations as they come, each with its number. The first error ends them all.
 
-    `finished` is called once all have come, read or not.
+    `finished` is called once all have arrived, read or not.
     """
     if len(generations) == 1:
         async with aclosing(service.generate(generations[0], finished)) as pieces:
@@ -305,7 +305,7 @@ async def merged(
 
 
 async def send_whole(send: Any, body: bytes, status: int = 200) -> None:
-    """A response of JSON."""
+    """Send a JSON response."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,4 +1,4 @@
-"""Errors as bodies of responses, in the shape that the clients of a path expect."""
+"""Bodies of error responses, in the format that the clients of a path expect."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from chatterm.server.service import RequestError
 
 
 def error_object(error: RequestError) -> dict[str, Any]:
-    """OpenAI's shape."""
+    """Return an error in OpenAI's format."""
     return {
         "error": {
             "message": error.message,
@@ -18,12 +18,12 @@ def error_object(error: RequestError) -> dict[str, Any]:
 
 
 def error_for(path: str, error: RequestError) -> dict[str, Any]:
-    """What a client of this path expects: Ollama's errors are one text."""
+    """Return an error in the format of this path's API: Ollama's errors are one text."""
     return {"error": error.message} if path.startswith("/api/") else error_object(error)
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """What a response with this error needs besides."""
+    """Return the additional headers of a response with this error."""
     found = []
     if error.retry_after_s is not None:
         found.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
@@ -33,7 +33,7 @@ def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
 
 
 def broken() -> RequestError:
-    """What a client is told where we made a mistake; the traceback is in the log."""
+    """Return the error for a bug of the server; its traceback is in the log."""
     return RequestError(
         500,
         "server_error",
@@ -43,7 +43,7 @@ def broken() -> RequestError:
 
 
 def stopping() -> RequestError:
-    """The server shuts down."""
+    """Return the error for requests while the server shuts down."""
     return RequestError(
         503,
         "server_error",

@@ -1,6 +1,6 @@
-"""Bodies of requests: which fields an endpoint knows, and typed structures of them.
+"""Request bodies: the fields that an endpoint knows, and their conversion to typed structures.
 
-A field that has no effect here is refused by its name, never ignored, unless it is one that cannot change an answer.
+A field that has no effect here is refused by name, never ignored, unless it is one that cannot change an answer.
 """
 
 import re
@@ -25,27 +25,27 @@ _JSON = msgspec.json.Decoder()
 
 
 def wrong(param: str | None, message: str, code: str | None = None) -> RequestError:
-    """The refusal of a request because of one of its fields."""
+    """Return the error for an invalid field of a request."""
     return RequestError(400, "invalid_request_error", message, param, code)
 
 
 @dataclass(frozen=True, slots=True)
 class Table(Generic[S]):
-    """The fields of an endpoint. Those of `known` are used; null stands for a field that is not given."""
+    """The fields of an endpoint. Those of `known` are used; null means that a field is not given."""
 
     endpoint: str
     known: type[S]
     harmless: Mapping[str, Collection[Any] | None] = field(default_factory=dict)
-    """Fields that are taken and change nothing, with the values that may be given; None: any."""
+    """Fields that are accepted without effect, with their allowed values; None: any."""
     refused: Collection[str] = ()
-    """Fields of the API that do not work here."""
+    """Fields of the API that are not supported."""
 
     def read(self, body: bytes) -> S:
-        """Raises RequestError 400 naming what is wrong."""
+        """Parse a JSON body. Raises RequestError 400 that names what is wrong."""
         return self.of(json_object(body))
 
     def of(self, given: Mapping[str, Any]) -> S:
-        """As `read`, of what has been decoded."""
+        """Convert a decoded body, as `read` does."""
         used = self.known.__struct_fields__
         taken = {}
         for name, value in given.items():
@@ -74,7 +74,7 @@ class Table(Generic[S]):
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """The object of a JSON text. Raises RequestError 400."""
+    """Decode a JSON object. Raises RequestError 400."""
     try:
         found = _JSON.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -87,7 +87,7 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def convert(given: Any, kind: type[S], place: str = "") -> S:
-    """A structure of decoded JSON. Raises RequestError 400 that names the field, which is within `place`."""
+    """Convert decoded JSON to a structure. Raises RequestError 400 that names the field, which is within `place`."""
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
@@ -97,7 +97,7 @@ def convert(given: Any, kind: type[S], place: str = "") -> S:
 
 
 def _explained(text: str, place: str) -> RequestError:
-    """msgspec's error in the words of this API."""
+    """Convert msgspec's error to the terms of this API."""
     found = _PLACE.search(text)
     parts = [place, found[1] if found else ""]
     text = _PLACE.sub("", text)

@@ -1,4 +1,4 @@
-"""Who may ask: the key, and what keeps web pages in a browser away from a server on the same machine."""
+"""Access control: the API key, and the protection of a local server from web pages in a browser."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ _OPEN = ("/health",)
 
 @lru_cache(256)
 def is_loopback(host: str) -> bool:
-    """Whether this name or address is this machine only."""
+    """Return whether this name or address is this machine only."""
     host = host.strip("[]").lower().rstrip(".")
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -32,10 +32,10 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """In front of every path. With a key: who has it may ask. Without: programs of this machine, and no web pages.
+    """Guards every path. With a key, its holders may call; without, programs of this machine may, but no web pages.
 
-    A page that a browser shows may send requests to this machine, also under a name of its own that it made point here
-    (DNS rebinding). So, without a key, `Host` has to be a name of this machine, and `Origin` the server itself.
+    A page in a browser can send requests to this machine, even under its own domain name if that is made to point here
+    (DNS rebinding). So, without a key, `Host` must be a name of this machine, and `Origin` the server itself.
     """
 
     def __init__(self, app: App, key: str | None) -> None:
@@ -54,7 +54,7 @@ class Guard:
             headers.setdefault(name, value)
         if self._key is not None:
             kind, _, given = headers.get(b"authorization", b"").partition(b" ")
-            # Digests have one length, so how long the comparison takes tells nothing about the key.
+            # Digests have equal lengths, so the duration of the comparison reveals nothing about the key.
             is_known = hmac.compare_digest(_digest(given.strip()), self._key) and kind.lower() == b"bearer"
             if is_known or scope["path"] in _OPEN:
                 return None
@@ -90,7 +90,7 @@ def _digest(text: bytes) -> bytes:
 
 
 async def send_json(send: Any, status: int, body: Any, headers: list[tuple[bytes, bytes]]) -> None:
-    """A response that ends the connection: nothing more of the request is read."""
+    """Send a response that ends the connection: nothing more of the request is read."""
     kept = [(b"content-type", b"application/json"), (b"connection", b"close"), *headers]
     data = msgspec.json.encode(body)
     kept.append((b"content-length", str(len(data)).encode()))

@@ -1,4 +1,4 @@
-"""What the server lets through: bounds of requests, and the queue in front of the engine."""
+"""Limits of requests, and the admission queue in front of the engine."""
 
 import asyncio
 from collections import Counter, OrderedDict, deque
@@ -11,36 +11,36 @@ from chatterm.server.service import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds; times in seconds, sizes in bytes."""
+    """Limits; times in seconds, sizes in bytes."""
 
     running: int = 64
-    """Answers that are computed at the same time; each of the n answers of a request counts."""
+    """Answers that are computed at the same time; each of a request's n answers counts."""
     waiting: int = 256
-    """Requests that wait for their turn; more are refused with 429."""
+    """Requests that may be queued; more are refused with 429."""
     queue_s: float = 120.0
-    """How long a request waits for its turn."""
+    """How long a request may be queued."""
     request_s: float = 3600.0
     """How long an answer may take."""
     answers: int = 16
-    """The answers (`n`, prompts of a list) of one request."""
+    """Answers of one request: `n` for each of its prompts."""
     context: int | None = None
-    """Tokens of prompt and answer of a request; None: as many as the model holds."""
+    """Tokens of a request's prompt and answer; None: the model's context."""
     body_bytes: int = 16 * 2**20
     body_s: float = 30.0
     """How long a client may take to send a body."""
     refused_bytes: int = 256 * 2**20
-    """How much a client may go on sending after its answer (for `body_s` at most), so that it gets to read that."""
+    """How much a client may still send after an early response (for `body_s` at most), so that it can read that."""
     header_bytes: int = 32 * 2**10
     header_s: float = 10.0
-    """The same for the headers."""
+    """How long a client may take to send the headers."""
     write_s: float = 30.0
     """How long a client may leave unread what was sent to it."""
     connections: int = 1024
     shutdown_s: float = 5.0
-    """How long requests have for their last words when the server stops."""
+    """How long running requests may continue when the server stops."""
 
     def room(self, context: int | None) -> int | None:
-        """Tokens that a request may have with a model of that context; None: no limit is known."""
+        """Return the limit of tokens of a request to a model with this context; None: no limit is known."""
         return min((size for size in (context, self.context) if size is not None), default=None)
 
 
@@ -52,16 +52,16 @@ class _Waiting:
 
 
 class AdmissionQueue:
-    """Lets requests to the engine, `running` answers at once. Each client has a line to wait in; lines take turns."""
+    """Admits requests to the engine, `running` answers at once. Each client has its own queue, served round-robin."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lines: OrderedDict[str, deque[_Waiting]] = OrderedDict()
         self._free = limits.running
         self._unread = 0
-        """Answers that have no turn any more but are yet to be read."""
+        """Finished answers that hold no slot any more but are still unread."""
         self._took = 1.0
-        """Seconds that a request takes, smoothed."""
+        """Smoothed duration of a request, in seconds."""
         self.closing = asyncio.Event()
         """Set when the server stops: streams end, and nothing new begins."""
 
@@ -72,11 +72,11 @@ class AdmissionQueue:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """Requests that are queued."""
         return sum(map(len, self._lines.values()))
 
     def queued(self) -> dict[str, int]:
-        """Answers that wait, by model."""
+        """Return the number of queued answers by model."""
         found: Counter[str] = Counter()
         for line in self._lines.values():
             for waiting in line:
@@ -84,24 +84,24 @@ class AdmissionQueue:
         return dict(found)
 
     def turn(self, client: str, size: int, model: str = "") -> "Ticket":
-        """A turn of `size` answers of `model`."""
+        """Return a ticket for `size` answers of `model`."""
         return Ticket(self, client, min(size, self._limits.running), model)
 
     def leave_unread(self, size: int) -> bool:
-        """Have so many answers more without a turn that are yet to be read; False: that would take too much memory."""
+        """Count `size` finished answers as unread; return False if these would take too much memory."""
         if self._unread + size > self._limits.running:
             return False
         self._unread += size
         return True
 
     def read(self, size: int) -> None:
-        """So many of those have been read."""
+        """Count `size` unread answers as read."""
         self._unread -= size
 
     async def enter(self, client: str, size: int, model: str) -> None:
-        """Wait for a turn.
+        """Wait for `size` free slots.
 
-        Raises RequestError: 429 where too many wait or it takes too long, 503 when the server stops.
+        Raises RequestError: 429 if too many requests wait or it takes too long, 503 when the server stops.
         """
         if self.closing.is_set():
             raise stopping()
@@ -125,7 +125,7 @@ class AdmissionQueue:
             raise
 
     def close(self) -> None:
-        """Nothing begins any more; who waits is told so."""
+        """Admit nothing more; requests that wait fail with an error."""
         self.closing.set()
         for line in self._lines.values():
             for waiting in line:
@@ -133,7 +133,7 @@ class AdmissionQueue:
                     waiting.turn.set_exception(stopping())
 
     def leave(self, size: int, took_s: float) -> None:
-        """A turn is over."""
+        """Free the slots of a request that held them for `took_s` seconds."""
         self._took += 0.1 * (took_s - self._took)
         self._free_again(size)
 
@@ -142,7 +142,7 @@ class AdmissionQueue:
         self._next()
 
     def _next(self) -> None:
-        """Give turns: one from each line, then the next line. Nobody is overtaken by who needs less room."""
+        """Admit what fits, one request per client in turn. Small requests never overtake large ones."""
         while self._lines:
             client, line = next(iter(self._lines.items()))
             if line[0].turn.done():
@@ -176,7 +176,7 @@ class AdmissionQueue:
 
 
 class Ticket:
-    """Waited for where its block begins, which gets the seconds waited; over at its end, or earlier."""
+    """Holds slots for the length of an `async with` block, which yields the seconds waited, or until `finished`."""
 
     def __init__(self, gate: AdmissionQueue, client: str, size: int, model: str) -> None:
         self._gate = gate
@@ -198,7 +198,7 @@ class Ticket:
             self._gate.read(self._size)
 
     def finished(self) -> None:
-        """The engine has no more to do for it: others may begin, unless too much is unread."""
+        """Free the slots, as the engine is done with the request, unless too much is unread."""
         if self._is_held and self._gate.leave_unread(self._size):
             self._leave()
 

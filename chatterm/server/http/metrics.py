@@ -86,14 +86,14 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def add(self, value: float, times: int = 1) -> None:
-        """So many values of this size."""
+        """Count `value` this many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
 
 @dataclass(slots=True)
 class ModelFigures:
-    """What requests to one model were like."""
+    """Statistics of the requests to one model."""
 
     first_token: Histogram = field(default_factory=lambda: Histogram(_TTFT))
     between_tokens: Histogram = field(default_factory=lambda: Histogram(_BETWEEN))
@@ -106,19 +106,19 @@ class ModelFigures:
 
 @dataclass(slots=True)
 class Recorder:
-    """What this process has seen since it started."""
+    """Statistics of this process since it started."""
 
     models: dict[str, ModelFigures] = field(default_factory=dict)
     responses: Counter[tuple[str, int]] = field(default_factory=Counter)
     """By route and status; requests whose client went away count as 499."""
 
     def of(self, model: str) -> ModelFigures:
-        """The figures of this model."""
+        """Return the statistics of this model, which may be new."""
         return self.models.setdefault(model, ModelFigures())
 
 
 def exposition(recorder: Recorder, gate: AdmissionQueue, engine: Metrics) -> str:
-    """The whole page."""
+    """Return the whole page."""
     lines: list[str] = []
     by_name = {found.model: found for found in engine.models}
 

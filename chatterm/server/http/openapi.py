@@ -1,4 +1,4 @@
-"""/openapi.json: the paths and what they take, made of the tables that requests are checked with."""
+"""/openapi.json: the paths and their bodies, made from the tables that requests are validated with."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ _OLLAMA_ERROR = {
 
 @cache
 def document() -> bytes:
-    """The whole document, as JSON."""
+    """Return the whole document, as JSON."""
     made, components = _schemas()
     paths: dict[str, Any] = {}
     for path, _, summary, types in _POSTS:
@@ -123,7 +123,7 @@ def _responses(path: str, content: Mapping[str, Any], errors: Mapping[str, str])
 
 
 def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of each path's body, and what they have in common by its name."""
+    """Return the schema of each path's body, and the components that they share by name."""
     tables = {path: table for path, table, _, _ in _POSTS} | {"options": OPTIONS}
     kinds = [table.known for table in tables.values()]
     refs, components = msgspec.json.schema_components(kinds, ref_template=f"{_PLACE}{{name}}")
@@ -148,7 +148,7 @@ _PROMPTS: Sequence[dict[str, Any]] = (
 
 
 def _renamed(made: Any) -> Any:
-    """Names of components that two APIs have: `OpenAI.Message` rather than where it is in this program."""
+    """Rename components whose names two APIs share: `OpenAI.Message` instead of its module here."""
     text = msgspec.json.encode(made).decode()
     for module, name in (("openai", "OpenAI"), ("ollama", "Ollama")):
         text = re.sub(rf"chatterm\.server\.http\.{module}\.\w+\.", f"{name}.", text)
@@ -161,7 +161,7 @@ def _or_null(kind: dict[str, Any]) -> dict[str, Any]:
 
 
 def _complete(schema: dict[str, Any], table: Table[Any]) -> None:
-    """As `Table.of` reads it: null stands for nothing, some fields change nothing, others are refused."""
+    """Adapt a schema to `Table.of`: null means not given, harmless fields are allowed, all others are refused."""
     for name, kind in schema["properties"].items():
         if name not in schema.get("required", ()):
             kind.pop("default", None)

@@ -1,4 +1,4 @@
-"""A request as the rest of the server sees it, whichever API it came by."""
+"""A parsed request and its renderer, independent of the API that it came by."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from chatterm.server.service import Generation, RequestError
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """What a client wants to know."""
+    """A client's request: what to generate, and how to render it."""
 
     generations: tuple[Generation, ...]
     """One for each prompt."""
@@ -19,19 +19,19 @@ class ParsedRequest:
 
 
 class Renderer(Protocol):
-    """Turns what comes of a request into what its client reads. Answers of all prompts are numbered through."""
+    """Renders answers as the client expects them. Answers are numbered consecutively across all prompts."""
 
     def piece(self, state: AnswerState, parts: Sequence[Part]) -> list[bytes]:
-        """Of a stream: what has come of one answer."""
+        """Render new parts of one answer in a stream."""
 
     def begin(self, totals: Totals) -> list[bytes]:
-        """Of a stream: the first that is sent, once the prompts are computed."""
+        """Render the start of a stream, once the prompts are computed."""
 
     def end(self, states: Sequence[AnswerState], totals: Totals) -> list[bytes]:
-        """Of a stream: the last."""
+        """Render the end of a stream."""
 
     def failed(self, error: RequestError) -> list[bytes]:
-        """Of a stream: it ends here, with an error."""
+        """Render an error that ends a stream."""
 
     def whole(self, states: Sequence[AnswerState], totals: Totals) -> bytes:
-        """Without a stream: everything."""
+        """Render the whole response, without a stream."""

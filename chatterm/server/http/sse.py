@@ -1,4 +1,4 @@
-"""Streams: server-sent events, what is sent while there is nothing to say, and clients that have gone."""
+"""Streams: server-sent events, keep-alive comments, and the detection of clients that have gone."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -14,23 +14,23 @@ Send = Callable[[Any], Awaitable[None]]
 DONE = b"data: [DONE]\n\n"
 """The last event of OpenAI's streams."""
 ALIVE = b": still there\n\n"
-"""A comment: it keeps proxies from giving up."""
+"""A comment that keeps proxies from timing out."""
 QUIET_S = 10.0
-"""Seconds without an event after which it is sent."""
+"""Seconds without an event after which `ALIVE` is sent."""
 
 _OTHER_LINE_ENDS = [(char.encode(), b"\\u%04x" % ord(char)) for char in "\x85\u2028\u2029"]
-"""Clients end a line at these, too; JSON has them within strings only."""
+"""Some clients also end lines at these; JSON has them within strings only."""
 _ENCODER = msgspec.json.Encoder()
 
 
 def event(data: Any, name: str | None = None) -> bytes:
-    """One event, with JSON as its data."""
+    """Encode an event, with JSON as its data."""
     head = f"event: {name}\n".encode() if name is not None else b""
     return b"%bdata: %b\n\n" % (head, _ENCODER.encode(data))
 
 
 def line(data: Any) -> bytes:
-    """One line of NDJSON."""
+    """Encode a line of NDJSON."""
     written = _ENCODER.encode(data)
     if not written.isascii():
         for character, escape in _OTHER_LINE_ENDS:
@@ -39,13 +39,13 @@ def line(data: Any) -> bytes:
 
 
 class ClientGone(Exception):
-    """The client has closed the connection: nobody reads what would be sent."""
+    """The client has closed the connection."""
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do this as long as the client is there; its body has been read. Raises ClientGone when it goes away.
+    """Await `work`, or raise ClientGone when the client disconnects. The request's body must have been read.
 
-    As with `asyncio.timeout`, the task itself is cancelled: a task less for each request.
+    Like `asyncio.timeout`, this cancels the current task, which saves one task per request.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -76,7 +76,7 @@ async def _gone(receive: Receive) -> None:
 
 
 class StreamedResponse:
-    """A response that is sent in pieces; `alive` is sent where there is nothing to say for long."""
+    """A response that is sent in pieces; `alive` is sent after a long silence."""
 
     def __init__(self, send: Send, content_type: bytes, alive: bytes | None) -> None:
         self._send = send
@@ -98,25 +98,25 @@ class StreamedResponse:
             self._timer = asyncio.get_running_loop().call_later(QUIET_S, self._keep_alive)
 
     async def write(self, chunks: list[bytes]) -> None:
-        """Send these at once."""
+        """Send these chunks as one."""
         if chunks:
             self._latest = monotonic()
             body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self, chunks: list[bytes]) -> None:
-        """Send these; nothing follows."""
+        """Send the last chunks."""
         await self._send({"type": "http.response.body", "body": b"".join(chunks), "more_body": False})
 
     def close(self) -> None:
-        """Nothing is to be kept alive any more."""
+        """Stop keeping the stream alive."""
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
 
     def _keep_alive(self) -> None:
-        """Runs beside the stream as long as that is not closed."""
+        """Send `alive` after a long silence, and call this again later, until `close`."""
         loop, left = asyncio.get_running_loop(), self._latest + QUIET_S - monotonic()
         if left <= 0 and self._alive is not None:
             task = loop.create_task(self.write([self._alive]))

@@ -1,4 +1,4 @@
-"""Runs the HTTP API: uvicorn, with bounds for slow and silent clients."""
+"""Runs the HTTP API: uvicorn, with limits for slow and silent clients."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ from engine.errors import EngineError
 async def serve(app: Starlette, host: str, port: int, on_ready: Callable[[str], None] | None = None) -> None:
     """Serve `app` (of `make_app`) until SIGINT or SIGTERM, in the event loop of its service.
 
-    `on_ready` gets the address once it can be asked. Raises EngineError where it cannot start.
+    `on_ready` gets the address once it accepts connections. Raises EngineError if it cannot start.
     """
     sock = listen(app, host, port)
     if on_ready is not None:
@@ -29,12 +29,12 @@ async def serve(app: Starlette, host: str, port: int, on_ready: Callable[[str], 
 
 
 def run(app: Starlette, host: str, port: int) -> None:
-    """As `serve`, in an event loop of its own."""
+    """Run `serve` in an event loop of its own."""
     asyncio.run(serve(app, host, port))
 
 
 def listen(app: Starlette, host: str, port: int) -> socket.socket:
-    """A socket that listens; `port` 0 takes any that is free. Raises EngineError."""
+    """Return a listening socket; `port` 0 takes any free port. Raises EngineError."""
     if not app.state.has_key and not is_loopback(host):
         raise EngineError(f"Anybody could use a server on {host}; give it a key with --api-key-file FILE.")
     try:
@@ -43,7 +43,7 @@ def listen(app: Starlette, host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise EngineError(f"There is no address {host!r}: {error}. Choose another --host.") from None
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # A client that has vanished without a word: connections inherit these.
+    # These detect clients that vanished silently; connections inherit them.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     patience = int(app.state.site.limits.write_s * 1000)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_USER_TIMEOUT", patience)):
@@ -62,7 +62,7 @@ def listen(app: Starlette, host: str, port: int) -> socket.socket:
 
 
 def make_server(app: Starlette) -> uvicorn.Server:
-    """A server of `app`, not yet running; `serve(sockets=[...])` runs it within an event loop."""
+    """Return a server of `app` that is not running yet; `serve(sockets=[...])` runs it in an event loop."""
     site: ServerState = app.state.site
     limits = site.limits
 
@@ -74,7 +74,7 @@ def make_server(app: Starlette) -> uvicorn.Server:
         http=Protocol,
         ws="none",
         lifespan="off",
-        log_level="error",  # what clients do wrong is no news here
+        log_level="error",  # mistakes of clients are not logged
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -100,9 +100,9 @@ class _Server(uvicorn.Server):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Ends connections whose headers do not come, and those that do not take what is sent to them.
+    """Closes connections whose headers do not arrive, and those that do not read what is sent to them.
 
-    Where a request has its answer before it has come whole, the rest is read and thrown away, within bounds.
+    If a request is answered before it has arrived completely, the rest is read and discarded, within limits.
     """
 
     bounds = Limits()
@@ -113,10 +113,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stuck: asyncio.TimerHandle | None = None
         self._lingers: asyncio.TimerHandle | None = None
         self._answers: Any = None
-        """The request that is being answered; `cycle` is the latest, which waits for it where both came at once."""
+        """The request being answered; `cycle` is the latest one, which waits for it if requests are pipelined."""
         self._in_head = False
         self._fed = 0
-        """Bytes that have come since the headers of the latest request began, with them; 0 once it is complete."""
+        """Bytes received of the latest request, including its headers; 0 once it is complete."""
         self._left = self.bounds.refused_bytes
 
     def connection_made(self, transport: Any) -> None:
@@ -126,9 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        if (
-            self.transport.is_closing()
-        ):  # the rest of a request that has its answer, or what follows one that was none
+        if self.transport.is_closing():  # the rest of an answered request, or what follows an invalid one
             self._left -= len(data)
             if self._left < 0:
                 self.transport.abort()
@@ -148,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._fed > self.bounds.header_bytes:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > self.bounds.header_bytes:
-                raise ValueError("the headers are too long")  # the parser's error: a 400
+                raise ValueError("the headers are too long")  # the parser makes this a 400
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -160,7 +158,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
-        self._gathering.lingers = None  # they would refer to each other
+        self._gathering.lingers = None  # a reference cycle
         if self._answers is not None and not self._answers.response_complete:
             self._answers.disconnected = True
             self._answers.message_event.set()
@@ -180,7 +178,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stuck = None
 
     def _linger(self) -> bool:
-        """Whether the client still sends its request: to close now would reset the connection under its answer."""
+        """Return whether the client is still sending: closing now would reset the connection before it reads."""
         if not self._fed:
             return False
         self.flow.resume_reading()
@@ -188,7 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def _watch(self) -> None:
-        """A request's headers may take so long from their first byte (or the connection) on; drips do not extend it."""
+        """Limit the time for headers, from their first byte or the connection on; more bytes do not extend it."""
         waits = self.cycle is None or self.cycle.response_complete
         if waits and self._late is None:
             self._late = self.loop.call_later(self.bounds.header_s, self.transport.abort)

@@ -1,4 +1,4 @@
-"""The conversation of an attached terminal: a local backend on an engine that it shares with others."""
+"""The conversation of an attached terminal: a local backend on a shared engine."""
 
 import threading
 from collections import deque
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 
 
 class _Cancelled(Exception):
-    """Nobody wants the rest."""
+    """The call was cancelled."""
 
 
 class SharedEngines:
-    """The engines of the host, for one conversation."""
+    """The engines of the model pool, for one conversation."""
 
     def __init__(self, host: ModelPool, keep_alive_s: float | None = None) -> None:
-        """`keep_alive_s` is as in `Host.keep`."""
+        """`keep_alive_s` is as in `ModelPool.keep`."""
         self._host = host
         self._keep_alive_s = keep_alive_s
         self._taken: dict[int, PooledModel] = {}
@@ -86,7 +86,7 @@ class SharedEngines:
 
 
 class AttachedSession:
-    """The calls of one terminal, one after the other in a thread of its own; what returns at once goes before them."""
+    """Runs the calls of one terminal, one after the other in its own thread; immediate calls bypass the queue."""
 
     def __init__(self, host: ModelPool, pump: Pump) -> None:
         self._host = host
@@ -94,12 +94,12 @@ class AttachedSession:
         self._backend: LocalBackend | None = None
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._latest: _Job | None = None
-        """The one that came last."""
+        """The job that came last."""
         self._thread = threading.Thread(target=self._serve, name="terminal", daemon=True)
         self._thread.start()
 
     def begin(self, call: Call, stream: CallStream) -> "_Job | None":
-        """On the event loop's thread. Raises FrameError for a call that is none."""
+        """Start a call, on the event loop's thread; return it unless done. Raises FrameError for an unknown method."""
         if call.method in _AT_ONCE:
             stream.done(self._at_once(call))
             return None
@@ -110,12 +110,12 @@ class AttachedSession:
         return job
 
     def close(self) -> None:
-        """The terminal is gone. Returns at once."""
+        """End the session, as the terminal is gone. Does not wait."""
         self.interrupt()
         self._jobs.put(None)
 
     def interrupt(self) -> None:
-        """End what runs within one step. From any thread."""
+        """Stop what runs within one step. From any thread."""
         if (backend := self._backend) is not None:
             backend.stop()
 
@@ -154,7 +154,7 @@ class AttachedSession:
         if self._backend is not None:
             with suppress(Exception):
                 self._backend.close()
-        self._latest = None  # it refers to this
+        self._latest = None  # it refers to this session
 
     def _state(self, job: "_Job", value: Any) -> State:
         backend = self._backend
@@ -240,7 +240,7 @@ class AttachedSession:
         backend = self._backend
         assert backend is not None
         begun = False
-        if job.stopped:  # before the backend had begun
+        if job.stopped:  # before the backend started
             backend.stop(job.but)
         with closing(cast("Any", events)):
             for event in events:
@@ -264,7 +264,7 @@ class AttachedSession:
 
 
 class _Job:
-    """One call, and what it has to say. The terminal's thread calls `note`, `say` and `tell`, the loop's all else."""
+    """One call and its output. The session's thread calls `note`, `say`, `tell`, `requests` and `end`."""
 
     def __init__(self, terminal: AttachedSession, call: Call, stream: CallStream, pump: Pump) -> None:
         self.waits, self.due = False, 0.0
@@ -287,7 +287,7 @@ class _Job:
         self._fed.put(Raw(bytes(body)))
 
     def note(self, said: Said) -> None:
-        """It is said with what comes next."""
+        """Queue an item without waking the sender."""
         self._said.append(said)
 
     def say(self, said: Said) -> None:
@@ -295,7 +295,7 @@ class _Job:
         self._pump.wake(self)
 
     def tell(self, progress: Progress) -> None:
-        """How far a load is. Raises where nobody waits for it any more."""
+        """Report the progress of a load. Raises if the call was cancelled."""
         if self.cancelled:
             raise _Cancelled
         self.say(Loading(progress.stage, progress.what, progress.done, progress.total))
@@ -305,7 +305,7 @@ class _Job:
         self._pump.wake(self, at_once=True)
 
     def requests(self) -> Iterable[Request]:
-        """What the client feeds, as it is needed."""
+        """Yield the requests that the client feeds, asking for each one when it is needed."""
         while not self.cancelled:
             self.say(Wanted())
             body = self._fed.get()
@@ -320,7 +320,7 @@ class _Job:
     def send(self) -> bool:
         if self._stream.blocked(self):
             return True
-        end = self._end  # before what was said: nothing comes after it
+        end = self._end  # read before the items: none comes after it
         gathered: list[Said] = []
         while self._said:
             said, last = self._said.popleft(), gathered[-1] if gathered else None
@@ -343,7 +343,7 @@ class _Job:
 
 
 def named(model: str, folder: str) -> str:
-    """What a terminal in `folder` calls `model`, as this process can find it."""
+    """Resolve the name that a terminal in `folder` uses for a model to one that this process can find."""
     from models.hub.catalogue import names
 
     if model.strip().lower() in names():
@@ -353,12 +353,12 @@ def named(model: str, folder: str) -> str:
 
 
 def look(backend: LocalBackend | None) -> LiveState:
-    """What can be looked at at any time."""
+    """Return the state that can be read at any time."""
     return LiveState(None, None) if backend is None else LiveState(backend.figures(), backend.made_title())
 
 
 def unpack_sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling settings as they were before they were sent."""
+    """Restore the types that sampling settings had before they were sent."""
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     if found.get("constraint") is not None:
         found["constraint"] = unpack(pack(found["constraint"]), Constraint)
@@ -396,4 +396,4 @@ _CALLS = frozenset(
     }
 )
 _CHANGE = frozenset({"open", "switch", "send", "tell", "retry", "resume", "load_path", "undo", "reset"})
-"""Calls after which another answer may be the latest."""
+"""Calls that may change which answer is the latest."""

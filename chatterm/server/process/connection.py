@@ -1,4 +1,4 @@
-"""One client's connection, seen from the engine process: its calls, and what they have to say."""
+"""A client's connection to the engine process: its calls and their output."""
 
 import asyncio
 from typing import Any, Protocol
@@ -30,23 +30,23 @@ from engine.errors import GpuLostError
 
 ENDING = RequestError(503, "server_error", "The server is shutting down.", code="shutting_down")
 MOST_CALLS = 4096
-"""Calls of one connection that run at once."""
+"""Maximum concurrent calls of one connection."""
 _UNREAD = 256 * 1024
 """Bytes that a client may leave unread before its streams wait for it."""
 
 
 class RunningCall(Protocol):
-    """A call that takes a while."""
+    """A call that continues in the background."""
 
     def cancel(self) -> None:
-        """Nobody wants the rest: end it within one step. It tells its end all the same."""
+        """Cancel the call within one step. The final message is still sent."""
 
     def feed(self, body: Raw) -> None:
-        """What it has asked the client for. Raises FrameError."""
+        """Accept input that the call requested from the client. Raises FrameError."""
 
 
 class CallStream:
-    """What one call says to its client. On the event loop's thread."""
+    """The output of one call to its client. On the event loop's thread."""
 
     def __init__(self, connection: "ClientConnection", id: int) -> None:
         self._connection = connection
@@ -58,20 +58,20 @@ class CallStream:
         return self._connection
 
     def blocked(self, source: FrameSource) -> bool:
-        """Whether the client does not read; `source` is woken when it does again."""
+        """Return whether the client is not reading; `source` is woken when it reads again."""
         return not self.is_over and self._connection.blocked(source)
 
     def item(self, value: Any) -> None:
-        """More of it."""
+        """Send an item."""
         if not self.is_over:
             self._connection.send(Item(self._id, pack(value)))
 
     def done(self, value: Any = None) -> None:
-        """It is over."""
+        """End the call with its result."""
         self._end(Done(self._id, NOTHING if value is None else pack(value)))
 
     def failed(self, error: Exception) -> None:
-        """It is over: this went wrong."""
+        """End the call with an error."""
         self._end(failure(self._id, error))
 
     def _end(self, message: Done | Failed) -> None:
@@ -82,7 +82,7 @@ class CallStream:
 
 
 def failure(id: int, error: Exception) -> Failed:
-    """An error as clients are told."""
+    """Return the message that reports an error to a client."""
     if isinstance(error, RequestError):
         names = ("status", "kind", "param", "code", "retry_after_s")
         return Failed(id, "request", error.message, {name: getattr(error, name) for name in names})
@@ -98,26 +98,26 @@ def failure(id: int, error: Exception) -> Failed:
 
 
 class EngineCalls(Protocol):
-    """What the engine process does for its clients."""
+    """Handles the calls of clients in the engine process."""
 
     agreed: str
     pump: Pump
 
     def joined(self, connection: "ClientConnection") -> bool:
-        """A client is there; False where there are too many."""
+        """Register a client; return False if there are too many."""
 
     def greeted(self, connection: "ClientConnection") -> Any:
-        """It has said who it is; returns what it is told."""
+        """Return the reply to a client that has introduced itself."""
 
     def begin(self, connection: "ClientConnection", call: Call, stream: CallStream) -> RunningCall | None:
-        """Do what a call asks for. Returns at once, with what takes a while. Raises what is wrong with the call."""
+        """Start a call without waiting; return the running call, if it continues. Raises if the call is invalid."""
 
     def left(self, connection: "ClientConnection") -> None:
-        """The client is gone. Its calls have been cancelled."""
+        """Forget a client that is gone. Its calls have been cancelled."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """Reads calls and writes what comes of them. A client that breaks the rules is sent away; nobody else notices."""
+    """Reads calls and writes their output. Disconnects a client that breaks the protocol, without effect on others."""
 
     def __init__(self, calls: EngineCalls) -> None:
         self._calls = calls
@@ -127,12 +127,12 @@ class ClientConnection(asyncio.Protocol):
         self._paused = False
         self._blocked: list[FrameSource] = []
         self._outgoing: list[bytes] = []
-        """Frames of this turn of the event loop: they are written at once."""
+        """Frames that are written together in the next iteration of the event loop."""
         self.hello: Hello | None = None
         self.session: Any = None
         """The conversation of a terminal."""
         self.queued: dict[str, int] = {}
-        """Answers that wait for their turn on the other side, by model."""
+        """Answers queued in the client process, by model."""
 
     # -- asyncio.Protocol
 
@@ -159,13 +159,13 @@ class ClientConnection(asyncio.Protocol):
                 running.cancel()
         self._running.clear()
         blocked, self._blocked = self._blocked, []
-        for source in blocked:  # they see that nobody is there
+        for source in blocked:  # they notice that the client is gone
             self._calls.pump.wake(source)
         self._calls.left(self)
 
     def pause_writing(self) -> None:
         self._paused = True
-        if self._transport is not None:  # who does not read is not read: its answers would have no room
+        if self._transport is not None:  # accept no more calls while their answers would pile up
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -199,7 +199,7 @@ class ClientConnection(asyncio.Protocol):
         self._running.pop(id, None)
 
     def end(self) -> None:
-        """The server ends: what runs is cancelled, and whoever waits is told."""
+        """Cancel the running calls and tell the client that the server ends."""
         for id, running in list(self._running.items()):
             if running is not None:
                 running.cancel()
@@ -208,7 +208,7 @@ class ClientConnection(asyncio.Protocol):
                 self.send(failure(id, ENDING))
 
     def close(self) -> None:
-        """Send what is written, then part."""
+        """Send what is queued, then close the connection."""
         self._flush()
         if self._transport is not None:
             self._transport.close()
@@ -220,7 +220,7 @@ class ClientConnection(asyncio.Protocol):
             self._call(message)
             return
         running = self._running.get(message.id)
-        if running is None:  # it was over before this came
+        if running is None:  # it ended before this arrived
             return
         if isinstance(message, Feed):
             running.feed(message.body)
@@ -242,7 +242,7 @@ class ClientConnection(asyncio.Protocol):
             running = self._calls.begin(self, call, stream)
         except FrameError:
             raise
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is this call's alone)
+        except Exception as error:  # noqa: BLE001 (whatever it is, only this call fails)
             stream.failed(error)
             return
         if running is not None and not stream.is_over:
@@ -266,7 +266,7 @@ class ClientConnection(asyncio.Protocol):
         stream.done(self._calls.greeted(self))
 
     def _refuse(self, error: FrameError) -> None:
-        """Say why, and part: nothing that comes after this can be understood."""
+        """Report a protocol error and disconnect: nothing after it can be parsed."""
         self.send(failure(0, error))
         self.close()
         self._reader = FrameReader(0)

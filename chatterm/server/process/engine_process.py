@@ -1,8 +1,8 @@
-"""The engine process: owns the engines, and answers whoever comes to its socket. It knows no HTTP.
+"""The engine process: owns the engines and serves the clients of its socket. It knows nothing of HTTP.
 
-It is started (`chatterm.server.spawn`) as `python -P -m chatterm.server.process.engine_process`, with its options as a
-line of JSON on standard input. It says `ready` on standard output, or why it is not. When standard input ends, so does
-the process; or, where `chatterm run` has left it behind, from then on it ends as soon as nobody needs it.
+`chatterm.server.spawn` starts it as `python -P -m chatterm.server.process.engine_process`, with its options as a line
+of JSON on standard input. It prints `ready` on standard output, or why it failed. It ends when standard input does; if
+`chatterm run` has left it behind, it ends as soon as nobody needs it after that.
 """
 
 import asyncio
@@ -38,30 +38,30 @@ from engine.errors import GpuLostError
 
 MOST_CLIENTS = 256
 _LOOK = 1.0
-"""Seconds between two looks at what is not used any more."""
+"""Seconds between two checks for unused models."""
 _FAREWELL = 1.0
 """Seconds between the loss of the GPU and the end of the process."""
 _TIDY = 20.0
-"""Seconds between two times that free memory is given back."""
+"""Seconds between two returns of free memory to the system."""
 _LEAVE = 5.0
-"""Seconds that clients get to take the end of their streams when the server ends."""
+"""Seconds that clients have to read the end of their streams when the server ends."""
 
 
 class EngineProcess:
-    """The calls of all clients. Everything here belongs to the event loop's thread."""
+    """Handles the calls of all clients. Everything here belongs to the event loop's thread."""
 
     def __init__(self, host: ModelPool, ends_unused: bool = False, freezes: bool = False) -> None:
-        """`ends_unused` is as in ProcessOptions; `freezes`: garbage is not looked for in what models consist of."""
+        """`ends_unused` is as in ProcessOptions; `freezes`: exclude the models' objects from garbage collection."""
         self.host = host
         self.agreed = agreed()
         self.pump = Pump(asyncio.get_running_loop())
         self.workers = ThreadPoolExecutor(4, "request")
         self.ended = asyncio.Event()
-        """Somebody wants the process to end."""
+        """Set when the process is to end."""
         self.ends_unused = ends_unused
         self._freezes = freezes
         self.let_go = asyncio.Event()
-        """Whoever started it has what they wanted, or is gone."""
+        """Set once the parent has detached or is gone."""
         self._clients: set[ClientConnection] = set()
         self._began = time.time()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,7 +115,7 @@ class EngineProcess:
         return GenerationTask(request, self.host, self.pump, self.workers, stream)
 
     def _hold(self, call: Call, stream: CallStream) -> None:
-        """Load or unload a model; tells of the progress."""
+        """Load or unload a model, and report the progress."""
         wanted = unpack(call.body, Hold)
         loop = asyncio.get_running_loop()
 
@@ -138,7 +138,7 @@ class EngineProcess:
         self._off(stream, work, thread=True)
 
     def _metrics(self, call: Call, stream: CallStream) -> None:
-        """The web process says with it what waits there."""
+        """Send the metrics. The web process sends its queue lengths with the call."""
         stream.client.queued = unpack(call.body, dict[str, int] | None) or {}  # type: ignore[arg-type]
         queued = sum((Counter(client.queued) for client in self._clients), Counter[str]())
         stream.done(self._looking.metrics(self._terminals, queued))
@@ -150,7 +150,7 @@ class EngineProcess:
     def _off(
         self, stream: CallStream, work: Callable[..., Any], *arguments: Any, thread: bool = False
     ) -> None:
-        """Have `work` done elsewhere; what it returns is the result."""
+        """Run `work` in another thread; what it returns is the result of the call."""
 
         async def run() -> None:
             try:
@@ -171,7 +171,7 @@ class EngineProcess:
         return sum(isinstance(client.session, AttachedSession) for client in self._clients)
 
     def status(self) -> ServerStatus:
-        """What `chatterm ps` shows."""
+        """Return what `chatterm ps` shows."""
         now = time.monotonic()
         addresses = [client.hello.address for client in self._clients if client.hello is not None]
         return ServerStatus(
@@ -188,7 +188,7 @@ class EngineProcess:
     async def run(self) -> None:
         """Release what is no longer used, until the process is asked to end.
 
-        Raises GpuLostError once only another process can use the GPU; whoever started this one then starts another.
+        Raises GpuLostError once only another process can use the GPU; the parent then starts another.
         """
         tidied, models = time.monotonic(), list[PooledModel]()
         while not self.ended.is_set():
@@ -202,7 +202,7 @@ class EngineProcess:
             await asyncio.to_thread(self.host.unload_unused, now)
             if self._freezes and models != (held := self.host.held):
                 has_lost = any(one not in held for one in models)
-                models = held  # or the search would find what is gone in use
+                models = held  # or this list would keep unloaded models alive
                 (search_all if has_lost else leave_out)()
             if now >= tidied + _TIDY:
                 await asyncio.to_thread(give_back)
@@ -211,7 +211,7 @@ class EngineProcess:
                 self.ended.set()
 
     async def leave(self) -> None:
-        """Say to every client that this is the end, and free everything."""
+        """Tell every client that the server ends, and free everything."""
         for client in list(self._clients):
             client.end()
         await asyncio.to_thread(self.host.close)
@@ -247,9 +247,9 @@ async def serve(
     parent: int | None = None,
     freezes: bool = False,
 ) -> None:
-    """Listen until it is ended. At the end of the file `parent` whoever started it is gone; `freezes` is as above.
+    """Listen until told to end. The parent is gone at the end of the file `parent`; `freezes` is as above.
 
-    Raises ServerRunsError where there is a server already, and EngineError.
+    Raises ServerRunsError if there is a server already, and EngineError.
     """
     loop = asyncio.get_running_loop()
     host = ModelPool(process.options, process.keep_alive_s, engines)
@@ -257,7 +257,7 @@ async def serve(
         listener.setblocking(False)
         calls = EngineProcess(host, process.ends_unused, freezes)
         for name in ("SIGTERM", "SIGINT"):
-            with suppress(ValueError, RuntimeError, NotImplementedError):  # not in a thread of a test
+            with suppress(ValueError, RuntimeError, NotImplementedError):  # in a thread of a test
                 loop.add_signal_handler(getattr(signal, name), calls.ended.set)
         server = await loop.create_unix_server(lambda: ClientConnection(calls), sock=listener)
         if parent is not None:
@@ -271,7 +271,7 @@ async def serve(
 
 
 def _wait_for_parent(parent: int, loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
-    """Whoever started this process holds the file open."""
+    """Set `gone` at the end of the file `parent`, which the parent process holds open."""
 
     def wait() -> None:
         with suppress(OSError):
@@ -284,13 +284,13 @@ def _wait_for_parent(parent: int, loop: asyncio.AbstractEventLoop, gone: asyncio
 
 
 def main() -> int:
-    """Run as a process of its own; returns the exit code."""
+    """Run as a process of its own; return the exit code."""
     line = sys.stdin.buffer.readline()
-    sys.setswitchinterval(0.0001)  # as the worker of a chat: the engine's thread must not wait for the loop's
+    sys.setswitchinterval(0.0001)  # as in a chat's worker: the engine's thread must not wait for the loop's
 
     def ready(calls: EngineProcess) -> None:
         print("ready", flush=True)
-        os.dup2(2, 1)  # nobody reads what else libraries print
+        os.dup2(2, 1)  # nobody reads what libraries print after this
 
     try:
         process = msgspec.json.decode(line, type=ProcessOptions)

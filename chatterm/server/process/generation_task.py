@@ -1,4 +1,4 @@
-"""One request on its way: from what a client asked to the engine's sequences, and from their tokens to pieces."""
+"""Runs one request: from the client's Generation to engine sequences, and from their tokens to pieces."""
 
 import asyncio
 from collections import deque
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from models.text.tokenizer import Tokenizer
 
 _LEAVING_S = 1.0
-"""Seconds that a prompt waits at most for answers before it to be known; it takes milliseconds."""
+"""Maximum seconds that a prompt waits for earlier answers to be recorded; it usually takes milliseconds."""
 
 
 class Out:
-    """Where pieces go. Its methods are called on the event loop's thread."""
+    """The receiver of pieces. Its methods are called on the event loop's thread."""
 
     def blocked(self, source: Any) -> bool:
-        """Whether nobody reads now; `source` is woken when somebody does."""
+        """Return whether the reader is not reading; `source` is woken when it reads again."""
         raise NotImplementedError
 
     def item(self, value: Piece) -> None: ...
@@ -59,25 +59,25 @@ class Out:
 class _Answer:
     sequence: "Sequence | None" = None
     text: list[str] = field(default_factory=list)
-    """Of the answer without its thinking."""
+    """The answer's text without its thinking."""
     thinking: list[str] = field(default_factory=list)
     is_over: bool = False
 
     def of(self, kind: Kind) -> list[str]:
-        """Its text of this kind."""
+        """Return the text of this kind, in parts."""
         return self.text if kind == "answer" else self.thinking
 
 
 def _kind(kind: EventKind) -> Kind:
-    """Calls are read from the answer later."""
+    """Return the kind of piece for a kind of token; tool calls are parsed from the answer later."""
     return "reasoning" if kind == "reasoning" else "answer"
 
 
 class GenerationTask:
-    """Answers one Generation. On the event loop's thread, but for what says otherwise."""
+    """Answers one Generation. On the event loop's thread unless noted otherwise."""
 
     def __init__(self, request: Generation, host: ModelPool, pump: Pump, workers: Executor, out: Any) -> None:
-        """`workers` prepare prompts; `out` is an Out or a Stream."""
+        """`workers` prepare prompts; `out` is an Out or a CallStream."""
         self.waits, self.due = False, 0.0
         self._request = request
         self._client = request.client or None
@@ -101,7 +101,7 @@ class GenerationTask:
         self._start()
 
     def cancel(self) -> None:
-        """End it within one step."""
+        """End the answers within one step."""
         self._cancelled = True
         self._end_sequences()
 
@@ -141,7 +141,7 @@ class GenerationTask:
     def _use(self, held: PooledModel) -> None:
         self._held = held
         self._host.keep(held, self._request.keep_alive_s)
-        # This may be the next message to one of those; they are ahead of it in the line for a thread.
+        # This may follow up on one of those, which are ahead of it in the queue for a thread.
         self._later(self._prepare_now, list(held.leaving))
 
     async def _loaded(self) -> PooledModel:
@@ -151,7 +151,7 @@ class GenerationTask:
         return await asyncio.to_thread(self._host.take, name)
 
     def _prepare_now(self, leaving: list[Future[None]]) -> None:
-        """In a thread of its own; nobody waits for it."""
+        """Prepare in a worker thread and report errors to the client, as nobody awaits this."""
         try:
             self._prepare(leaving)
         except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
@@ -159,7 +159,7 @@ class GenerationTask:
                 self._loop.call_soon_threadsafe(self.fail, error)
 
     def _prepare(self, leaving: list[Future[None]]) -> None:
-        """Make the prompt and begin with the first answer. In a thread of its own."""
+        """Prepare the prompt and begin the first answer. In a worker thread."""
         assert self._held is not None
         wait(leaving, _LEAVING_S)
         self._params = parse_sampling(self._held.engine, self._request)
@@ -170,7 +170,7 @@ class GenerationTask:
             self._begin(0)
 
     def _begin_now(self, number: int = 0) -> None:
-        """Nothing stands in its way any more. In a thread of its own."""
+        """Begin an answer that had to wait; errors go to the client. In a worker thread."""
         if self._is_over:
             return
         try:
@@ -179,7 +179,7 @@ class GenerationTask:
             self._loop.call_soon_threadsafe(self.fail, error)
 
     def _begin(self, number: int) -> None:
-        """From any thread."""
+        """Start the sequence of an answer. From any thread."""
         assert self._held is not None
         assert self._asked is not None
         assert self._params is not None
@@ -191,11 +191,11 @@ class GenerationTask:
         self._held.sequences.add(answer.sequence)
         if self._cancelled or self._expired:
             answer.sequence.cancelled = True
-        if self._events:  # its first token came before it was known here
+        if self._events:  # its first token came before `sequence` was set
             self._pump.wake(self, at_once=True)
 
     def _begin_others(self) -> None:
-        """The others find the prompt's rows, which the first one has computed. In a thread of its own."""
+        """Begin the other answers, which reuse the prompt's rows that the first one computed. In a worker thread."""
         for number in range(1, len(self._answers)):
             try:
                 self._begin(number)
@@ -204,7 +204,7 @@ class GenerationTask:
                 self._take(number, None)
 
     def _take(self, number: int, event: TokenEvent | None) -> None:
-        """From the engine's thread."""
+        """Queue a token of an answer, or None at its end. From the engine's thread."""
         self._events.append((number, event))
         if event is None or not self.waits:
             self._pump.wake(self, event is None)
@@ -212,7 +212,7 @@ class GenerationTask:
     # -- on its way
 
     def send(self) -> bool:
-        """Say what has come since the last time; False once all is said."""
+        """Send what has come since the last time; return False once everything is sent."""
         self._let_followers_begin()
         if self._is_over or self._out.blocked(self):
             return not self._is_over
@@ -220,7 +220,7 @@ class GenerationTask:
         while self._events:
             number, event = self._events[0]
             if self._answers[number].sequence is None and self._problem is None:
-                break  # `_begin` is about to say which it is, and wakes this
+                break  # `_begin` is about to set it, and wakes this
             self._events.popleft()
             if not self._has_begun:
                 self._has_begun = True
@@ -245,7 +245,7 @@ class GenerationTask:
         return not self._is_over
 
     def _let_followers_begin(self) -> None:
-        """Whether its own client reads or not."""
+        """Begin the requests that wait for this one's first token, whether or not its own client reads."""
         if self._held is None or not self._held.followers:
             return
         for answer in self._answers:
@@ -303,7 +303,7 @@ class GenerationTask:
         self._out.item(AnswerEnded(number, reason.value, usage))
 
     def _tries_again(self, number: int, sequence: "Sequence") -> bool:
-        """Whether it begins anew, without masked rows: those were evicted before its first token."""
+        """Restart without masked rows if those were evicted before the first token; return whether it does."""
         held, asked = self._held, self._asked
         if held is None or asked is None or not sequence.rows.masked_until or sequence.generated:
             return False
@@ -325,7 +325,7 @@ class GenerationTask:
     # -- the end
 
     def fail(self, error: Exception) -> None:
-        """It is over: this went wrong."""
+        """End the request with an error."""
         self.cancel()
         self._problem = about(self._request, error)
         self._close()
@@ -349,18 +349,18 @@ class GenerationTask:
         if self._problem is not None:
             has_ended = self._held is not None and self._held.engine.is_closed
             self._out.failed(request_error(self._problem, self._has_begun, has_ended))
-            self._problem = None  # its frames refer to this
+            self._problem = None  # its traceback refers to this object
         else:
             self._out.done()
 
     def _later(self, work: Callable[..., None], *arguments: Any) -> None:
-        """In a thread of its own."""
+        """Run `work` in a worker thread."""
         with suppress(RuntimeError):  # the process ends
             self._workers.submit(work, *arguments)
 
     def _leave(self, held: PooledModel) -> None:
-        """Have the next turn prewarmed. In a thread of its own."""
-        from engine.conversation.turns import Answer  # with torch, which the model has loaded
+        """Record the answers and have the next turn prewarmed. In a worker thread."""
+        from engine.conversation.turns import Answer  # imports torch, which the model has loaded
 
         try:
             for answer in self._answers:
@@ -377,7 +377,7 @@ class GenerationTask:
 
 @dataclass(slots=True)
 class _Gathered:
-    """Tokens of one kind that go into one piece."""
+    """Tokens of one kind that are sent as one piece."""
 
     kind: Kind
     text: list[str] = field(default_factory=list)
@@ -402,7 +402,7 @@ def _token(tokenizer: "Tokenizer", id: int, logprob: float) -> TokenLogprob:
 
 
 def request_error(error: Exception, has_begun: bool = False, has_ended: bool = False) -> RequestError:
-    """An error as the web API knows it. `has_begun`: part of the answer is sent. `has_ended`: the engine failed."""
+    """Convert an error to the web API's. `has_begun`: part of the answer is sent. `has_ended`: the engine failed."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, ContextFullError):
@@ -427,7 +427,7 @@ def request_error(error: Exception, has_begun: bool = False, has_ended: bool = F
 
 
 def no_model(name: str) -> RequestError:
-    """For a model that no request may have."""
+    """Return the error for a model that requests may not use."""
     return RequestError(
         404,
         "not_found_error",

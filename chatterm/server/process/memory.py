@@ -1,4 +1,4 @@
-"""Memory that a process has freed, and that its allocator keeps."""
+"""Returns memory to the system that is free but kept by the allocator."""
 
 import ctypes
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from functools import cache
 
 
 def give_back() -> None:
-    """Give what is free back to the system, where the allocator can (glibc). It takes some milliseconds.
+    """Return free memory to the system if the allocator can (glibc). Takes some milliseconds.
 
-    Each of glibc's threads frees into a heap of its own, which stays as large as it ever was: after a few long prompts
-    that is more than the model's weights.
+    In glibc each thread frees into its own heap, which never shrinks by itself: after a few long prompts these heaps
+    are larger than the model's weights.
     """
     if (trim := _trim()) is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""The models of the engine process: loaded on demand, shared by all clients, unloaded when nobody uses them."""
+"""The models of the engine process: loaded on demand, shared by all clients, unloaded when unused."""
 
 import gc
 import threading
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 class MeasuredEngines(Engines, Protocol):
-    """Engines side by side in one memory."""
+    """Engines that share one memory."""
 
     def need(self, files: "ModelFiles", options: ChatOptions) -> "MemoryNeed":
-        """What a model takes beside those that are loaded, and what memory is free. Raises as `load` does."""
+        """Return the memory that a model needs beside the loaded ones, and what is free. Raises as `load` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model that has been loaded, and is loaded again when it is asked for."""
+    """A model that was loaded before, and is loaded again on request."""
 
     name: str
     source: str
-    """What it was loaded by: a name, a folder or a file."""
+    """The name, folder or file that it was loaded by."""
     aliases: frozenset[str]
     loaded_at: float
     """Seconds since the epoch."""
@@ -47,7 +47,7 @@ class KnownModel:
 
     @property
     def is_there(self) -> bool:
-        """Whether it is a folder or a file that is still there."""
+        """Whether it is a folder or a file that still exists."""
         return Path(self.place).exists()
 
 
@@ -59,32 +59,32 @@ class PooledModel:
     engine: "Engine"
     requests: "Requests"
     keep_alive_s: float | None
-    """Seconds that it stays once nobody uses it; None: for ever."""
+    """Seconds that it stays loaded while unused; None: forever."""
     loaded_at: float
     """Seconds since the epoch."""
     tool_format: ToolFormat | None = None
     aliases: set[str] = field(default_factory=set)
     users: int = 0
     parting: int = 0
-    """Answers that are over, whose last work is not done yet."""
+    """Finished answers still being cleaned up."""
     unused_since: float = 0.0
-    """On the monotonic clock; of no use while somebody uses it."""
+    """On the monotonic clock; meaningless while it is in use."""
     sequences: set[Any] = field(default_factory=set)
-    """What runs for requests now."""
+    """Sequences that run for requests now."""
     leaving: set[Future[None]] = field(default_factory=set)
-    """Requests that are over, and whose answers are about to be known for the next prompt."""
+    """Cleanups of finished requests, which record their answers for the next prompt."""
     followers: list[tuple[Any, Callable[[], None]]] = field(default_factory=list)
-    """What begins once a sequence has its first token: it needs what that computes."""
+    """Callbacks that wait for a sequence's first token, to reuse the prefix that it computes."""
     lock: Any = field(default_factory=threading.Lock)
 
     @property
     def bytes(self) -> int:
-        """Of the device's memory."""
+        """The device memory that it uses."""
         figures = self.engine.figures()
         return figures.weight_bytes - figures.host_bytes + figures.kv_bytes + figures.draft_bytes
 
     def follow(self, leader: Any, begin: Callable[[], None]) -> bool:
-        """Have `begin` called once the sequence `leader` has its first token; False where it has, or is over."""
+        """Register `begin` to run once `leader` has its first token; return False if it has, or is over."""
         with self.lock:
             if leader.first_token or leader.finished.is_set():
                 return False
@@ -92,30 +92,30 @@ class PooledModel:
             return True
 
     def part(self, begin: Callable[[], None]) -> bool:
-        """Have `begin` not called any more; False where it has been, or never was to be."""
+        """Cancel `begin`; return False if it ran or was never registered."""
         with self.lock:
             before = len(self.followers)
             self.followers = [waiting for waiting in self.followers if waiting[1] != begin]
             return len(self.followers) < before
 
     def begun(self, leader: Any) -> list[Callable[[], None]]:
-        """What waited for this sequence, which has its first token or is over."""
+        """Remove and return what waited for this sequence, which has its first token or is over."""
         with self.lock:
             ready = [begin for other, begin in self.followers if other is leader]
             self.followers = [waiting for waiting in self.followers if waiting[0] is not leader]
             return ready
 
     def left(self, now: float) -> float | None:
-        """Seconds until it is unloaded; None: never, as things stand."""
+        """Return the seconds until it is unloaded; None: it is in use, or it stays."""
         if self.engine.is_closed and not self.users:
-            return 0.0  # an error has ended it
+            return 0.0  # it failed
         if self.users or self.keep_alive_s is None:
             return None
         return max(self.unused_since + self.keep_alive_s - now, 0.0)
 
 
 class ModelPool:
-    """Owns the engines. From any thread; taking a model that is not loaded takes long."""
+    """Owns the engines. Usable from any thread; taking a model that is not loaded is slow."""
 
     def __init__(
         self, options: ChatOptions, keep_alive_s: float | None, engines: MeasuredEngines | None = None
@@ -125,14 +125,14 @@ class ModelPool:
         self.loads = 0
         """How many models have been loaded so far."""
         self.engines: MeasuredEngines = engines or OwnEngines()
-        """What makes them."""
+        """Finds, loads and closes engines."""
         self._held: list[PooledModel] = []
         self._known: dict[str, KnownModel] = {}
-        """By the canonical name."""
+        """Keyed by canonical name."""
         self._state = threading.RLock()
         self._parted = threading.Condition(self._state)
         self._loading = threading.Lock()
-        """One model at a time: a load takes memory step by step."""
+        """Held while loading, so that one model at a time takes memory step by step."""
         self._closed = False
         self._lost_gpu = False
 
@@ -144,36 +144,36 @@ class ModelPool:
 
     @property
     def held(self) -> list[PooledModel]:
-        """The loaded models, in the order in which they were loaded, without those that an error has ended."""
+        """The loaded models in the order of their loads, without those that failed."""
         with self._state:
             return [held for held in self._held if not held.engine.is_closed]
 
     @property
     def known(self) -> list[KnownModel]:
-        """The models that have been loaded so far, whether they still are or not, the latest first."""
+        """All models loaded so far, whether or not they still are, the latest first."""
         with self._state:
             return list(self._known.values())[::-1]
 
     def known_as(self, name: str) -> KnownModel | None:
-        """The model that was last loaded by this name."""
+        """Return the model that was last loaded by this name."""
         return next((one for one in self.known if name in one.aliases), None)
 
     def is_here(self, name: str) -> bool:
-        """Whether a request may have this model loaded: it makes nobody read files that nobody named, or fetch any.
+        """Return whether requests may load this model: it is installed, or was loaded before and still exists.
 
-        Raises ModelError where the models of this machine cannot be read.
+        Others could make the server read or fetch any file. Raises ModelError if the installed models cannot be read.
         """
         known, names = self.known_as(name), local_names()
         return name in names or (known is not None and (known.source in names or known.is_there))
 
     def find(self, name: str) -> PooledModel | None:
-        """The loaded model of this name, without using it."""
+        """Return the loaded model of this name, if any, without acquiring it."""
         return next((held for held in self.held if name in held.aliases), None)
 
     def take(
         self, name: str, on_progress: OnProgress | None = None, keep_alive_s: float | None = None
     ) -> PooledModel:
-        """Use a model until `give_back`; it is loaded if it is not. `keep_alive_s` is as in `keep`.
+        """Acquire a model until `give_back`, loading it if needed. `keep_alive_s` is as in `keep`.
 
         Raises ModelError and EngineError.
         """
@@ -186,12 +186,12 @@ class ModelPool:
         return held
 
     def keep(self, held: PooledModel, keep_alive_s: float | None) -> None:
-        """Let a model stay so long once nobody uses it; below 0: for ever, None: as the server was started."""
+        """Set how long a model stays loaded while unused; below 0: forever, None: the server's default."""
         usual = self.keep_alive_s if keep_alive_s is None else keep_alive_s
         held.keep_alive_s = usual if usual is None or usual >= 0 else None
 
     def take_loaded(self, name: str) -> PooledModel | None:
-        """The same of a model that is loaded; None where it is not. Returns at once."""
+        """Acquire the model if it is loaded; otherwise return None. Never waits for a load."""
         with self._state:
             if self._closed:
                 raise EngineError("The server is shutting down; start it again with chatterm serve.")
@@ -200,26 +200,26 @@ class ModelPool:
             return held
 
     def give_back(self, held: PooledModel) -> None:
-        """It is not used any more by one who took it."""
+        """Release a model that `take` acquired."""
         with self._state:
             held.users -= 1
             held.unused_since = time.monotonic()
 
     def part(self, held: PooledModel) -> None:
-        """The same, but for what comes after an answer, which `parted` ends: then it may already be unloaded."""
+        """Release the model, but delay unloading until `parted` ends the cleanup of an answer."""
         with self._state:
             held.parting += 1
             self.give_back(held)
 
     def parted(self, held: PooledModel) -> None:
-        """What came after an answer is done."""
+        """End the cleanup that `part` began."""
         with self._parted:
             held.parting -= 1
             self._parted.notify_all()
 
     @contextmanager
     def using(self, name: str) -> Iterator[PooledModel]:
-        """A model while it is used for something short. Raises as `take` does."""
+        """Acquire a model for the length of a block. Raises as `take` does."""
         held = self.take(name)
         try:
             yield held
@@ -227,7 +227,7 @@ class ModelPool:
             self.give_back(held)
 
     def unload(self, held: PooledModel) -> bool:
-        """Free a model, unless somebody uses it."""
+        """Free a model unless it is in use; return whether it was freed."""
         with self._state:
             if held.users or held not in self._held:
                 return False
@@ -237,7 +237,7 @@ class ModelPool:
         return True
 
     def unload_unused(self, now: float) -> None:
-        """Free the models whose time is over, or that an error has ended. `now` is on the monotonic clock."""
+        """Free the models that have been unused for too long or have failed. `now` is on the monotonic clock."""
         with self._state:
             loaded = list(self._held)
         for held in loaded:
@@ -262,7 +262,7 @@ class ModelPool:
                 held.users += 1
                 return held
         files = self.engines.find(name, on_progress)
-        self.unload_unused(time.monotonic())  # one that an error has ended still has its memory
+        self.unload_unused(time.monotonic())  # a failed one still has its memory
         engine = self._load(name, files, on_progress)
         try:
             requests = Requests(engine, think_cache=self.options.think_cache)
@@ -292,7 +292,7 @@ class ModelPool:
         return held
 
     def _load(self, name: str, files: "ModelFiles", on_progress: OnProgress | None) -> "Engine":
-        """Load a model, and unload those that nobody uses as far as it needs their memory, the longest unused first."""
+        """Load a model, unloading unused ones (least recently used first) as far as it needs their memory."""
         while True:
             need, idle = self.engines.need(files, self.options), self._idle()
             can_fit = need.least <= need.free + sum(held.bytes for held in idle)
@@ -309,33 +309,33 @@ class ModelPool:
                 raise
 
     def _idle(self) -> list[PooledModel]:
-        """The models that nobody uses, the one that was used longest ago first."""
+        """Return the unused models, the least recently used first."""
         with self._state:
             idle = [held for held in self._held if not held.users]
         return sorted(idle, key=lambda held: held.unused_since)
 
     def _unload_oldest(self) -> bool:
-        """Whether a model could be unloaded."""
+        """Unload the least recently used of the unused models; return whether there was one."""
         done = any(self.unload(held) for held in self._idle())
-        gc.unfreeze()  # what is left out of searches may be of that model
-        gc.collect()  # what refers to itself holds its memory until then
+        gc.unfreeze()  # frozen objects may belong to that model
+        gc.collect()  # reference cycles hold its memory until then
         return done
 
     def _refused(self, error: NoRoomError) -> NoRoomError:
-        """The same, with the models that take the memory."""
+        """Return the error with the models that take the memory added to its message."""
         loaded = ", ".join(f"{held.name} ({bytes_text(held.bytes)})" for held in self.held)
         return type(error)(f"{error} Loaded here: {loaded}.") if loaded else error
 
 
 def local_names() -> set[str]:
-    """The names of the models on this machine. Raises ModelError where they cannot be read."""
+    """Return the names of the models on this machine. Raises ModelError if they cannot be read."""
     from models.hub.sources import local_models
 
     return {model.name for model in local_models()}
 
 
 def canonical(name: str) -> str:
-    """One name for all names of a model; of one in a folder or a file its whole path."""
+    """Return the one name that stands for all names of a model; for a folder or a file, its absolute path."""
     from models.hub.sources import parse
 
     try:

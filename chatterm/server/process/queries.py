@@ -1,4 +1,4 @@
-"""What can be asked about the models of this machine and about the engines, beside answers."""
+"""Queries about the models of this machine and about the engines: lists, tokens, metrics."""
 
 import os
 import threading
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from models.hub.sources import LocalModel
 
 _FRESH = 10.0
-"""Seconds for which the list of models on this machine is good."""
+"""Seconds for which the list of models on this machine is cached."""
 
 
 class Tokenize(Struct, frozen=True):
-    """A text or a conversation to be tokenised."""
+    """A text or a conversation to tokenise."""
 
     model: str
     text: str | tuple[ChatMessage, ...]
 
 
 class TokenTexts(Struct, frozen=True):
-    """Tokens whose texts are wanted."""
+    """Tokens to decode, one by one."""
 
     model: str
     ids: list[int]
 
 
 class Queries:
-    """Answers questions; they may read files, and belong into a thread of their own."""
+    """Answers queries. Most may read files, so call them from a worker thread."""
 
     def __init__(self, host: ModelPool) -> None:
         self._host = host
@@ -48,7 +48,7 @@ class Queries:
         self._lock = threading.Lock()
 
     def models(self) -> list[ServedModel]:
-        """What can be asked, the loaded ones first. Raises ModelError."""
+        """Return the available models, loaded ones first. Raises ModelError."""
         with self._lock:
             if time.monotonic() >= self._looked_at + _FRESH:
                 from models.hub.sources import local_models
@@ -70,7 +70,7 @@ class Queries:
         ]
 
     def tokenize(self, wanted: Tokenize) -> list[int]:
-        """Raises RequestError."""
+        """Return the token ids of a text or a conversation. Raises RequestError."""
         with self._using(wanted.model) as held:
             try:
                 if isinstance(wanted.text, str):
@@ -82,7 +82,7 @@ class Queries:
                 raise request_error(error) from error
 
     def token_texts(self, wanted: TokenTexts) -> list[str]:
-        """Raises RequestError for an unknown id."""
+        """Return the text of each token. Raises RequestError for an unknown id."""
         with self._using(wanted.model) as held:
             size = held.engine.vocab_size
             for id in wanted.ids:
@@ -93,7 +93,7 @@ class Queries:
             return [held.engine.tokenizer.decode([id], skip_special=False, goes_on=True) for id in wanted.ids]
 
     def metrics(self, terminals: int, queued: Mapping[str, int]) -> Metrics:
-        """`queued` are answers by model that wait before the engine has them. Returns at once."""
+        """Return the metrics. `queued` counts the answers by model that have not reached the engine. Never waits."""
         return Metrics(
             models=tuple(_metrics(held, queued) for held in self._host.held),
             terminals=terminals,
@@ -101,7 +101,7 @@ class Queries:
         )
 
     def check(self, name: str) -> None:
-        """Raises RequestError for a model that no request may have: it is not on this machine."""
+        """Raise RequestError unless requests may use this model: it is loaded or on this machine."""
         if self._host.find(name) is None and not self._host.is_here(name):
             raise no_model(name)
 
@@ -111,7 +111,7 @@ class Queries:
 
 
 def _served(held: PooledModel, now: float, files: ServedModel | None) -> ServedModel:
-    """A loaded model; `files` is the same as it lies on the disk."""
+    """Describe a loaded model; `files` is its entry among the models on disk."""
     from models.weights.slots import parameters
 
     engine = held.engine
@@ -136,13 +136,13 @@ def _served(held: PooledModel, now: float, files: ServedModel | None) -> ServedM
 
 
 def _unloaded(model: KnownModel) -> ServedModel:
-    """A model that was loaded from a file that chatterm does not keep, say."""
+    """Describe a model that was loaded before, such as one from a file outside chatterm's folders."""
     aliases = tuple(sorted(model.aliases - {model.name}))
     return ServedModel(name=model.name, aliases=aliases, created=int(model.loaded_at), context_length=None)
 
 
 def _named(model: ServedModel, known: KnownModel | None) -> ServedModel:
-    """The model with the names that it had while it was loaded."""
+    """Return the model with the aliases that it had while it was loaded."""
     if known is None:
         return model
     return replace(model, aliases=tuple(sorted(known.aliases - {model.name})))
@@ -187,13 +187,13 @@ def _metrics(held: PooledModel, queued: Mapping[str, int]) -> ModelMetrics:
 def _latency(waits: Iterable[float]) -> Latency | None:
     from engine.schedule.metrics import percentile
 
-    waits = list(waits)  # at one go: the engine's thread adds to them
+    waits = list(waits)  # copied first: the engine's thread appends to them
     p50, p99 = percentile(waits, 0.5), percentile(waits, 0.99)
     return Latency(p50, p99) if p50 is not None and p99 is not None else None
 
 
 def _resident() -> int:
-    """Bytes of memory that this process has; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 if the system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

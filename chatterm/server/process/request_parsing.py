@@ -1,4 +1,4 @@
-"""What a request asks for, as the engine knows it: prompts and sampling."""
+"""Converts requests to the engine's prompts and sampling parameters."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 THINK = {"auto": None, "on": True, "off": False}
 _COMPLETION = 256
-"""Tokens of a completion at most, where nobody says how many."""
+"""Default limit of tokens for models without a chat template."""
 
 
 def parse_sampling(engine: "Engine", request: Generation) -> SamplingParams:
-    """How to sample. Raises RequestError for a value out of range, and for what is not known here."""
+    """Return the sampling parameters. Raises RequestError for a value out of range and for an unknown field."""
     given = dict(request.sampling)
     for name in given:
         if name not in _FIELDS:
@@ -51,7 +51,7 @@ def parse_sampling(engine: "Engine", request: Generation) -> SamplingParams:
 
 
 def prepare_prompt(held: PooledModel, request: Generation, params: SamplingParams) -> "PreparedPrompt":
-    """The prompt. Raises RequestError, EngineError and ModelError."""
+    """Prepare the prompt. Raises RequestError, EngineError and ModelError."""
     if request.messages is None:
         return held.requests.completes(_checked(held, request.prompt or ""))
     engine = held.engine
@@ -61,7 +61,7 @@ def prepare_prompt(held: PooledModel, request: Generation, params: SamplingParam
         )
     if request.tools and held.tool_format is None:
         raise _wrong("tools", f"{held.name} cannot call tools; use another model, or leave out tools.")
-    if (count := len(request.messages)) > engine.context_length:  # others would wait while they are read
+    if (count := len(request.messages)) > engine.context_length:  # others would wait for their tokenisation
         raise ContextFullError(
             f"The conversation has {count:,} messages, more than the context of {engine.context_length:,} tokens "
             "can hold; leave out earlier ones.",
@@ -79,7 +79,7 @@ def prepare_prompt(held: PooledModel, request: Generation, params: SamplingParam
 
 
 def template_message(message: ChatMessage) -> dict[str, Any]:
-    """A message as chat templates know it."""
+    """Convert a message to the form that chat templates expect."""
     role = "system" if message.role == "developer" else message.role
     made: dict[str, Any] = {"role": role, "content": message.content}
     if message.reasoning:
@@ -101,7 +101,7 @@ def template_message(message: ChatMessage) -> dict[str, Any]:
 
 
 def about(request: Generation, error: Exception) -> Exception:
-    """An error in terms of what the client sent, which is not the grammar that was made of it."""
+    """Return an error in terms of what the client sent, instead of the grammar that was made of it."""
     asked = request.constraint
     if asked is None or asked.kind != "calls" or (said := explain_refusal(str(error), asked.text)) is None:
         return error
@@ -109,7 +109,7 @@ def about(request: Generation, error: Exception) -> Exception:
 
 
 def _constraint(tokenizer: "Tokenizer", asked: AnswerConstraint) -> EngineConstraint:
-    """A constraint as the engine knows it. Raises RequestError."""
+    """Convert a constraint to the engine's type. Raises RequestError."""
     try:
         if asked.kind == "calls":
             return EngineConstraint("lark", spell_marks(asked.text, tokenizer.token_id))
@@ -146,7 +146,7 @@ def _wrong(name: str | None, message: str) -> RequestError:
 
 
 def bounded(request: Generation, prompt_tokens: int, params: SamplingParams) -> SamplingParams:
-    """`params` for an answer that keeps to `most_tokens`. Raises RequestError where the prompt does not."""
+    """Return `params` with the answer limited to `most_tokens`. Raises RequestError if the prompt exceeds them."""
     most = request.most_tokens
     if most is None:
         return params

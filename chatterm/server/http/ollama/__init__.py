@@ -1,1 +1,1 @@
-"""The part of the API of Ollama that editors use."""
+"""The part of Ollama's API that editors use."""

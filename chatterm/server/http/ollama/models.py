@@ -1,4 +1,4 @@
-"""/api/tags, /api/ps, /api/show: what is known of models."""
+"""/api/tags, /api/ps, /api/show: information about models."""
 
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -11,7 +11,7 @@ from chatterm.server.http.ollama.render import stamp
 from chatterm.server.service import ServedModel
 
 VERSION = "0.12.0"
-"""The version of Ollama's API that this is a part of; editors ask for it."""
+"""The version of Ollama's API that this is a part of; editors query it."""
 
 
 class ShowRequest(Struct):
@@ -29,7 +29,7 @@ SHOW = Table(
 
 
 def tag(model: ServedModel) -> dict[str, Any]:
-    """One line of /api/tags."""
+    """Return the entry of a model in /api/tags."""
     return {
         "name": model.name,
         "model": model.name,
@@ -41,7 +41,7 @@ def tag(model: ServedModel) -> dict[str, Any]:
 
 
 def running(model: ServedModel) -> dict[str, Any]:
-    """One line of /api/ps."""
+    """Return the entry of a model in /api/ps."""
     left = timedelta(seconds=model.expires_in_s) if model.expires_in_s is not None else timedelta(days=36500)
     until = datetime.now(UTC) + left
     return {
@@ -54,7 +54,7 @@ def running(model: ServedModel) -> dict[str, Any]:
 
 
 def show_response(model: ServedModel) -> dict[str, Any]:
-    """/api/show."""
+    """Return the response of /api/show."""
     family = model.family or "unknown"
     return {
         "modelfile": "",

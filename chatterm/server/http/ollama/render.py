@@ -1,4 +1,4 @@
-"""/api/chat and /api/generate: what clients read, one line of JSON for each piece."""
+"""/api/chat and /api/generate: renders answers, one line of JSON for each piece."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from chatterm.tool_calls.parser import AnswerText, CallEnded
 
 
 def stamp() -> str:
-    """Now, as RFC 3339 has it."""
+    """Return the current time in RFC 3339's format."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -74,14 +74,14 @@ class _Renderer:
 
 
 class OllamaChatRenderer(_Renderer):
-    """Of /api/chat."""
+    """Renders answers of /api/chat."""
 
     def _line(self, said: dict[str, Any]) -> dict[str, Any]:
         return {**self._head(), "message": {"role": "assistant", "content": "", **said}, "done": False}
 
 
 class GenerateRenderer(_Renderer):
-    """Of /api/generate."""
+    """Renders answers of /api/generate."""
 
     def _line(self, said: dict[str, Any]) -> dict[str, Any]:
         others = {name: value for name, value in said.items() if name == "thinking"}
@@ -89,12 +89,12 @@ class GenerateRenderer(_Renderer):
 
 
 def _likelihood(entry: Logprob) -> dict[str, Any]:
-    """As in OpenAI's chats; what is empty is left out."""
+    """Return the logprob object of OpenAI's chats without its empty lists."""
     return {name: value for name, value in logprob_object(entry).items() if value != []}
 
 
 def _called(call: AnswerItem) -> dict[str, Any]:
-    """A call; as text where its arguments were cut off."""
+    """Render a call, or its text if its arguments were cut off."""
     try:
         arguments = msgspec.json.decode(call.text or "{}")
     except msgspec.DecodeError:
@@ -105,7 +105,7 @@ def _called(call: AnswerItem) -> dict[str, Any]:
 
 
 def _figures(state: AnswerState, totals: Totals) -> dict[str, Any]:
-    """How it ended; durations in nanoseconds."""
+    """Return how the answer ended, and its statistics; durations in nanoseconds."""
     used = state.usage
     seconds = (used.load_s, used.prefill_s, used.decode_s) if used is not None else (0.0, 0.0, 0.0)
     load, prefill, decode = (int(value * 1e9) for value in seconds)

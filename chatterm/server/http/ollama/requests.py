@@ -1,4 +1,4 @@
-"""/api/chat and /api/generate: what clients send."""
+"""/api/chat and /api/generate: parses requests."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ OPTIONS = Table(
     "options",
     OllamaOptions,
     harmless={
-        # How a machine computes is what this server was started with.
+        # These are set when this server is started.
         **dict.fromkeys(
             ("num_thread", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "numa"), None
         ),
@@ -143,7 +143,7 @@ GENERATE = Table(
 
 
 def parse_chat(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
-    """What the client wants. Raises RequestError."""
+    """Parse a request to /api/chat. Raises RequestError."""
     given = CHAT.of(body)
     tools = parse_tools(given.tools)
     constraint = with_tools(_constraint(given.format), model, tools, "auto", True)
@@ -165,7 +165,7 @@ def parse_chat(body: dict[str, Any], model: ServedModel, limits: Limits, client:
 
 
 def parse_generate(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
-    """What the client wants. Raises RequestError."""
+    """Parse a request to /api/generate. Raises RequestError."""
     given = GENERATE.of(body)
     think, template = _think(given.think, model)
     system = (ChatMessage("system", given.system),) if given.system else ()
@@ -189,7 +189,7 @@ def parse_generate(body: dict[str, Any], model: ServedModel, limits: Limits, cli
 
 
 async def load_chat(body: dict[str, Any], model: ServedModel, service: Service) -> bytes | None:
-    """A chat without messages loads the model, or unloads it (`keep_alive` 0)."""
+    """Load the model for a chat without messages, or unload it (`keep_alive` 0); return None for other chats."""
     if body.get("messages"):
         return None
     given = CHAT.of(body)
@@ -198,7 +198,7 @@ async def load_chat(body: dict[str, Any], model: ServedModel, service: Service) 
 
 
 async def load_generate(body: dict[str, Any], model: ServedModel, service: Service) -> bytes | None:
-    """The same without a prompt."""
+    """Load or unload the model for a request without a prompt; return None for other requests."""
     if body.get("prompt"):
         return None
     given = GENERATE.of(body)
@@ -216,7 +216,7 @@ async def _loaded(
 
 
 def parse_keep_alive(given: KeepAlive | None) -> float | None:
-    """A duration as Ollama's clients write it: seconds, or "5m". Below 0 is for ever. Raises RequestError 400."""
+    """Parse a duration of Ollama's clients: seconds, or "5m"; below 0 means forever. Raises RequestError 400."""
     if given is None:
         return None
     if isinstance(given, str):
@@ -236,7 +236,7 @@ def parse_keep_alive(given: KeepAlive | None) -> float | None:
 
 
 def _messages(given: Sequence[OllamaMessage]) -> tuple[ChatMessage, ...]:
-    """The conversation. Results of tools, which have no ids here, belong to the calls in their order."""
+    """Convert the conversation. Tool results without ids are matched to calls by name, otherwise in order."""
     found: list[ChatMessage] = []
     waiting: list[HistoryToolCall] = []
     for number, message in enumerate(given):
@@ -304,7 +304,7 @@ def _sampling(given: Mapping[str, Any] | None, model: ServedModel, limits: Limit
     same = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
     found = given_sampling(options, same)
     if options.seed == -1:
-        del found["seed"]  # any
+        del found["seed"]  # -1 means any
     if options.repeat_penalty is not None:
         found["repetition_penalty"] = options.repeat_penalty
     if options.num_predict is not None and options.num_predict > 0:  # otherwise, until the model ends

@@ -1,1 +1,1 @@
-"""The API of OpenAI."""
+"""OpenAI's API."""

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: what clients send, and what they read."""
+"""/v1/chat/completions: parses requests and renders answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ TABLE = Table(
 
 
 def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
-    """What the client wants. Raises RequestError."""
+    """Parse a request. Raises RequestError."""
     given = TABLE.of(body)
     constraint = parse_constraint(given.response_format, given.structured_outputs)
     choice = named_tool(given.tool_choice)
@@ -120,7 +120,7 @@ def _alternatives(given: ChatRequest) -> int | None:
 
 @dataclass(slots=True, kw_only=True)
 class ChatRenderer(CompletionsRenderer):
-    """Of chats."""
+    """Renders answers of chats."""
 
     whole_object: ClassVar[str] = "chat.completion"
     chunk_object: ClassVar[str] = "chat.completion.chunk"
@@ -212,10 +212,10 @@ class ChatRenderer(CompletionsRenderer):
 
 
 def logprob_object(entry: Logprob) -> dict[str, Any]:
-    """A token of the answer with the likeliest ones at its place."""
+    """Return a token of the answer with the likeliest ones at its position."""
     return {**_token(entry.token), "top_logprobs": [_token(token) for token in entry.top]}
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
-    # JSON knows no infinity; vLLM's clients know this number for a token that could not come.
+    # JSON has no infinity; vLLM's clients know this number for an impossible token.
     return {"token": token.text, "logprob": max(token.logprob, -9999.0), "bytes": list(token.raw)}

@@ -1,4 +1,4 @@
-"""What OpenAI's endpoints have in common: messages, tools, sampling, formats of answers, ids, usage."""
+"""Shared by OpenAI's endpoints: messages, tools, sampling, formats of answers, ids, usage."""
 
 import json
 import re
@@ -21,7 +21,7 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST_TOOLS = 128
 _MOST_STOPS = 16
 _LIKELIEST = 1e-9
-"""A top_p that the likeliest token alone always reaches."""
+"""A top_p so small that only the likeliest token is left."""
 _LONGEST_STOP = 1000
 _EFFORTS: Mapping[str, Think] = {
     "none": "off",
@@ -108,7 +108,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 
 
 def parse_messages(given: Sequence[ChatMessagePart], place: str = "messages") -> tuple[ChatMessage, ...]:
-    """The conversation. Raises RequestError 400 that names the message."""
+    """Convert the conversation. Raises RequestError 400 that names the message."""
     if not given:
         raise wrong(place, f"{place} is empty; write something first.")
     found = []
@@ -141,7 +141,7 @@ def parse_messages(given: Sequence[ChatMessagePart], place: str = "messages") ->
 
 
 def parse_text(content: str | Sequence[Mapping[str, Any]] | None, place: str) -> str:
-    """The text of a message that may come in parts. Raises RequestError 400 for parts that are not text."""
+    """Join the text of a message that may come in parts. Raises RequestError 400 for parts that are not text."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -160,7 +160,7 @@ def parse_text(content: str | Sequence[Mapping[str, Any]] | None, place: str) ->
 
 
 def parse_tools(given: Sequence[ToolDefinition] | None) -> tuple[Mapping[str, Any], ...]:
-    """The functions that a model may call. Raises RequestError 400."""
+    """Return the functions that a model may call, in OpenAI's format. Raises RequestError 400."""
     tools = given or ()
     if len(tools) > _MOST_TOOLS:
         raise wrong("tools", f"tools has {len(tools)} functions; at most {_MOST_TOOLS} are allowed.")
@@ -191,7 +191,7 @@ def parse_tools(given: Sequence[ToolDefinition] | None) -> tuple[Mapping[str, An
 def parse_tool_choice(
     given: str | NamedTool | None, tools: Sequence[Mapping[str, Any]], parallel: bool = True
 ) -> str:
-    """ "auto", "none", "required" or the name of a function. Raises RequestError 400."""
+    """Return "auto", "none", "required" or the name of a function. Raises RequestError 400."""
     names = [tool["function"]["name"] for tool in tools]
     if isinstance(given, NamedTool):
         if given.function.name not in names:
@@ -208,7 +208,7 @@ def parse_tool_choice(
 def parse_constraint(
     format: ResponseFormat | None, structured: StructuredOutputs | None = None
 ) -> AnswerConstraint | None:
-    """What the answer has to be. Raises RequestError 400."""
+    """Return the constraint of the answer, if any. Raises RequestError 400."""
     if structured is not None:
         return _structured(structured, format)
     if format is None or format.type == "text":
@@ -221,7 +221,7 @@ def parse_constraint(
 
 
 def schema_constraint(schema: Mapping[str, Any]) -> AnswerConstraint:
-    """JSON of this schema."""
+    """Return the constraint to JSON of this schema."""
     return AnswerConstraint("json_schema", msgspec.json.encode(schema).decode())
 
 
@@ -237,7 +237,9 @@ def _structured(given: StructuredOutputs, format: ResponseFormat | None) -> Answ
     if given.choice is not None:
         if not given.choice:
             raise wrong(f"{place}.choice", f"{place}.choice is empty.")
-        choices = " | ".join(map(json.dumps, given.choice))  # one terminal takes any number of them
+        choices = " | ".join(
+            map(json.dumps, given.choice)
+        )  # one terminal may have any number of alternatives
         return AnswerConstraint("lark", f"start: CHOICE\nCHOICE: {choices}")
     if given.grammar is not None:
         return AnswerConstraint("lark", given.grammar)
@@ -252,10 +254,10 @@ def with_tools(
     parallel: bool,
     strict: Collection[str] = (),
 ) -> AnswerConstraint | None:
-    """The constraint where the model has these tools: calls that are required, calls besides a format, or calls with
-    arguments that fit (of the tools named in `strict`).
+    """Extend the constraint for tools: to required calls, to calls as an alternative to a format, or to calls whose
+    arguments fit the schema (for the tools named in `strict`).
 
-    Raises RequestError 400 where the model cannot call tools, and for a regular expression that cannot be used.
+    Raises RequestError 400 if the model cannot call tools, and for a regular expression that cannot be used.
     """
     if not tools:
         return constraint
@@ -275,12 +277,12 @@ def with_tools(
 
 
 def strict_functions(given: Sequence[ToolDefinition] | None) -> frozenset[str]:
-    """The functions whose arguments have to fit their schema."""
+    """Return the names of the functions whose arguments have to fit their schema."""
     return frozenset(tool.function.name for tool in given or () if tool.function.strict)
 
 
 def given_sampling(given: Struct, names: Sequence[str]) -> dict[str, Any]:
-    """Those of these fields that were given."""
+    """Return those of the fields `names` that were given, with values that the engine accepts."""
     found = {name: value for name in names if (value := getattr(given, name)) is not None}
     if "seed" in found:
         found["seed"] %= 2**63  # seeds of other servers may be negative
@@ -290,7 +292,7 @@ def given_sampling(given: Struct, names: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_stops(given: Strings | None) -> tuple[str, ...] | None:
-    """The stop strings; None where nothing was given. Raises RequestError 400."""
+    """Return the stop strings; None if not given. Raises RequestError 400."""
     if given is None:
         return None
     stops = (given,) if isinstance(given, str) else tuple(given)
@@ -301,7 +303,7 @@ def parse_stops(given: Strings | None) -> tuple[str, ...] | None:
 
 
 def parse_logit_bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
-    """Biases by token id. Raises RequestError 400."""
+    """Return the biases by token id. Raises RequestError 400."""
     if given is None:
         return None
     try:
@@ -318,7 +320,7 @@ def parse_logit_bias(given: Mapping[str, float] | None) -> dict[int, float] | No
 
 
 def parse_count(given: int | None, limits: Limits, prompts: int = 1) -> int:
-    """How many answers. Raises RequestError 400."""
+    """Return the number of answers to each prompt. Raises RequestError 400."""
     count = 1 if given is None else given
     if not 1 <= count * prompts <= limits.answers or count < 1:
         raise wrong(
@@ -334,7 +336,7 @@ def thinking(
     model: ServedModel,
     place: str = "reasoning_effort",
 ) -> tuple[Think, dict[str, Any]]:
-    """Whether to think, and the names for the chat template. Raises RequestError 400."""
+    """Return whether to think, and the variables for the chat template. Raises RequestError 400."""
     names = dict(template or {})
     if (reserved := next((name for name in names if name in _RESERVED), None)) is not None:
         raise wrong("chat_template_kwargs", f"chat_template_kwargs cannot contain {reserved}.")
@@ -356,12 +358,12 @@ def thinking(
 
 
 def new_id(prefix: str) -> str:
-    """An id that nobody guesses."""
+    """Return an unguessable id."""
     return f"{prefix}{secrets.token_hex(12)}"
 
 
 def usage_fields(states: Sequence[AnswerState], totals: Totals) -> dict[str, Any]:
-    """Tokens of a request."""
+    """Return the token counts of a request."""
     completion = sum(state.usage.completion_tokens for state in states if state.usage)
     return {
         "prompt_tokens": totals.prompt_tokens,
@@ -375,7 +377,7 @@ def usage_fields(states: Sequence[AnswerState], totals: Totals) -> dict[str, Any
 
 
 def openai_finish_reason(state: AnswerState) -> str:
-    """OpenAI's finish_reason. A stop string may end an answer within a call, which is then not to be executed."""
+    """Return OpenAI's finish_reason. A stop string may cut off a call, which must then not be executed."""
     if state.is_incomplete:
         return "length"
     is_cut = state.reason == "stop" and not all(call.is_json for call in state.calls)
@@ -383,5 +385,5 @@ def openai_finish_reason(state: AnswerState) -> str:
 
 
 def named_tool(given: Any) -> str | NamedTool | None:
-    """A tool_choice as it was decoded. Raises RequestError 400."""
+    """Convert a decoded tool_choice. Raises RequestError 400."""
     return given if given is None or isinstance(given, str) else convert(given, NamedTool, "tool_choice")

@@ -1,4 +1,4 @@
-"""/v1/completions: texts that are completed as they are."""
+"""/v1/completions: completes texts as they are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Prompt = str | list[str] | list[int] | list[list[int]]
 
 _TOKENS = 16
-"""What a completion may take where nobody says; OpenAI's number."""
+"""Default max_tokens of a completion, as in OpenAI's API."""
 
 
 class CompletionRequest(CompletionsRequest, kw_only=True):
@@ -50,7 +50,7 @@ TABLE = Table(
 
 
 def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
-    """What the client wants. Raises RequestError."""
+    """Parse a request. Raises RequestError."""
     given = TABLE.of(body)
     prompts = _prompts(given.prompt)
     if given.logprobs is not None and not 0 <= given.logprobs <= MOST_ALTERNATIVES:
@@ -75,7 +75,7 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
 
 
 def _prompts(given: object) -> list[str | tuple[int, ...]]:
-    """One or several, as texts or token ids. Raises RequestError 400."""
+    """Return one or several prompts, as texts or token ids. Raises RequestError 400."""
     listed: list[Any] = given if isinstance(given, list) else [given]
     if listed and (ids := _ids(listed)) is not None:
         return [ids]
@@ -93,7 +93,7 @@ def _prompts(given: object) -> list[str | tuple[int, ...]]:
 
 
 def _ids(items: list[Any]) -> tuple[int, ...] | None:
-    """These as token ids; None where they are something else."""
+    """Return the items as token ids; None if they are something else."""
     try:
         return msgspec.convert(items, tuple[TokenId, ...])
     except msgspec.ValidationError:
@@ -102,7 +102,7 @@ def _ids(items: list[Any]) -> tuple[int, ...] | None:
 
 @dataclass(slots=True, kw_only=True)
 class CompletionRenderer(CompletionsRenderer):
-    """Of texts that are completed."""
+    """Renders completions of texts."""
 
     whole_object: ClassVar[str] = "text_completion"
     chunk_object: ClassVar[str] = "text_completion"

@@ -1,4 +1,4 @@
-"""What OpenAI's endpoints share: fields that say how to answer, what becomes of them, and how chunks are written."""
+"""Shared by OpenAI's endpoints: fields of requests for answers, their conversion, and the rendering of chunks."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ class CompletionsRequest(CompletionRequest, kw_only=True):
 
 
 def sampling(given: CompletionsRequest, most: int | None, logprobs: int | None) -> dict[str, Any]:
-    """How to draw tokens, `most` of them, with so many alternatives each. Raises RequestError 400."""
+    """Return the sampling fields, for `most` tokens with `logprobs` alternatives each. Raises RequestError 400."""
     found = given_sampling(given, _SAMPLING)
     others = {
         "stop": parse_stops(given.stop),
@@ -86,7 +86,7 @@ def sampling(given: CompletionsRequest, most: int | None, logprobs: int | None) 
 
 
 def usage_wanted(given: CompletionsRequest) -> tuple[bool, bool]:
-    """Whether a stream ends with its usage, and whether every chunk has it. Raises RequestError 400."""
+    """Return whether a stream ends with its usage, and whether every chunk has it. Raises RequestError 400."""
     options = given.stream_options
     if options is not None and not given.stream:
         raise wrong("stream_options", "stream_options needs stream to be true.")
@@ -96,7 +96,7 @@ def usage_wanted(given: CompletionsRequest) -> tuple[bool, bool]:
 
 
 def generation(given: CompletionRequest, limits: Limits, client: str, **asked: Any) -> Generation:
-    """What the engine is asked for: `asked` are fields of a Generation."""
+    """Build the Generation of a request; `asked` are further fields of it."""
     user = getattr(given, "safety_identifier", None) or given.user or ""
     return Generation(
         model=given.model,
@@ -115,7 +115,7 @@ def calling(
     constraint: AnswerConstraint | None,
     model: ServedModel,
 ) -> dict[str, Any]:
-    """What a Generation has of the tools, and of the form of the answer besides. Raises RequestError 400."""
+    """Return the fields of a Generation for the tools and the format of the answer. Raises RequestError 400."""
     tools = parse_tools(given)
     chosen = parse_tool_choice(choice, tools)
     tools = () if chosen == "none" else tools
@@ -125,7 +125,7 @@ def calling(
 
 @dataclass(slots=True, kw_only=True)
 class CompletionsRenderer:
-    """Chunks of a stream, or one document of all answers."""
+    """Renders the chunks of a stream, or one document of all answers."""
 
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
@@ -135,7 +135,7 @@ class CompletionsRenderer:
     logprobs: bool
     with_usage: bool
     running_usage: bool
-    """In every chunk."""
+    """Whether every chunk has its usage."""
     created: int = field(default_factory=lambda: int(time.time()))
     _totals: Totals = field(default_factory=Totals)
     _head: bytes = b""
@@ -158,12 +158,12 @@ class CompletionsRenderer:
         return msgspec.json.encode({**made, "usage": usage_fields(states, totals)})
 
     def _choice(self, state: AnswerState) -> dict[str, Any]:
-        """A whole answer."""
+        """Render a whole answer."""
         raise NotImplementedError
 
     def _chunk(self, state: AnswerState, choice: Mapping[str, Any]) -> bytes:
-        """One event, of an answer as far as it has come."""
-        if not self._head:  # all chunks begin alike, up to their choice
+        """Render one event of an answer, which may be incomplete."""
+        if not self._head:  # all chunks have the same beginning, up to their choice
             self._head = msgspec.json.encode(self._document(self.chunk_object, [])).removesuffix(b"]}")
         usage: dict[str, int] | None = None
         if self.running_usage:

@@ -11,7 +11,7 @@ from chatterm.server.service import ServedModel, Service
 
 
 def model_object(model: ServedModel, limits: Limits) -> dict[str, Any]:
-    """One model. `max_model_len` is vLLM's name."""
+    """Return the object of a model. `max_model_len` is vLLM's name."""
     return {
         "id": model.name,
         "object": "model",
@@ -50,7 +50,7 @@ TOKENIZE = Table(
 async def tokenized(
     given: TokenizeRequest, model: ServedModel, service: Service, limits: Limits
 ) -> dict[str, Any]:
-    """The tokens of a text or a conversation. Raises RequestError."""
+    """Return the tokens of a text or a conversation. Raises RequestError."""
     if (given.prompt is None) == (given.messages is None):
         raise wrong("prompt", "Give either prompt or messages.")
     text = given.prompt if given.prompt is not None else parse_messages(given.messages or [])

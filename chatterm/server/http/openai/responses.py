@@ -1,4 +1,4 @@
-"""/v1/responses: what clients send. What they read is in `responses_render`."""
+"""/v1/responses: parses requests. `responses_render` renders the answers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -98,7 +98,7 @@ _INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 
 
 def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
-    """What the client wants. Raises RequestError."""
+    """Parse a request. Raises RequestError."""
     if body.get("store") is True:
         raise wrong(
             "store", "Nothing is stored here; leave out store, or set it to false.", "unsupported_value"
@@ -134,7 +134,7 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
 
 
 def _echo(given: ResponsesRequest) -> dict[str, Any]:
-    """What a response repeats of its request."""
+    """Return the fields of the request that a response repeats."""
     text = (
         given.text.format if given.text is not None and given.text.format is not None else TextFormat("text")
     )
@@ -215,7 +215,7 @@ class _ReasoningItem(Struct, forbid_unknown_fields=True):
 
 
 def _messages(instructions: str | None, given: str | Sequence[Mapping[str, Any]]) -> tuple[ChatMessage, ...]:
-    """The conversation. Items of one answer (thinking, text, calls) become one message. Raises RequestError 400."""
+    """Convert the conversation, items of one answer (thinking, text, calls) to one message. Raises RequestError 400."""
     found = [ChatMessage("system", instructions)] if instructions else []
     if isinstance(given, str):
         return (*found, ChatMessage("user", given))
@@ -261,7 +261,7 @@ def _messages(instructions: str | None, given: str | Sequence[Mapping[str, Any]]
 
 
 class _AssistantMessage:
-    """An assistant's message that is put together."""
+    """An assistant's message that is being assembled."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -1,4 +1,4 @@
-"""/v1/responses: what clients read, at once or as events."""
+"""/v1/responses: renders answers, whole or as events."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class _Item:
 
     @classmethod
     def of(cls, said: AnswerItem) -> "_Item":
-        """This, with new ids."""
+        """Wrap an item, with new ids."""
         return cls(said, new_id(_PREFIX[said.kind]), new_id("call_"))
 
     @property
@@ -38,11 +38,11 @@ class _Item:
 
 @dataclass(slots=True)
 class ResponseRenderer:
-    """Events, or one response, of the same items."""
+    """Renders the items of an answer as events, or as one response."""
 
     model: str
     echo: Mapping[str, Any]
-    """What is repeated of the request."""
+    """The fields that are repeated from the request."""
     logprobs: bool
     id: str = field(default_factory=lambda: new_id("resp_"))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -104,7 +104,7 @@ class ResponseRenderer:
     # -- items
 
     def _more(self, state: AnswerState, kind: str, text: str) -> list[bytes]:
-        """Text of an item of this kind: the open one, or a new one."""
+        """Render more text of an item of this kind: the open one, or a new one."""
         events: list[bytes] = []
         if not self._is_open or self._items[-1].said.kind != kind:
             events += self._open(state)
@@ -117,7 +117,7 @@ class ResponseRenderer:
         return events
 
     def _open(self, state: AnswerState) -> list[bytes]:
-        """Close the open item and show the next one."""
+        """Close the open item and announce the next one."""
         events = self._close()
         place = len(self._items)
         self._items.append(_Item.of(state.items[place]))
