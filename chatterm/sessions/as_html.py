@@ -1,4 +1,4 @@
-"""One branch of a session as a web page that needs nothing else: no script, no picture, no address is loaded."""
+"""One branch of a session as a self-contained web page: it loads no scripts, images or other resources."""
 
 import re
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def _markdown() -> MarkdownIt:
 
 
 def _highlighted(code: str, language: str, attributes: str) -> str:
-    """HTML of a code block's inside; "" where the language is unknown: then it is escaped as it is."""
+    """Return the highlighted HTML of a code block; "" for an unknown language: the code is then only escaped."""
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
     from pygments.lexers import get_lexer_by_name

@@ -1,4 +1,4 @@
-"""Sessions as JSON: a whole tree goes out, and comes in again as it was. Foreign files are believed nothing."""
+"""Sessions as JSON: lossless export and import of a whole tree. Nothing in an imported file is trusted."""
 
 import json
 import re
@@ -29,13 +29,13 @@ _SESSION = ("title", "model", "system", "think", "think_cache", "sampling", "cre
 _EXCHANGE = tuple(field.name for field in fields(Exchange))
 _LARGEST = 2**31 - 1
 _OF_REQUESTS = ("logit_bias", "logprobs", "constraint")
-"""Fields of SamplingParams that no conversation keeps."""
-# JSON may hold these as they are, but a terminal obeys some and UTF-8 has no place for the others.
+"""Fields of SamplingParams that are not saved with a conversation."""
+# JSON allows these unescaped, but terminals obey some of them and UTF-8 cannot encode the others.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def to_json(info: SessionInfo, tree: Tree) -> str:
-    """The whole session, every branch of it."""
+    """Return the whole session as JSON, with every branch."""
     session = {name: getattr(info, name) for name in _SESSION}
     if info.documents:
         session["documents"] = [asdict(document) for document in info.documents]
@@ -47,7 +47,7 @@ def to_json(info: SessionInfo, tree: Tree) -> str:
 
 
 def from_json(text: str) -> tuple[SessionInfo, Tree]:
-    """What `to_json` wrote, or a list of messages as chat APIs know them.
+    """Parse the output of `to_json`, or a list of messages in the format of chat APIs.
 
     Raises SessionError, which says what is wrong and where.
     """
@@ -78,12 +78,12 @@ def from_json(text: str) -> tuple[SessionInfo, Tree]:
 
 
 def _shown(value: object) -> str:
-    """A value as the file has it, and not as Python writes it."""
+    """Return a value as JSON writes it, cut to 40 characters."""
     return one_line(json.dumps(value), 40)
 
 
 def _other_version(version: object) -> str:
-    """Why a file of this version cannot be read."""
+    """Return why a file of this version cannot be read."""
     if not _is_int(version):
         return f'The file does not give its format version; it must contain "version": {VERSION}.'
     return f"The file has format version {version}; this chatterm reads version {VERSION}. Update chatterm."
@@ -149,7 +149,7 @@ def _choice(reader: _Reader, name: str, choices: tuple[str, ...]) -> Any:
 
 
 def checked_sampling(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings that a conversation keeps, as a file has them. Raises SessionError for what is none."""
+    """Return a file's sampling settings, checked. Raises SessionError for an unknown setting or a wrong value."""
     from engine.params import SamplingParams
 
     if "stop" in values:
@@ -204,7 +204,7 @@ def _exchange(reader: _Reader) -> Exchange:
         token_ids=token_ids,
         shown=tuple(reader.take("shown", [0, 0], valid_span, "a start and an end within token_ids")),
         opening=reader.ids("opening"),
-        # Without one it would count as our own journal's, whose tokens are believed.
+        # Without a reason it would pass for an answer of our own journal, whose tokens are trusted.
         finish_reason=reader.take(
             "finish_reason", None, lambda v: v is None or v in reasons, f"null or one of {', '.join(reasons)}"
         )
@@ -246,7 +246,7 @@ def _check_tree(exchanges: Iterable[Exchange]) -> None:
 
 
 def _from_messages(messages: list[Any]) -> tuple[SessionInfo, Tree]:
-    """Texts without tokens: whoever goes on with them tokenises them."""
+    """Return a session made of these messages. It has no token ids: whoever continues it tokenises the texts."""
     info, tree = SessionInfo(), Tree()
     for number, message in enumerate(messages, 1):
         reader = _Reader(f"message {number}", message)
@@ -277,11 +277,11 @@ def _is_int(value: object) -> TypeGuard[int]:
 
 
 def is_count(value: object) -> bool:
-    """Whether it is None or a whole number that is not negative and that the database can hold."""
+    """Return whether `value` is None or a non-negative integer that the database can hold (below 2**63)."""
     return value is None or (_is_int(value) and 0 <= value < 2**63)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number that figures can be made of."""
-    # not isfinite: JSON may hold whole numbers that no float can
+    """Return whether `value` is a number (and no boolean) that can be calculated with: below 1e300 in magnitude."""
+    # not isfinite: JSON may hold integers that are too large for a float
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300

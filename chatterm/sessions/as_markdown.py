@@ -1,4 +1,4 @@
-"""One branch of a session as Markdown, and the words that it shares with the web page."""
+"""One branch of a session as Markdown, and the wording that it shares with the web page."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,11 @@ ENDINGS = {
     "context_full": "cut off: the context was full",
     "repetition": "stopped: the answer was repeating itself",
 }
-"""Said below an answer that did not end by itself."""
+"""The note below an answer that did not end by itself, by finish reason."""
 
 
 def to_markdown(info: SessionInfo, path: Sequence[Exchange]) -> str:
-    """One branch, texts as they were written."""
+    """Return one branch as Markdown, with messages and answers as they were written."""
     parts = [f"# {info.title or UNTITLED}"]
     facts = [fact for fact in (info.model, stamp(info.created) if info.created else "") if fact]
     if facts:
@@ -45,7 +45,7 @@ def to_markdown(info: SessionInfo, path: Sequence[Exchange]) -> str:
 
 
 def change_notes(exchange: Exchange) -> list[str]:
-    """What the model saw differently from here on."""
+    """Return notes on what the model sees differently from this exchange on."""
     compaction, notes = exchange.compaction, []
     if compaction is not None and compaction.summary is not None:
         summary = one_line(compaction.summary)
@@ -61,7 +61,7 @@ def thinking_head(exchange: Exchange) -> str:
 
 
 def fence_text(text: str) -> str:
-    """`text` as a code block, whatever is in it."""
+    """Return `text` as a code block, with a fence longer than any inside it."""
     fence = "```"
     while fence in text:
         fence += "`"

@@ -1,4 +1,4 @@
-"""The queries of the session database. One connection, used by one thread; transactions are the caller's."""
+"""The queries of the session database. One connection, used by one thread; callers manage transactions."""
 
 import json
 import sqlite3
@@ -22,9 +22,9 @@ from chatterm.sessions.tree import extent
 from chatterm.terminal.sanitize import one_line
 
 PROMPTS = 1000
-"""Messages that the composer's history keeps."""
+"""The most messages that the composer's history keeps."""
 FIELDS = ("title", "model", "system", "think", "think_cache", "sampling", "documents")
-"""What of a session may be changed."""
+"""Fields of a session that may be changed."""
 
 _COLUMNS = (
     "session, id, parent, created, model, finish_reason, thinking_s, shown_start, shown_end, tokens, stats, "
@@ -34,7 +34,7 @@ _KINDS: tuple[Kind, ...] = (
     *(str, int, int | None, float, str, str | None, float, int, int, int, str),
     *(bytes, str, str, str, bytes, int | None, int | None, str, int, str | None),
 )
-"""What these columns hold."""
+"""The types of these columns."""
 _PUT = (
     f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * 21)}) ON CONFLICT (session, id) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[4:])
@@ -50,11 +50,11 @@ _INFO_KINDS: tuple[Kind, ...] = (str, str, str, str | None, str, str, str, float
 
 
 Renumbered = dict[tuple[str, int], int]
-"""Exchanges whose number another process had given away already: ours, and the one on the disk."""
+"""Exchanges whose number another process had taken: (session, our number) to the number on disk."""
 
 
 class Database:
-    """Raises sqlite3.Error where the disk fails or the file is damaged."""
+    """The session database. Its methods raise sqlite3.Error if the disk fails or the file is damaged."""
 
     def __init__(self, connection: sqlite3.Connection, renumbered: Renumbered | None = None) -> None:
         self.connection = connection
@@ -66,7 +66,7 @@ class Database:
         self.connection.close()
 
     def version(self) -> int:
-        """A number that changes when another program has written."""
+        """Return a number that changes when another program has written."""
         return int(row(self.connection, "PRAGMA data_version", (), int)[0])
 
     # --- sessions ---
@@ -75,7 +75,7 @@ class Database:
         return self._execute("SELECT 1 FROM sessions WHERE id = ?", (session,)).fetchone() is not None
 
     def insert(self, info: SessionInfo) -> None:
-        """A session without exchanges."""
+        """Insert a session without exchanges."""
         now = time()
         row = (*_fields(info), None, info.created or now, info.updated or now)
         self._execute(f"INSERT INTO sessions VALUES ({', '.join('?' * 10)})", (info.id, *row))
@@ -107,14 +107,14 @@ class Database:
         found = next(self._rows(f"{_INFO} WHERE s.id = ? GROUP BY s.id", (session,), *_INFO_KINDS), None)
         if found is None:
             return None
-        if found[0] != session:  # the index says something else than the table
+        if found[0] != session:  # the index contradicts the table
             raise malformed()
         (info,) = self._counted([_info(found)])
         info.documents = begun_on(self.connection, session)
         return info
 
     def find(self, text: str) -> list[SessionInfo]:
-        """Sessions in whose title or messages every word of `text` occurs, latest first; "" finds all."""
+        """Find the sessions whose title or messages contain every word of `text`, latest first; "" finds all."""
         where, values = "", []
         for word in text.split():
             test = "{0} LIKE ? ESCAPE '\\'" if word.isascii() else "holds({0}, ?)"
@@ -127,13 +127,13 @@ class Database:
         return self._counted([_info(found) for found in self._rows(query, values, *_INFO_KINDS)])
 
     def _counted(self, infos: list[SessionInfo]) -> list[SessionInfo]:
-        """`infos` with what there is to count of their trees."""
+        """Return `infos` after setting their counts of messages and branches."""
         ids = json.dumps([info.id for info in infos])
         heads = dict(self._rows("SELECT id, head FROM sessions", (), str, int | None))
         parents: dict[str, dict[int, int | None]] = {info.id: {} for info in infos}
         query = "SELECT session, id, parent FROM exchanges WHERE session IN (SELECT value FROM json_each(?))"
         for session, id, parent in self._rows(query, (ids,), str, int, int | None):
-            if session not in parents:  # the index says something else than the table
+            if session not in parents:  # the index contradicts the table
                 raise malformed()
             parents[session][id] = parent
         for info in infos:
@@ -141,7 +141,7 @@ class Database:
         return infos
 
     def said(self, session: str) -> Iterator[str]:
-        """Every message and answer of a session, the latest first."""
+        """Yield every message and answer of a session, latest first."""
         query = "SELECT user, text FROM exchanges WHERE session = ? ORDER BY id DESC"
         for user, text in self._rows(query, (session,), str, str):
             yield text
@@ -150,9 +150,9 @@ class Database:
     # --- exchanges ---
 
     def put(self, session: str, exchange: Exchange, *, touch: bool = True) -> None:
-        """Insert or update; what the journal has of it is in there.
+        """Insert or update an exchange and delete its journal records, whose tokens it has to contain.
 
-        `touch` makes the session the latest. A session that is not there stays so.
+        `touch` makes the session the latest. A missing session is not created.
         """
         number = self.number(session, exchange.id)
         assert number is not None
@@ -167,12 +167,12 @@ class Database:
             self._execute("UPDATE sessions SET updated = ? WHERE id = ?", (time(), session))
 
     def made(self, session: str) -> dict[int, float]:
-        """When each exchange of a session was made, by its number."""
+        """Return when each exchange of a session was created, by its number."""
         query = "SELECT id, created FROM exchanges WHERE session = ?"
         return dict(self._rows(query, (session,), int, float))
 
     def _put(self, session: str, number: int, exchange: Exchange) -> bool:
-        """False when another process has given this number to an exchange of its own."""
+        """Write an exchange; return False if another process has given this number to one of its own."""
         values = (
             session,
             number,
@@ -196,7 +196,7 @@ class Database:
         return self._execute(_PUT, values).rowcount > 0
 
     def append(self, session: str, running: RunningAnswerJournal) -> None:
-        """What has come of a running answer since the last record, as one record; nothing is written twice."""
+        """Append what a running answer has gained since the last record, as one record; write nothing twice."""
         exchange = running.exchange
         where = (session, self.number(session, exchange.id))
         query = "SELECT tokens FROM exchanges WHERE session = ? AND id = ? AND created = ?"
@@ -217,9 +217,9 @@ class Database:
             self._execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?)", (*where, at, *values))
 
     def fold(self) -> None:
-        """Put what the journal has into the exchanges: that of answers which a crash cut off.
+        """Merge the journal's records into their exchanges: those of answers that a crash cut off.
 
-        One that another process is at goes on: it finds its tokens there.
+        An answer that another process is still generating is not harmed: that process finds its tokens there.
         """
         for (session,) in list(self._rows("SELECT DISTINCT session FROM journal", (), str)):
             for exchange in self.exchanges(session):
@@ -240,7 +240,7 @@ class Database:
         self._execute("DELETE FROM journal")
 
     def drop(self, session: str, id: int, created: float) -> None:
-        """Delete an exchange, and a session that has none any more."""
+        """Delete an exchange, and its session if that was the last one."""
         where = (session, self.number(session, id), created)
         self._execute("DELETE FROM exchanges WHERE session = ? AND id = ? AND created = ?", where)
         self._renumbered.pop((session, id), None)
@@ -248,11 +248,11 @@ class Database:
             self.delete(session)
 
     def number(self, session: str, id: int | None) -> int | None:
-        """The number that an exchange has in the file."""
+        """Return the number of an exchange on disk, which differs from `id` if it was renumbered."""
         return id if id is None else self._renumbered.get((session, id), id)
 
     def exchanges(self, session: str) -> list[Exchange]:
-        """In the order of their ids."""
+        """Return the exchanges of a session in the order of their ids, with their journal records applied."""
         query = f"SELECT {_COLUMNS} FROM exchanges WHERE session = ? ORDER BY id"
         found = {values[1]: _exchange(values) for values in self._rows(query, (session,), *_KINDS)}
         pieces = "SELECT exchange, at, state, ids, text, reasoning FROM journal WHERE session = ? ORDER BY exchange, at"
@@ -260,7 +260,7 @@ class Database:
             if id not in found:
                 raise malformed()
             JournalRecord(_unpacked(ids), text, why, _state(state)).add_to(found[id], at)
-        for exchange in found.values():  # they only count the pieces of the journal
+        for exchange in found.values():  # NO_TOKEN only counted the positions of journal records
             exchange.token_ids = [id for id in exchange.token_ids if id != NO_TOKEN]
         return list(found.values())
 
@@ -274,16 +274,16 @@ class Database:
         self._execute("INSERT OR REPLACE INTO drafts VALUES (?, ?)", (session, storable(text)))
 
     def drafts(self) -> dict[str, str]:
-        """By session."""
+        """Return all drafts, by session."""
         return dict(self._rows("SELECT session, text FROM drafts", (), str, str))
 
     def draft(self, session: str) -> str | None:
-        """None when none was ever written."""
+        """Return the draft of a session; None if none was ever written."""
         found = next(self._rows("SELECT text FROM drafts WHERE session = ?", (session,), str), None)
         return found[0] if found else None
 
     def add_prompt(self, text: str) -> None:
-        """The same prompt again moves to the end."""
+        """Add a message to the history; one that is there already moves to the end."""
         text = storable(text)
         self._execute("DELETE FROM prompts WHERE text = ?", (text,))
         self._execute("INSERT INTO prompts (text) VALUES (?)", (text,))
@@ -293,7 +293,7 @@ class Database:
         )
 
     def prompts(self, limit: int) -> list[str]:
-        """The latest, newest last."""
+        """Return the latest messages of the history, newest last."""
         query = "SELECT text FROM prompts ORDER BY id DESC LIMIT ?"
         return [text for (text,) in self._rows(query, (limit,), str)][::-1]
 
@@ -313,14 +313,14 @@ def _stored(name: str, value: Any) -> Any:
 
 def _info(row: Sequence[Any]) -> SessionInfo:
     info = SessionInfo(*row)
-    info.title = one_line(info.title, 200)  # whoever wrote the file
+    info.title = one_line(info.title, 200)  # the file is not trusted
     if info.think not in get_args(ThinkMode):
         info.think = "auto"
     if info.think_cache not in get_args(ThinkCache):
         info.think_cache = "exact"
     info.sampling = {}
     for name, value in _decoded(row[6]).items():
-        with suppress(SessionError):  # what is no setting is left out
+        with suppress(SessionError):  # leave out unknown settings and wrong values
             info.sampling |= checked_sampling({name: value})
     return info
 
@@ -374,7 +374,7 @@ def _exchange(row: Sequence[Any]) -> Exchange:
 
 
 def _compaction(text: str | None) -> Compaction | None:
-    """What was stored; None for what is none."""
+    """Parse a stored compaction; None if there is none."""
     if text is None:
         return None
     found = _decoded(text)
@@ -383,7 +383,7 @@ def _compaction(text: str | None) -> Compaction | None:
 
 
 def _state(text: str) -> dict[str, Any]:
-    """The state of a running answer (`journal.Piece`); what is none is left out."""
+    """Parse the state of a running answer (`journal.JournalRecord`); invalid values are left out."""
     found = _decoded(text)
     fits = {"stats": lambda v: isinstance(v, dict), "thinking_s": is_number, "ends_at": is_count}
     state = {name: found[name] for name, fit in fits.items() if name in found and fit(found[name])}
@@ -405,7 +405,7 @@ def _decoded(text: str) -> dict[str, Any]:
 
 
 def _packed(ids: Iterable[int]) -> bytes:
-    """Token ids as 32-bit little-endian numbers."""
+    """Return token ids as 32-bit little-endian integers."""
     numbers = array("i", ids)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -427,5 +427,5 @@ def _escaped(word: str) -> str:
 
 
 def _holds(text: object, wanted: str) -> bool:
-    """LIKE knows no letters but those of ASCII."""
+    """Return whether `text` contains `wanted`, ignoring case: SQLite's LIKE ignores it for ASCII only."""
     return wanted in str(text).casefold()

@@ -1,14 +1,13 @@
-"""When something was, as a person says it. Pure functions."""
+"""Dates and times in words. Pure functions."""
 
 from datetime import datetime
 
 LATEST = 250_000_000_000.0
-"""Seconds since the epoch that the calendar can still tell, in the year 9892."""
+"""The latest time that `datetime` safely represents, in seconds since the epoch: in the year 9892."""
 
 
 def when_text(then: float, now: float) -> str:
-    """A moment (seconds since the epoch) in at most 12 columns, in local time: "just now", "5 min ago", "14:03",
-    "yesterday", "Mon 14:03", "12 Nov", "12 Nov 2024"."""
+    """Return a time (seconds since the epoch) as local time, in <= 12 columns: "5 min ago", "Mon 14:03", "12 Nov"."""
     ago = now - (then := _known(then))
     if ago < 60:
         return "just now"
@@ -26,10 +25,10 @@ def when_text(then: float, now: float) -> str:
 
 
 def stamp(then: float) -> str:
-    """The moment to the minute, in local time: "2026-03-01 14:03"."""
+    """Return the time to the minute, in local time: "2026-03-01 14:03"."""
     return f"{datetime.fromtimestamp(_known(then)):%Y-%m-%d %H:%M}"
 
 
 def _known(then: float) -> float:
-    """A moment that the calendar has, whatever a file says."""
+    """Clamp a time from a file to what `datetime` can represent."""
     return min(max(then, 0.0), LATEST)

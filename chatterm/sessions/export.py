@@ -1,4 +1,4 @@
-"""Sessions as files: which formats there are, how a file is called, and how it is written and read."""
+"""Sessions as files: the formats, file names, writing and reading."""
 
 import re
 from pathlib import Path
@@ -15,12 +15,12 @@ from models.units import bytes_text
 Format = Literal["md", "json", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 LARGEST_IMPORT = 256 << 20
-"""The most bytes of a file that can be imported."""
+"""The largest file that can be imported, in bytes."""
 _SUFFIXES = {".md": "md", ".markdown": "md", ".json": "json", ".html": "html", ".htm": "html"}
 
 
 def exported(info: SessionInfo, tree: Tree, format: Format) -> str:
-    """The session as text: `json` is all of it, `md` and `html` the selected branch."""
+    """Return the session as text: `json` is all of it, `md` and `html` the selected branch."""
     if format == "json":
         from chatterm.sessions.as_json import to_json
 
@@ -35,7 +35,7 @@ def exported(info: SessionInfo, tree: Tree, format: Format) -> str:
 
 
 def choose_format(path: Path) -> Format:
-    """By the end of the name. Raises SessionError for one that means nothing."""
+    """Return the format that the suffix of `path` names. Raises SessionError for an unknown suffix."""
     found = _SUFFIXES.get(path.suffix.lower())
     if found is None:
         known = ", ".join(f".{name}" for name in FORMATS)
@@ -46,13 +46,13 @@ def choose_format(path: Path) -> Format:
 
 
 def file_name(info: SessionInfo, format: Format) -> str:
-    """A name for the file, made from the title: letters, digits and "-" only."""
+    """Return a file name made from the title: letters, digits, "_" and "-" only."""
     words = re.sub(r"[^\w]+", "-", info.title.lower()).strip("-_")[:60].strip("-_")
     return f"{words or UNTITLED.lower()}.{format}"
 
 
 def write_export(path: Path, text: str, *, replace: bool = False) -> None:
-    """Write all of it or nothing. Raises SessionError, also when the file is there and not to be replaced."""
+    """Write the file whole or not at all. Raises SessionError, also if it exists and `replace` is false."""
     shown = one_line(str(path), 200)
     try:
         if path.exists() and not replace:
@@ -67,7 +67,7 @@ def write_export(path: Path, text: str, *, replace: bool = False) -> None:
 
 
 def read_import(path: Path) -> tuple[SessionInfo, Tree]:
-    """A session from a JSON file. Raises SessionError."""
+    """Read a session from a JSON file. Raises SessionError."""
     from chatterm.sessions.as_json import from_json
 
     shown = one_line(str(path), 200)

@@ -1,7 +1,7 @@
-"""The disk, and a database in memory for what the disk does not take. Used by one thread.
+"""The database on disk, and one in memory for writes that the disk refuses. Used by one thread.
 
-While the disk works everything is on it. When a write fails, that write and those after it go to memory, and whoever
-reads a session gets both parts as one. Every few seconds the disk is tried again, and then takes what is in memory.
+While the disk works, everything is on it. When a write fails, that write and later ones go to memory, and readers of
+a session get both parts as one. Every few seconds the disk is tried again; once it works, it takes over the writes.
 """
 
 import sqlite3
@@ -22,22 +22,22 @@ from chatterm.sessions.tree import Tree, extent
 from engine.store.folder import default_folder, forget
 
 NO_SESSION = ""
-"""Where the draft of a chat stands that is no session yet."""
+"""The key of the draft of a chat that is not a session yet."""
 _SYNC = 0.5
-"""Seconds after which what was written in haste is on the disk for good."""
+"""Seconds within which writes `in_haste` are synced to the disk."""
 _UNKNOWN = -1
-"""In memory: nobody has chosen a branch since the disk could not be read."""
+"""Sentinel in memory: no branch was chosen since the disk could not be read."""
 _RETRY = 3.0
 """Seconds between two attempts to use a disk that failed."""
 
 
 @dataclass(slots=True)
 class KnownSession:
-    """A session that this process made or loaded, as it was last saved here. Others may have added to it."""
+    """A session that this process created or loaded, as it last saved it. Other processes may have added to it."""
 
     info: SessionInfo
     exchanges: dict[int, Exchange] = field(default_factory=dict)
-    """By id; each a copy that nobody changes."""
+    """By id; each a copy that is never changed."""
     head: int | None = None
     is_saved: bool = False
     """Whether it was ever written to the database, on disk or in memory."""
@@ -45,14 +45,14 @@ class KnownSession:
     """Whether another program deleted it, and it was saved again."""
 
     def write(self, db: Database) -> None:
-        """Write what is missing of the session; another program may have deleted it, and a third begun it again."""
+        """Write what `db` lacks of the session; other programs may have deleted it, or saved it again since."""
         is_new = not db.has(self.info.id)
         if is_new:
             db.insert(self.info)
             self.was_deleted = self.was_deleted or self.is_saved
         self.is_saved = True
         there = db.made(self.info.id)
-        # Parents first. They are listed at once: another thread may add one.
+        # Parents first. sorted() copies them at once: another thread may add one.
         for exchange in sorted(self.exchanges.values(), key=lambda exchange: exchange.id):
             if exchange.created != there.get(db.number(self.info.id, exchange.id) or 0):
                 db.put(self.info.id, exchange, touch=not is_new)  # a new session keeps its own date
@@ -60,48 +60,48 @@ class KnownSession:
             db.set_head(self.info.id, self.head)
 
     def drop(self, db: Database, exchange: Exchange) -> None:
-        """Delete an exchange, and the session with its last one; that does not count as deleted by another program."""
+        """Delete an exchange, and the session with its last one; that is no deletion by another program."""
         db.drop(self.info.id, exchange.id, exchange.created)
         self.is_saved = db.has(self.info.id)
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Something to write."""
+    """One write."""
 
     session: str | None
-    """The session that has to be there for it; None: none."""
+    """The session that must exist for it; None: it needs none."""
     work: Callable[[Database], None]
     creates: KnownSession | None = None
-    """The session to make when it is not there; None: then there is nothing to do."""
+    """The session to create if it is missing; None: the write is skipped instead."""
     known: SessionInfo | None = None
-    """The session as it should be on the disk, for when that cannot even be read; None: nothing is known."""
+    """The session as it should be on disk, for when the disk cannot even be read; None: unknown."""
     deletes: str | None = None
-    """The session that is gone afterwards."""
+    """The session that this deletes."""
     in_haste: bool = False
-    """It need not survive a cut of the power before the next half second is over."""
+    """Whether a power failure within the next half second may lose it."""
 
 
 class FallbackDatabase:
-    """Reading raises SessionError for what is not there and sqlite3.Error for a disk that fails; writing nothing."""
+    """Both databases. Reads raise SessionError (unknown session) and sqlite3.Error (disk error); writes never raise."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.trouble: Trouble | None = None
-        """Why the disk is not used for writing."""
+        """Why writes do not go to the disk; None while they do."""
         self.retry_at = float("inf")
-        """When the disk should be tried again, on the clock of time.monotonic()."""
+        """When to try the disk again, on the clock of time.monotonic()."""
         self._synced = 0.0
-        """When the disk was last told to write for good, on the same clock."""
+        """When writes were last synced to the disk, on the same clock."""
         self._renumbered: Renumbered = {}
         self._deleted: set[str] = set()
         """Sessions that were deleted while the disk failed."""
         self._unread: set[str] = set()
-        """Sessions of the disk of which memory has only what was changed while that could not be read."""
+        """Sessions on disk of which memory holds only the changes made while the disk could not be read."""
         self._known: dict[str, KnownSession] = {}
-        """Sessions in memory that have to be made where the disk has lost them."""
+        """Sessions in memory, to be created again if the disk has lost them."""
         self._versions: dict[str | None, int] = {}
-        """Of a session the version of the disk at which nothing was missing of it."""
+        """By session, the disk's data version at which the session was complete there."""
         self._memory: Database | None = None
         self._disk: Database | None = None
         self._open()
@@ -114,9 +114,9 @@ class FallbackDatabase:
     # --- writing ---
 
     def write(self, ops: Sequence[Op], *, retry: bool = False) -> None:
-        """Write `ops`, all in one transaction. `retry` tries a failed disk again at once if something needs it."""
+        """Write `ops` in one transaction. `retry` tries a failed disk again at once if anything is to be written."""
         for deleted in [op.deletes for op in ops if op.deletes is not None]:
-            forget(default_folder(), deleted)  # what was computed for it
+            forget(default_folder(), deleted)  # its KV cache on disk
         needed = retry and (ops or self._memory is not None)
         if self.trouble is not None and self.trouble.passes and (needed or monotonic() >= self.retry_at):
             self._heal()
@@ -131,12 +131,12 @@ class FallbackDatabase:
                 self._remember(op)
 
     def _transact(self, ops: Sequence[Op]) -> None:
-        """Write to the disk: everything or nothing."""
+        """Write all `ops` to the disk, or none."""
         assert self._disk is not None
         now = monotonic()
         lasting = now >= self._synced + _SYNC or not all(op.in_haste for op in ops)
         self._synced = now if lasting else self._synced
-        # Where it is NORMAL the log is left to the operating system, which a killed process does not take with it.
+        # With NORMAL the operating system writes the log to disk later; it survives if this process is killed.
         self._disk.connection.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
         with transaction(self._disk.connection):
             version = self._disk.version()
@@ -145,7 +145,7 @@ class FallbackDatabase:
                     op.creates.write(self._disk)
                 _apply(self._disk, op)
         self._versions.update((op.session, version) for op in ops if op.creates is not None)
-        if any(op.deletes for op in ops):  # or the log would still have it
+        if any(op.deletes for op in ops):  # otherwise the log would still contain the deleted text
             with suppress(sqlite3.Error):
                 self._disk.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             tidy(self._disk.connection, self.path)
@@ -181,7 +181,7 @@ class FallbackDatabase:
         try:
             self._disk = Database(connect(self.path), self._renumbered)
             with suppress(sqlite3.Error), transaction(self._disk.connection):
-                self._disk.fold()  # another time where it fails: whoever reads does without
+                self._disk.fold()  # if it fails, the next start does it: reading does not need it
             tidy(self._disk.connection, self.path)
         except Exception as error:  # noqa: BLE001 - whatever it is, the chat goes on
             self._fail(error)
@@ -193,7 +193,7 @@ class FallbackDatabase:
         self.retry_at = monotonic() + _RETRY if self.trouble.passes else float("inf")
 
     def _heal(self) -> None:
-        """Try the disk again; if it works, bring there what is in memory."""
+        """Try the disk again; if it works, move the writes in memory there."""
         if self._disk is not None:
             self._disk.close()
         self._open()
@@ -232,14 +232,14 @@ class FallbackDatabase:
     # --- reading ---
 
     def load(self, session: str) -> tuple[SessionInfo, Tree]:
-        """A session to go on with."""
+        """Load a session to continue. Its exchanges have the numbers on disk from now on."""
         info, exchanges, head = self._whole(session)
         for key in [key for key in self._renumbered if key[0] == session]:
-            del self._renumbered[key]  # from now on its numbers are those of the disk
+            del self._renumbered[key]  # from now on its numbers are those on disk
         return info, Tree(exchanges, head)
 
     def find(self, text: str) -> list[SessionInfo]:
-        """Sessions in whose title or messages every word of `text` occurs, latest first; "" finds all."""
+        """Find the sessions whose title or messages contain every word of `text`, latest first; "" finds all."""
         found = self._disk.find(text) if self._disk is not None else []
         if self._memory is not None:
             newer = [info.id for info in self._memory.find("")]
@@ -251,23 +251,23 @@ class FallbackDatabase:
         return sorted(found, key=lambda info: info.updated, reverse=True)
 
     def preview(self, session: str, text: str) -> str:
-        """The line of a session that has most of the words of `text`, the latest of several; its latest for none."""
+        """Return the latest line of a session with the most words of `text`; its latest line for ""."""
         gone = self._disk if session in self._deleted else None
         databases = [db for db in reversed(self._databases()) if db is not gone]
         said = (text for db in databases for text in db.said(session))
         return matching_line(said, text.split())
 
     def info(self, session: str) -> SessionInfo | None:
-        """A session that the disk has; None where it has not."""
+        """Return a session that is on disk; None if it is not."""
         return self._disk.info(session) if self._disk is not None else None
 
     def draft(self, place: str) -> str:
-        """Of a session, or of NO_SESSION."""
+        """Return the draft of a session, or of NO_SESSION; "" if there is none."""
         drafts = [db.draft(place) for db in self._databases()]
         return next((text for text in reversed(drafts) if text is not None), "")
 
     def prompts(self, limit: int) -> list[str]:
-        """The composer's history, newest last."""
+        """Return the composer's history, newest last."""
         return [text for db in self._databases() for text in db.prompts(limit)][-limit:]
 
     def _databases(self) -> list[Database]:

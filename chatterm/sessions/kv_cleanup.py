@@ -1,4 +1,4 @@
-"""What was computed of sessions and documents and is on disk (`engine/store/`): it goes when they go."""
+"""Cleanup of the KV cache on disk (`engine/store/`) after sessions and documents were deleted."""
 
 import re
 import sqlite3
@@ -13,8 +13,8 @@ _SESSION = re.compile(r"[0-9a-f]{8}")
 
 
 def tidy(connection: sqlite3.Connection, path: Path) -> None:
-    """Remove what nobody refers to any more: another program may have gone on with it after it was deleted."""
-    if path != database_path():  # the blocks are those of another database
+    """Remove the blocks of deleted sessions and documents: another program may have written some afterwards."""
+    if path != database_path():  # the blocks on disk belong to another database
         return
     folder = default_folder()
     with suppress(sqlite3.Error, OSError):

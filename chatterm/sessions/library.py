@@ -1,4 +1,4 @@
-"""The library: documents that conversations may begin with. Every call opens the session database for itself."""
+"""The library: documents that conversations may begin with. Every call opens the session database anew."""
 
 import re
 import sqlite3
@@ -19,7 +19,7 @@ from engine.store.folder import chunk_owner_name, default_folder, forget
 from models.units import counted
 
 CHARACTERS_PER_TOKEN = 4
-"""About, where no model has counted."""
+"""An estimate, for documents that no model has read."""
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 _NO_NAME = re.compile(r"[^\w.-]+")
 
@@ -30,31 +30,31 @@ class LibraryEntry:
 
     name: str
     source: str
-    """Where it was read: a path or an address."""
+    """Where it came from: a path or a URL."""
     sha256: str
     added: float
     """Seconds since the epoch."""
     characters: int
     tokens: Mapping[str, int]
-    """By the name of a model that has read it."""
+    """Its length in tokens, by the name of a model that has read it."""
 
 
 class DocumentLibrary:
-    """Every method waits for the disk, for a second at most, and raises SessionError (one line)."""
+    """The documents on disk. Every method may wait up to a second for a lock, and raises SessionError (one line)."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path`: the session database (default: the person's own)."""
+        """Use the session database at `path` (default: the user's own)."""
         self._path = path or database_path()
 
     def entries(self) -> list[LibraryEntry]:
-        """All of them, by name."""
+        """Return all entries, by name."""
         if not self._path.exists():
             return []
         with self._reads() as connection:
             return _entries(connection)
 
     def add(self, document: Document, source: str) -> LibraryEntry:
-        """Keep a document under its name, which nobody else may have."""
+        """Add a document under its name, which must be unused."""
         if not _NAME.fullmatch(document.name):
             raise SessionError(
                 f"{one_line(document.name, 80)!r} cannot be the name of a document; use up to 64 letters, "
@@ -74,7 +74,7 @@ class DocumentLibrary:
         return found
 
     def find(self, names: Iterable[str]) -> tuple[Document, ...]:
-        """Documents in the order of their names, each once."""
+        """Return the documents with these names, in this order and each once."""
         wanted = {one_line(name).casefold(): name for name in names}
         with self._reads() as connection:
             entries = _entries(connection)
@@ -83,18 +83,18 @@ class DocumentLibrary:
             return tuple(Document(one.name, *row(connection, text, (one.sha256,), str)) for one in found)
 
     def remove(self, name: str) -> LibraryEntry:
-        """Forget a document, and what was computed of it. Sessions that were begun on it keep its text."""
+        """Remove a document and its KV cache. Sessions that began with it keep its text."""
         with self._writes() as connection:
             entry = _known(_entries(connection), name)
             connection.execute("DELETE FROM library WHERE name = ?", (entry.name,))
             drop_texts(connection)
             is_there = any(one.sha256 == entry.sha256 for one in _entries(connection))
-        if not is_there:  # under another name
+        if not is_there:  # no other entry has this text
             forget(default_folder(), chunk_owner_name(entry.sha256))
         return entry
 
     def count(self, document: Document, model: str, tokens: int) -> None:
-        """A model has read a document, which has so many of its tokens. Nothing happens where that is gone."""
+        """Save the length of a document in tokens of a model that has read it; do nothing if it was removed."""
         with self._writes() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO counts SELECT sha256, ?, ? FROM texts WHERE sha256 = ?",
@@ -102,13 +102,13 @@ class DocumentLibrary:
             )
 
     def unread(self) -> tuple[Document, ...]:
-        """Those that no model has read, the latest first."""
+        """Return the documents that no model has read, latest first."""
         entries = [entry for entry in self.entries() if not entry.tokens]
         latest = sorted(entries, key=lambda entry: entry.added, reverse=True)
         return self.find(entry.name for entry in latest) if latest else ()
 
     def names(self) -> list[str]:
-        """Of all of them; none where they cannot be read at once."""
+        """Return the names of all documents; [] if they cannot be read at once."""
         connection = connect_read_only(self._path) if self._path.exists() else None
         if connection is None:
             return []
@@ -136,7 +136,7 @@ class DocumentLibrary:
 
     @contextmanager
     def _writes(self) -> Iterator[sqlite3.Connection]:
-        """Everything in it is written, or nothing."""
+        """Open a connection in a transaction: everything is written, or nothing."""
         with self._explained():
             connection = connect(self._path)
             try:
@@ -158,7 +158,7 @@ class DocumentLibrary:
 
 
 def size_text(entry: LibraryEntry, model: str = "") -> str:
-    """How long a document is: as counted by this model, else by any that has read it, else about."""
+    """Return the length of a document: as counted by this model, else by any that has read it, else an estimate."""
     tokens = entry.tokens.get(model) or next(iter(entry.tokens.values()), None)
     if tokens is not None:
         return counted(tokens, "token")
@@ -166,7 +166,7 @@ def size_text(entry: LibraryEntry, model: str = "") -> str:
 
 
 def name_for(source: str) -> str:
-    """How a file, a folder or an address is called where nobody says it."""
+    """Return the default name of a document from this file, folder or URL."""
     last = re.split(r"[?#]", source.rstrip("/"))[0].rsplit("/", 1)[-1]
     stem = (
         last
@@ -197,7 +197,7 @@ def _named(entries: Iterable[LibraryEntry], name: str) -> LibraryEntry | None:
 
 
 def _known(entries: list[LibraryEntry], name: str) -> LibraryEntry:
-    """Raises SessionError, which offers the names that are closest."""
+    """Return the entry of this name. Raises SessionError, which suggests the closest names."""
     if (found := _named(entries, name)) is not None:
         return found
     shown = one_line(name, 80)

@@ -1,4 +1,4 @@
-"""What a session is made of: plain records that know neither the disk nor the screen."""
+"""The records of sessions: plain data, independent of disk and screen."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,7 +7,7 @@ from chatterm.backends.backend import Document, EngineError, ThinkCache, ThinkMo
 
 
 class SessionError(EngineError):
-    """Something about sessions that a person can mend; one line."""
+    """A problem with sessions that the user can fix; one line."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class SessionInfo:
     tokens: int = 0
     """Tokens generated on all branches."""
     messages: int = 0
-    """Messages of the person on the branch that is selected: those that opening it shows."""
+    """The user's messages on the selected branch: those shown when the session is opened."""
     branches: int = 0
     documents: tuple[Document, ...] = ()
-    """What it was begun on; () in a list of sessions."""
+    """The documents it began with; () in a list of sessions."""

@@ -1,4 +1,4 @@
-"""Going on with a session from the command line: which one, and with what of it."""
+"""Continuing a session from the command line: finding it, and restoring its options."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from chatterm.sessions.titles import pick
 
 
 def sessions_to_choose_from(store: SessionStore, text: str = "") -> list[SessionInfo]:
-    """What `store.find` finds. Raises SessionError when the database cannot even be read."""
+    """Return the sessions that `store.find` finds. Raises SessionError if the database cannot even be read."""
     found = store.find(text)
     if not found and store.trouble is not None:
         raise SessionError(store.trouble.in_shell)
@@ -17,7 +17,7 @@ def sessions_to_choose_from(store: SessionStore, text: str = "") -> list[Session
 
 
 def find_session(name: str | None) -> SessionInfo:
-    """The session meant by `name` (see `titles.pick`), the latest for None. Raises SessionError."""
+    """Find the session meant by `name` (see `titles.pick`), the latest for None. Raises SessionError."""
     store = SessionStore.open()
     try:
         sessions = sessions_to_choose_from(store)
@@ -30,9 +30,9 @@ def find_session(name: str | None) -> SessionInfo:
 
 
 def resumed(options: ChatOptions, session: SessionInfo, *, think: bool, think_cache: bool) -> ChatOptions:
-    """`options` with what the session remembers wherever the person did not choose something else now.
+    """Return `options` with the session's settings wherever the user chose nothing else now.
 
-    `think` and `think_cache`: whether these were chosen now.
+    `think` and `think_cache` say whether these were chosen now.
     """
     return replace(
         options,

@@ -1,4 +1,4 @@
-"""Rows of the session database. What is read from a file is never trusted: it may be damaged anywhere."""
+"""Rows of the session database. Nothing read from the file is trusted: it may be damaged anywhere."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -7,15 +7,15 @@ from types import UnionType
 from typing import Any
 
 Kind = type | UnionType
-"""What a column holds: str, int, float, bytes, or one of them and None."""
+"""The type of a column: str, int, float, bytes, or one of them or None."""
 
 
 def rows(
     connection: sqlite3.Connection, query: str, values: Sequence[Any], *kinds: Kind
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query, one after the other as they are needed; each has a value of every kind, in this order.
+    """Yield the rows of a query as they are needed. The values of each have these kinds, in this order.
 
-    Raises sqlite3.Error, also where a value is of another kind: SQLite itself keeps to no types.
+    Raises sqlite3.Error, also if a value is of another kind: SQLite itself does not enforce types.
     """
     for row in connection.execute(query, values):
         if not all(_fits(value, kind) for value, kind in zip(row, kinds, strict=True)):
@@ -24,7 +24,7 @@ def rows(
 
 
 def row(connection: sqlite3.Connection, query: str, values: Sequence[Any], *kinds: Kind) -> tuple[Any, ...]:
-    """The first row of a query that has one in every sound database. Raises sqlite3.Error like `rows`."""
+    """Return the first row of a query that has one in every intact database. Raises sqlite3.Error like `rows`."""
     found = next(rows(connection, query, values, *kinds), None)
     if found is None:
         raise malformed()
@@ -32,7 +32,7 @@ def row(connection: sqlite3.Connection, query: str, values: Sequence[Any], *kind
 
 
 def malformed() -> sqlite3.DatabaseError:
-    """The error for rows that contradict the schema or each other; `schema.explain` calls it damage."""
+    """Return the error for rows that contradict the schema or each other; `schema.explain` reports it as damage."""
     return sqlite3.DatabaseError("malformed row")
 
 

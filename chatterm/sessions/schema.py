@@ -1,4 +1,4 @@
-"""The session database as a file: where it is, its tables, and what can be wrong with it, in plain words."""
+"""The session database as a file: its path, its tables, and its errors in plain words."""
 
 import os
 import sqlite3
@@ -18,8 +18,8 @@ VERSION = 5
 LOCK_WAIT = 1.0
 """Seconds to wait for another process that is writing."""
 
-# One script a version; a database of version n runs those from n on. Long columns stand last, so that a search
-# for the short ones need not read past them.
+# One script per version; a database of version n runs those from index n on. Long columns stand last, so that a
+# search of the short ones need not read past them.
 _MIGRATIONS = (
     """
     CREATE TABLE sessions (
@@ -38,7 +38,7 @@ _MIGRATIONS = (
     CREATE TABLE drafts (session TEXT PRIMARY KEY, text TEXT NOT NULL);
     CREATE TABLE prompts (id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL);
     """,
-    # The journal of answers that run (chatterm/sessions/journal.py). `at` is the index of the first of `ids`.
+    # The journal of running answers (chatterm/sessions/journal.py). `at` is the index of the first of `ids`.
     """
     ALTER TABLE exchanges ADD COLUMN seed INTEGER;
     ALTER TABLE exchanges ADD COLUMN ends_at INTEGER;
@@ -48,16 +48,16 @@ _MIGRATIONS = (
         FOREIGN KEY (session, exchange) REFERENCES exchanges (session, id) ON DELETE CASCADE
     ) WITHOUT ROWID;
     """,
-    # Calls of tools and what came of them (chatterm/sessions/tool_calls_json.py).
+    # Tool calls and their results (chatterm/sessions/tool_calls_json.py).
     """
     ALTER TABLE exchanges ADD COLUMN called TEXT NOT NULL DEFAULT '';
     """,
-    # What the model sees where that is not what was said: JSON, or NULL.
+    # What the model sees if that differs from the conversation: JSON, or NULL.
     """
     ALTER TABLE exchanges ADD COLUMN is_pinned INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE exchanges ADD COLUMN compaction TEXT;
     """,
-    # The library (chatterm/sessions/library.py), and what sessions were begun on (begun_on.py).
+    # The library (chatterm/sessions/library.py), and the documents that sessions began with (session_documents.py).
     """
     CREATE TABLE texts (sha256 TEXT PRIMARY KEY, text TEXT NOT NULL);
     CREATE TABLE library (
@@ -80,7 +80,7 @@ class NewerVersionError(SessionError):
 
 
 _DAMAGE = ("malformed", "Could not decode to UTF-8")
-"""What the messages of Python and of `rows` for damage contain, which have no code."""
+"""Parts of the messages for damage of Python and of `rows`, which have no SQLite error code."""
 _RETRIED = "; saving is retried every few seconds"
 
 
@@ -91,13 +91,13 @@ class Trouble:
     what: str
     todo: str
     passes: bool
-    """Whether it may go away while the program runs, so that trying again makes sense."""
+    """Whether it may go away while the program runs, so that retrying makes sense."""
     meanwhile: str = ""
-    """What the program does while it runs, behind what there is to do."""
+    """What the program does in the meantime; in the chat it follows `todo`."""
 
     @property
     def in_chat(self) -> str:
-        """One line for a person who chats."""
+        """One line for the chat."""
         return f"{self.what}: the chat continues in memory only. {self.todo}{self.meanwhile}."
 
     @property
@@ -107,7 +107,7 @@ class Trouble:
 
     @property
     def at_the_end(self) -> str:
-        """One line for a person whose program ends before everything is written."""
+        """One line for when the program ends before everything is written."""
         return f"{self.what}: the last messages are not saved. {self.todo}."
 
 
@@ -120,7 +120,7 @@ class _Connection(sqlite3.Connection):
 
 
 def data_folder() -> Path:
-    """Where sessions are kept: CHATTERM_DATA, or the platform's folder for an application's data."""
+    """Return the folder of the sessions: CHATTERM_DATA, or the platform's folder for application data."""
     if chosen := os.environ.get("CHATTERM_DATA"):
         return Path(chosen).expanduser()
     from platformdirs import user_data_path
@@ -135,13 +135,13 @@ def database_path() -> Path:
 def connect(path: Path | None) -> sqlite3.Connection:
     """Open the database, creating or updating it; None keeps it in memory.
 
-    The connection may be used by one thread, and leaves transactions to its user.
+    The connection may be used by one thread; transactions are the caller's.
     Raises sqlite3.Error, OSError and NewerVersionError; `explain` says what they mean.
     """
     if path is None:
         connection = sqlite3.connect(":memory:", isolation_level=None, factory=_Connection)
     else:
-        if not path.exists():  # conversations are nobody else's business
+        if not path.exists():  # other users must not read conversations
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         connection = sqlite3.connect(path, timeout=LOCK_WAIT, isolation_level=None, factory=_Connection)
@@ -161,21 +161,21 @@ def _set_up(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             break
         except sqlite3.OperationalError as error:
-            # SQLite does not wait here for another process that is making the same file.
+            # SQLite does not wait here for another process that is creating the same file.
             if not error.sqlite_errorname.startswith("SQLITE_BUSY") or monotonic() > end:
                 raise
             sleep(0.01)
-    connection.execute("PRAGMA synchronous = FULL")  # an answer survives a power cut, too
+    connection.execute("PRAGMA synchronous = FULL")  # answers survive power failures, too
     connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone from the file
+    connection.execute("PRAGMA secure_delete = ON")  # deleted text is overwritten in the file
     _migrate(connection)
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection | None:
-    """A connection that reads what cannot be written; None where it cannot be read either."""
+    """Connect to a database that cannot be written; return None if it cannot be read either."""
     address = f"{path.absolute().as_uri()}?mode=ro"
     wal = path.with_name(path.name + "-wal")
-    # A read-only folder has no room for the WAL's index; without a WAL the file itself is all there is.
+    # SQLite cannot create the WAL's index in a read-only folder; without a WAL the file itself is complete.
     options = ("",) if wal.exists() else ("", "&immutable=1")
     for option in options:
         try:
@@ -196,7 +196,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection | None:
 
 
 def _up_to_date(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """A database that can only be read, or where it has an earlier format a copy of it in memory that has not."""
+    """Return the connection, or for an earlier format one to a migrated copy in memory, closing the first."""
     if _version(connection) == VERSION:
         return connection
     copy = sqlite3.connect(":memory:", isolation_level=None, factory=_Connection)
@@ -219,7 +219,7 @@ def _check_version(connection: sqlite3.Connection) -> None:
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
-    with transaction(connection):  # also finds out at once whether the file can be written
+    with transaction(connection):  # this also tests at once whether the file can be written
         found = _version(connection)
         for script in _MIGRATIONS[found:]:
             for statement in filter(str.strip, script.split(";")):
@@ -230,7 +230,7 @@ def _migrate(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Everything in it is written, or nothing. The lock for writing is taken at once."""
+    """Run the block in a transaction: everything is written, or nothing. The write lock is taken at once."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -242,7 +242,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def explain(error: Exception, path: Path) -> Trouble:
-    """What an error of the database means for a person."""
+    """Return what a database error means for the user."""
     place = one_line(str(path), 200)
     elsewhere = "set CHATTERM_DATA to another folder"
     if isinstance(error, NewerVersionError):

@@ -1,4 +1,4 @@
-"""On which documents sessions were begun. A text is kept once, for as long as the library or a session has it."""
+"""The documents that sessions began with. A text is stored once, while the library or any session refers to it."""
 
 from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
@@ -8,7 +8,7 @@ from chatterm.sessions.rows import rows
 
 
 def begin_on(connection: Connection, session: str, documents: Sequence[Document]) -> None:
-    """A session was begun on these. The transaction is the caller's, as everywhere here."""
+    """Save the documents that a session begins with. The transaction is the caller's, as in all of this module."""
     keep_texts(connection, documents)
     connection.execute("DELETE FROM begun_on WHERE session = ?", (session,))
     values = [(session, place, one.name, one.sha256) for place, one in enumerate(documents)]
@@ -16,19 +16,19 @@ def begin_on(connection: Connection, session: str, documents: Sequence[Document]
 
 
 def begun_on(connection: Connection, session: str) -> tuple[Document, ...]:
-    """In their order."""
+    """Return the documents that a session began with, in their order."""
     query = "SELECT b.name, t.text FROM begun_on b JOIN texts t USING (sha256) WHERE b.session = ? ORDER BY b.place"
     return tuple(Document(name, text) for name, text in rows(connection, query, (session,), str, str))
 
 
 def keep_texts(connection: Connection, documents: Iterable[Document]) -> None:
-    """Somebody is about to refer to them."""
+    """Store the texts of documents that the caller is about to refer to."""
     values = [(one.sha256, storable(one.text)) for one in documents]
     connection.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", values)
 
 
 def drop_texts(connection: Connection) -> None:
-    """Those that nobody refers to are gone."""
+    """Delete the texts that neither the library nor a session refers to."""
     connection.execute(
         "DELETE FROM texts WHERE sha256 NOT IN (SELECT sha256 FROM library) "
         "AND sha256 NOT IN (SELECT sha256 FROM begun_on)"
@@ -36,7 +36,7 @@ def drop_texts(connection: Connection) -> None:
 
 
 def storable(text: str) -> str:
-    """Text that SQLite takes: lone surrogates are no characters."""
+    """Return text that SQLite accepts, with lone surrogates replaced."""
     try:
         text.encode()
     except UnicodeEncodeError:

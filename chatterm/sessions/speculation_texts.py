@@ -1,4 +1,4 @@
-"""What was said elsewhere: on other branches of a session, and in the latest other sessions with the same model."""
+"""Texts for speculation: other branches of a session, and the latest other sessions with the same model."""
 
 from collections.abc import Iterator
 
@@ -7,15 +7,15 @@ from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 
 _SESSIONS = 6
-"""Earlier sessions that are looked into."""
+"""The most other sessions to use."""
 _CHARACTERS = 100_000
-"""Of a message."""
+"""The most characters of a message."""
 _TOKENS = 1 << 17
-"""Of all together, about."""
+"""The most tokens of all exchanges together, approximately."""
 
 
 def elsewhere(store: SessionStore | None, session: str | None, tree: Tree, model: str) -> list[Exchange]:
-    """The latest first, and of each what guesses may come from. It reads from the disk. Raises SessionError."""
+    """Return exchanges, latest first, with only what guesses may come from. Reads the disk. Raises SessionError."""
     found, tokens = list[Exchange](), 0
     for exchange in _all(store, session, tree, model):
         message = exchange.user[:_CHARACTERS]

@@ -1,7 +1,7 @@
-"""The store of sessions: what is written is queued, and one thread does the work.
+"""The store of sessions: writes are queued, and one thread carries them out.
 
-In the queue a later write of the same thing takes the place of the earlier one. The tokens of a running answer are
-written as they come (`journal.py`).
+In the queue, a later write of the same thing replaces the earlier one. The tokens of a running answer are written as
+they come (`journal.py`).
 """
 
 import sqlite3
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from chatterm.backends.backend import Exchange, TokenEvent
 from chatterm.sessions.database import FIELDS, Database
-from chatterm.sessions.fallback_database import NO_SESSION, FallbackDatabase, KnownSession, Op
+from chatterm.sessions.fallback_database import NO_SESSION, KnownSession, Op, FallbackDatabase
 from chatterm.sessions.journal import RunningAnswerJournal
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, database_path, explain
@@ -33,53 +33,53 @@ T = TypeVar("T")
 _INTERVAL = 0.5
 """Seconds that a draft may wait to be written."""
 _BATCH = 0.015
-"""Seconds that a token may wait for others to be written with. A screen brings them 30 times a second."""
+"""Seconds that a token may wait to be written with others. A screen delivers tokens 30 times a second."""
 _PATIENCE = 10.0
-"""Seconds to wait for something that is read."""
+"""Seconds to wait for a read."""
 _NEVER = float("inf")
 _CLOSED = "The session database is closed."
 
 
 class SessionStore:
-    """Sessions on the disk. Make it with `Store.open`; every method may be called from any thread.
+    """The sessions on disk. Create it with `SessionStore.open`; every method may be called from any thread.
 
-    Calls that return nothing, `new` and `add` return at once. The others wait for the store's thread, at most some
-    seconds, and raise SessionError: never call them on a thread that draws.
+    Methods that write return at once. The others wait for the store's thread, at most some seconds, and raise
+    SessionError: never call them on a thread that draws.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.trouble: Trouble | None = None
-        """Why what is written stays in memory; None while all is well."""
+        """Why writes stay in memory; None while all is well."""
         self._known: dict[str, KnownSession] = {}
-        """Sessions that this process made or loaded. Only with its first exchange one comes into being."""
+        """Sessions that this process created or loaded. A new one is written with its first exchange."""
         self._running: dict[tuple[str, int], RunningAnswerJournal] = {}
-        """Answers that run."""
+        """Running answers, by session and exchange."""
         self._changed = Condition()
         self._ops: dict[Hashable, Op] = {}
-        """What is to be written, oldest first."""
+        """Pending writes, oldest first."""
         self._due = _NEVER
         self._questions: deque[Callable[[FallbackDatabase], None]] = deque()
         self._awaited: set[Future[Any]] = set()
-        """The answers that somebody waits for."""
+        """The results of reads that callers wait for."""
         self._closing = False
         self._thread = Thread(target=self._run, name="sessions", daemon=True)
 
     @classmethod
     def open(cls, path: Path | None = None) -> "SessionStore":
-        """The store in this file (default: the person's own). What is wrong with it is told by `problem`."""
+        """Open the store in this file (default: the user's own). `problem` says what is wrong with it."""
         store = cls(database_path() if path is None else path)
         store._thread.start()
         return store
 
     @property
     def problem(self) -> str:
-        """One line for a person who chats, while what is written stays in memory; "" while all is well."""
+        """One line for the chat while writes stay in memory; "" while all is well."""
         return self.trouble.in_chat if self.trouble is not None else ""
 
     @property
     def farewell(self) -> str:
-        """One line for a person whose program ends before everything is written."""
+        """One line for when the program ends before everything is written."""
         if self.trouble is not None:
             return self.trouble.at_the_end
         return "The session database does not respond: the last messages are not saved."
@@ -97,16 +97,16 @@ class SessionStore:
     # --- writing ---
 
     def new(self, info: SessionInfo) -> str:
-        """A new session like `info`; its id. It comes into being with its first exchange."""
+        """Create a session like `info` and return its id. It is written with its first exchange."""
         id, now = urandom(4).hex(), time()
         with self._changed:
             self._known[id] = KnownSession(replace(deepcopy(info), id=id, created=now, updated=now))
         return id
 
     def save(self, session: str, exchange: Exchange) -> None:
-        """Keep the exchange as it is now. Without a finish reason its answer begins, and goes on with `say`.
+        """Save the exchange as it is now. Without a finish reason its answer begins; `say` adds its tokens.
 
-        If another program has deleted the session, it begins again with all that this one knows of it.
+        If another program has deleted the session, all that this process knows of it is saved again.
         """
         now = _copied(exchange)
         known = self._known.get(session)
@@ -122,9 +122,9 @@ class SessionStore:
         )
 
     def say(self, session: str, exchange: Exchange, events: Sequence[TokenEvent]) -> None:
-        """The next tokens of the answer that `exchange` was saved with; of it, only the figures are looked at.
+        """Write the next tokens of a saved, running answer; of `exchange`, only id, stats and timings are read.
 
-        They are committed within 15 ms and the time of a write.
+        They are committed within 15 ms plus the time of a write.
         """
         running = self._running.get((session, exchange.id))
         if running is not None and running.add(events, exchange):
@@ -133,7 +133,7 @@ class SessionStore:
             self._post(("say", session, exchange.id), op, _BATCH)
 
     def _follow(self, session: str, id: int, running: RunningAnswerJournal | None) -> None:
-        """The exchange is saved whole, or gone: what was to be added to it is of no use any more."""
+        """Set or remove the journal of an exchange about to be saved or dropped; cancel its pending appends."""
         with self._changed:
             self._running.pop((session, id), None)
             self._ops.pop(("say", session, id), None)
@@ -146,7 +146,7 @@ class SessionStore:
         self.draft(None, "")  # it became the message
 
     def drop(self, session: str, id: int) -> None:
-        """Forget an exchange: its message was refused. A session without any is gone, until the next."""
+        """Delete an exchange whose message was refused. A session is gone with its last one, until the next."""
         self._follow(session, id, None)
         dropped = None
         with self._changed:
@@ -159,7 +159,7 @@ class SessionStore:
             self._post(("drop", session, id), Op(session, partial(known.drop, exchange=dropped)))
 
     def head(self, session: str, id: int | None) -> None:
-        """Which branch is selected."""
+        """Save which branch is selected, by its last exchange."""
         if (known := self._known.get(session)) is not None:
             known.head = id
         op = Op(session, lambda db: db.set_head(session, id), known=self._info(session))
@@ -177,7 +177,7 @@ class SessionStore:
             self._post(("update", session, name), Op(session, work, known=self._info(session)))
 
     def _info(self, session: str) -> SessionInfo | None:
-        """What a saved session is, as far as this process knows."""
+        """Return a saved session as this process knows it; None if it does not."""
         known = self._known.get(session)
         return known.info if known is not None and known.exchanges else None
 
@@ -185,7 +185,7 @@ class SessionStore:
         self.update(session, title=title)
 
     def retitle(self, session: str, before: str, title: str) -> None:
-        """Call a session `title` if it is still called what it was `before`; a person may have named it meanwhile."""
+        """Rename a session to `title` if its title is still `before`: the user may have renamed it meanwhile."""
         with self._changed:
             known = self._known.get(session)
             if known is not None and known.info.title == before:
@@ -194,7 +194,7 @@ class SessionStore:
         self._post(("retitle", session), op)
 
     def delete(self, session: str) -> None:
-        """Delete a session with all of its branches. What is saved of it afterwards is lost."""
+        """Delete a session with all of its branches. Later writes to it are lost."""
         with self._changed:
             self._known.pop(session, None)
             self._running = {key: run for key, run in self._running.items() if key[0] != session}
@@ -203,7 +203,7 @@ class SessionStore:
         self._post(("delete", session), Op(None, lambda db: db.delete(session), deletes=session))
 
     def draft(self, session: str | None, text: str) -> None:
-        """What stands in the composer; None is a chat that is no session yet."""
+        """Save the text in the composer; `session` is None for a chat that is not a session yet."""
         known = None if session is None else self._known.get(session)
         is_new = session is None or (known is not None and not known.exchanges)
         place = NO_SESSION if session is None or is_new else session
@@ -212,7 +212,7 @@ class SessionStore:
         )
 
     def add_prompt(self, text: str) -> None:
-        """One more message for the composer's history."""
+        """Add a message to the composer's history."""
         self._post(object(), Op(None, lambda db: db.add_prompt(text)))
 
     def add(self, info: SessionInfo, exchanges: Iterable[Exchange], head: int | None) -> str:
@@ -236,7 +236,7 @@ class SessionStore:
     # --- reading ---
 
     def load(self, session: str) -> tuple[SessionInfo, Tree, str]:
-        """A session to go on with: what it is, its tree, its draft. Raises SessionError when it is not there."""
+        """Load a session to continue: its info, tree and draft. Raises SessionError if it does not exist."""
 
         def read(database: FallbackDatabase) -> tuple[SessionInfo, Tree, str]:
             known = self._known.get(session)
@@ -250,46 +250,46 @@ class SessionStore:
         return self._ask(read)
 
     def exchanges(self, session: str) -> list[Exchange]:
-        """Those of a session, to look at and not to go on with. Raises SessionError when it is not there."""
+        """Return the exchanges of a session, only to be read. Raises SessionError if it does not exist."""
         return self._ask(lambda database: database.load(session)[1].exchanges)
 
     def find(self, text: str = "") -> list[SessionInfo]:
-        """Sessions in whose title or messages every word of `text` occurs, latest first."""
+        """Find the sessions whose title or messages contain every word of `text`, latest first."""
         return self._ask(lambda database: database.find(text))
 
     def preview(self, session: str, text: str) -> str:
-        """The line of a session that matches `text` best, on one line; its latest for "". "" where it has none."""
+        """Return the line of a session that matches `text` best; its latest line for "". "" if there is none."""
         return self._ask(lambda database: database.preview(session, text))
 
     def info(self, session: str) -> SessionInfo | None:
-        """A session that is on the disk; None where it is not."""
+        """Return a session that is on disk; None if it is not."""
         return self._ask(lambda database: database.info(session))
 
     def latest(self) -> SessionInfo | None:
-        """The session that was written last."""
+        """Return the session that was written last; None if there is none."""
         return next(iter(self.find()), None)
 
     def new_draft(self) -> str:
-        """What stood in the composer of a chat that was no session yet."""
+        """Return the draft of a chat that was not a session yet."""
         return self._ask(lambda database: database.draft(NO_SESSION))
 
     def prompts(self, limit: int = 1000) -> list[str]:
-        """The composer's history across sessions, newest last."""
+        """Return the composer's history across sessions, newest last."""
         return self._ask(lambda database: database.prompts(limit))
 
     def flush(self, patience: float = _PATIENCE) -> None:
-        """Wait at most `patience` seconds until everything so far is written, or in memory (see `problem`)."""
+        """Wait at most `patience` seconds until all writes so far are on disk, or in memory (see `problem`)."""
         self._ask(lambda database: None, patience)
 
     def release(self) -> None:
-        """Whoever waits for something that is read waits no longer: the program ends."""
+        """End all waits for reads with a SessionError, because the program is ending."""
         with self._changed:
             for answer in self._awaited:
                 with suppress(InvalidStateError):
                     answer.set_exception(SessionError(_CLOSED))
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Write what is left and end; whether all of it is on the disk. Closing twice is fine."""
+        """Write what is left and end; return whether all of it is on disk. Closing twice is fine."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -301,7 +301,7 @@ class SessionStore:
     def _post(self, key: Hashable, op: Op, wait: float = 0.0) -> None:
         with self._changed:
             if op.creates is None:
-                self._ops.pop(key, None)  # it may need an exchange that was saved in between
+                self._ops.pop(key, None)  # queue it last: it may need an exchange that was saved in between
             self._ops[key] = op
             self._due = min(self._due, monotonic() + wait)
             self._changed.notify()
@@ -312,9 +312,9 @@ class SessionStore:
         def ask(database: FallbackDatabase) -> None:
             try:
                 give = partial(answer.set_result, question(database))
-            except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+            except Exception as error:  # noqa: BLE001 - it is raised in the caller's thread
                 give = partial(answer.set_exception, error)
-            with suppress(InvalidStateError):  # nobody waits any more
+            with suppress(InvalidStateError):  # the wait has ended
                 give()
 
         with self._changed:
@@ -339,9 +339,7 @@ class SessionStore:
         closing = False
         while not closing:
             with self._changed:
-                while not (
-                    self._closing or self._questions or monotonic() >= min(self._due, database.retry_at)
-                ):
+                while not (self._closing or self._questions or monotonic() >= min(self._due, database.retry_at)):
                     moment = min(self._due, database.retry_at)
                     self._changed.wait(None if moment == _NEVER else max(0.0, moment - monotonic()))
                 closing = self._closing
@@ -355,5 +353,5 @@ class SessionStore:
 
 
 def _copied(exchange: Exchange) -> Exchange:
-    """The exchange as it is now."""
+    """Return a copy of the exchange as it is now."""
     return replace(exchange, token_ids=exchange.token_ids[:], stats=dict(exchange.stats))

@@ -1,4 +1,4 @@
-"""Titles of sessions: made from the first message, found again by what a person types. Pure functions."""
+"""Titles of sessions: made from the first message, and searched by what the user types. Pure functions."""
 
 import re
 from collections.abc import Iterable
@@ -8,13 +8,13 @@ from chatterm.terminal.sanitize import cleaned, one_line
 from models.units import counted
 
 LIMIT = 60
-"""Characters of a title that was made from a message."""
+"""The most characters of a title made from a message."""
 UNTITLED = "Untitled"
 _MOST_WORDS = 10
 _NO_TITLES = frozenset(
     ("sure", "here", "here's", "certainly", "okay", "ok", "i", "i'm", "as", "sorry", "user", "assistant")
 )
-"""How what is no title begins."""
+"""First words of replies that are not titles."""
 
 _ROLE = re.compile(
     r"^[\s*_\"]*(?:user|assistant|human|title|titel|titre|título)[\s*_]*:[\s*_]*", re.IGNORECASE
@@ -41,13 +41,13 @@ def make_title(message: str) -> str:
     text = next(filter(None, lines), one_line(message))
     if len(text) <= LIMIT:
         return text or UNTITLED
-    head = text[:LIMIT]  # the last place is the ellipsis's
+    head = text[:LIMIT]  # the last place is for the ellipsis
     cut = head.rfind(" ", LIMIT // 2)
     return head[: cut if cut > 0 else LIMIT - 1].rstrip(" ,;:.") + "…"
 
 
 def made_title(said: str) -> str:
-    """The title in what a model said when it was asked for one; "" where there is none worth having."""
+    """Return the title in a model's reply to a request for one; "" if none is usable."""
     line = next((line for line in cleaned(said).splitlines() if line.strip()), "")
     line = plain(one_line(line, 4 * LIMIT))
     title = line.strip(" \t*_#`\"'“”„«».:-")
@@ -59,7 +59,7 @@ def made_title(said: str) -> str:
 
 
 def given_title(text: str) -> str:
-    """A title that a person gave. Raises SessionError when nothing of it can be shown."""
+    """Return a title that the user gave, on one line. Raises SessionError if nothing of it can be shown."""
     title = one_line(text, 200)
     if not title:
         raise SessionError("The title is empty; write one.")
@@ -67,20 +67,20 @@ def given_title(text: str) -> str:
 
 
 def messages_text(count: int) -> str:
-    """How long a session is: "1 message", "1,204 messages"."""
+    """Return a number of messages in words: "1 message", "1,204 messages"."""
     return counted(count, "message")
 
 
 def extent_text(info: SessionInfo) -> str:
-    """What opening a session shows, and whether there is more: "3 messages, 2 branches"."""
+    """Return how many messages a session shows, and its branches if it has several: "3 messages, 2 branches"."""
     branches = f", {counted(info.branches, 'branch')}" if info.branches > 1 else ""
     return messages_text(info.messages) + branches
 
 
 def matching_line(texts: Iterable[str], words: list[str]) -> str:
-    """The first line of `texts` that holds as many of `words` as any does; without words the first one there is.
+    """Return the first line of `texts` with the most of `words`; without words the first line that is not blank.
 
-    It begins near the first of the words where it is long.
+    A long line is cut to begin near the first of the words.
     """
     best, most = "", 0
     tests = [re.compile(re.escape(word), re.IGNORECASE) for word in words]
@@ -95,7 +95,7 @@ def matching_line(texts: Iterable[str], words: list[str]) -> str:
 
 
 def _near(line: str, tests: list[re.Pattern[str]]) -> str:
-    """The part of a long line that begins some words before the first match."""
+    """Return the part of a long line that begins some words before the first match."""
     line = one_line(line, 10_000)
     first = min((match.start() for test in tests if (match := test.search(line))), default=0)
     start = line.rfind(" ", 0, first - 30) + 1 if first > 50 else 0
@@ -103,9 +103,9 @@ def _near(line: str, tests: list[re.Pattern[str]]) -> str:
 
 
 def pick(sessions: Iterable[SessionInfo], name: str) -> SessionInfo:
-    """The session meant by `name`: its id, the start of it, its title, or a part of its title.
+    """Return the session meant by `name`: its id, its title, the start of its id, or a part of its title.
 
-    The first of these that fits one session alone decides. Raises SessionError when none or several fit.
+    The first of these that fits any session decides. Raises SessionError if none or several fit.
     """
     known = list(sessions)
     wanted = one_line(name).casefold()

@@ -1,4 +1,4 @@
-"""Calls of tools and what came of them, as JSON. What comes back from a file is believed nothing."""
+"""Tool calls and their results as JSON. Nothing read from a file is trusted."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ _TEXTS = ("name", "arguments")
 
 
 def format_calls(exchange: Exchange) -> str:
-    """What an exchange has to do with tools; "" where that is nothing."""
+    """Return the tool calls and results of an exchange as JSON; "" if it has none."""
     if not exchange.calls and not exchange.results:
         return ""
     calls = [[call.name, call.arguments] for call in exchange.calls]
@@ -21,7 +21,7 @@ def format_calls(exchange: Exchange) -> str:
 
 
 def parse_calls(text: str) -> tuple[list[ToolCall], list[ToolResult]]:
-    """What `format_calls` wrote; what is none of that is left out."""
+    """Parse the output of `format_calls`; invalid entries are left out."""
     try:
         data = json.loads(text) if text else {}
     except (ValueError, RecursionError):
@@ -40,7 +40,7 @@ def parse_calls(text: str) -> tuple[list[ToolCall], list[ToolResult]]:
 
 
 def checked_called(record: dict[str, Any], where: str) -> tuple[list[ToolCall], list[ToolResult]]:
-    """The same of an exported exchange. Raises SessionError."""
+    """Return the tool calls and results of an exported exchange, checked. Raises SessionError."""
     calls, results = record.get("calls", []), record.get("results", [])
     for name, items in (("calls", calls), ("results", results)):
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
@@ -67,7 +67,7 @@ def checked_called(record: dict[str, Any], where: str) -> tuple[list[ToolCall], 
 
 
 def results_text(results: Iterable[ToolResult]) -> str:
-    """Results in words: what stands as the message of their exchange."""
+    """Return tool results as text, which is the message of their exchange."""
     return "\n\n".join(f"{result.name} {result.arguments}\n{result.text}" for result in results)
 
 

@@ -1,4 +1,4 @@
-"""The tree of a session: which exchange follows which, and which branch is being looked at. No disk."""
+"""The tree of a session: which exchange follows which, and which branch is selected. No disk."""
 
 from collections.abc import Iterable, Mapping
 from time import time
@@ -9,21 +9,21 @@ from chatterm.backends.backend import Exchange, ToolCall
 class Tree:
     """Exchanges by id. A path from the root is a branch; the `head` is the end of the selected one.
 
-    Where an id is asked for that is not there, KeyError: that is a mistake of the program.
+    Methods raise KeyError for an unknown id: that is a bug of the caller.
     """
 
     def __init__(self, exchanges: Iterable[Exchange] = (), head: int | None = None) -> None:
-        """`exchanges` in any order; one whose parent is missing begins a conversation of its own.
+        """Build the tree from `exchanges` in any order; one whose parent is missing becomes a root.
 
-        A `head` that is not there selects the newest branch.
+        An unknown `head` selects the newest branch.
         """
         self._exchanges = {exchange.id: exchange for exchange in sorted(exchanges, key=lambda e: e.id)}
         self._children: dict[int | None, list[int]] = {}
         self._looked: dict[int | None, int] = {}
-        """Below each exchange the child that was on the selected branch last."""
+        """The child of each exchange that was last on the selected branch."""
         self._head: int | None = None
         for exchange in self._exchanges.values():
-            # A child is younger than its parent: that rules out circles, wherever the data came from.
+            # A child has a larger id than its parent: that rules out cycles, wherever the data came from.
             if exchange.parent not in self._exchanges or exchange.parent >= exchange.id:
                 exchange.parent = None
             self._children.setdefault(exchange.parent, []).append(exchange.id)
@@ -42,7 +42,7 @@ class Tree:
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """All of them, oldest first."""
+        """All exchanges, oldest first."""
         return list(self._exchanges.values())
 
     @property
@@ -51,7 +51,7 @@ class Tree:
         return self._head
 
     def add(self, parent: int | None, user: str, model: str) -> Exchange:
-        """A new exchange after `parent`, without an answer yet. It becomes the head."""
+        """Add an exchange after `parent`, without an answer yet. It becomes the head."""
         if parent is not None:
             self._exchanges[parent]
         exchange = Exchange(max(self._exchanges, default=0) + 1, parent, user, model=model, created=time())
@@ -61,7 +61,7 @@ class Tree:
         return exchange
 
     def drop(self, id: int) -> None:
-        """Take back an exchange that nothing follows (its message was refused). ValueError when something does.
+        """Remove an exchange that nothing follows (its message was refused). Raises ValueError if one does.
 
         If it was the head, the head moves to its parent.
         """
@@ -75,7 +75,7 @@ class Tree:
             self._head = exchange.parent
 
     def path(self, id: int | None) -> list[Exchange]:
-        """The exchanges from the root to `id`; none for None."""
+        """Return the exchanges from the root to `id`; [] for None."""
         path: list[Exchange] = []
         while id is not None:
             path.append(self._exchanges[id])
@@ -84,44 +84,44 @@ class Tree:
 
     @property
     def open_calls(self) -> list[ToolCall]:
-        """The calls of the selected branch's last answer, where it is complete and nothing follows it."""
+        """The tool calls of the selected branch's last answer, if it is complete and nothing follows it."""
         if self._head is None or self._children.get(self._head):
             return []
         last = self._exchanges[self._head]
         return last.calls if last.finish_reason in ("eos", "stop") else []
 
     def asked(self, exchange: Exchange) -> Exchange:
-        """The exchange that this one comes of, through all calls of tools: the one whose message somebody wrote."""
+        """Return the exchange whose message the user wrote and that led to this one, through any tool calls."""
         while exchange.results and exchange.parent is not None:
             exchange = self._exchanges[exchange.parent]
         return exchange
 
     def children(self, id: int | None) -> list[Exchange]:
-        """What follows `id`, oldest first; for None the first messages."""
+        """Return the exchanges directly after `id`, oldest first; for None those of the first messages."""
         return [self._exchanges[child] for child in self._children.get(id, ())]
 
     def siblings(self, id: int) -> list[Exchange]:
-        """The alternatives at this place, `id` among them, oldest first.
+        """Return the alternatives at this place, `id` among them, oldest first.
 
         One with the same message is another answer to it (a retry), one with another message an edit.
         """
         return self.children(self._exchanges[id].parent)
 
     def answers(self, exchange: Exchange) -> list[Exchange]:
-        """The answers to the same message at the same place, oldest first."""
+        """Return the exchanges with the same message at the same place, oldest first."""
         return [other for other in self.siblings(exchange.id) if other.user == exchange.user]
 
     def messages(self, exchange: Exchange) -> list[str]:
-        """The messages at this place, oldest first."""
+        """Return the different messages at this place, oldest first."""
         return list(dict.fromkeys(other.user for other in self.siblings(exchange.id)))
 
     def leaf(self, id: int) -> int:
-        """The end of the branch below `id` that was looked at last, of the newest one where none was."""
+        """Return the end of the branch below `id` that was selected last, else of the newest one."""
         ahead = self.ahead(id)
         return ahead[-1].id if ahead else id
 
     def ahead(self, id: int | None) -> list[Exchange]:
-        """What follows `id` on the branch that was looked at last, on the newest one where none was; next first."""
+        """Return what follows `id` on the branch that was selected last, else on the newest one; next first."""
         found: list[Exchange] = []
         while children := self._children.get(id):
             id = self._looked.get(id, children[-1])
@@ -130,11 +130,11 @@ class Tree:
 
     @property
     def branches(self) -> int:
-        """How many ways there are from the first message to a last one."""
+        """The number of branches: exchanges that nothing follows."""
         return sum(not self._children.get(id) for id in self._exchanges)
 
     def select(self, id: int | None) -> None:
-        """Make `id` the head; None goes back before the first message."""
+        """Make `id` the head; None selects the place before the first message."""
         for exchange in self.path(id):
             self._looked[exchange.parent] = exchange.id
         self._head = id
@@ -142,7 +142,7 @@ class Tree:
     def step(self, id: int, side: int) -> int:
         """Go to the alternative of `id` on that side (-1 older, +1 newer) and return the new head.
 
-        The head is the end of that alternative's branch that was looked at last. At the edge nothing changes.
+        The head is the end of that alternative's branch that was selected last. At the edge nothing changes.
         """
         alternatives = [exchange.id for exchange in self.siblings(id)]
         place = alternatives.index(id) + side
@@ -155,9 +155,9 @@ class Tree:
 
 
 def extent(parents: Mapping[int, int | None], head: int | None) -> tuple[int, int]:
-    """How many exchanges the selected branch has, and how many branches there are; `parents` by exchange.
+    """Return the length of the selected branch in exchanges, and the number of branches; `parents` by exchange.
 
-    What is wrong is read as `Tree` reads it.
+    Invalid data is treated as `Tree` treats it.
     """
     if head is not None and head not in parents:
         head = max(parents, default=None)
