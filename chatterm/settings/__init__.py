@@ -1,1 +1,1 @@
-"""Settings and themes: the files, their text, where they lie."""
+"""Settings and themes: the files, their text, their paths."""

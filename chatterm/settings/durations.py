@@ -1,4 +1,4 @@
-"""How long something may take or stay, as people write it."""
+"""Durations as people write them."""
 
 import re
 
@@ -9,9 +9,9 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
 
 def parse_duration(text: str, name: str) -> float | None:
-    """Seconds: of "30m", "1h30m", "90" (seconds), "0"; None for "forever" and "-1".
+    """Parse a duration into seconds: "30m", "1h30m", "90" (seconds), "0"; None for "forever" and "-1".
 
-    Raises EngineError, which says that `name` is no time.
+    Raises EngineError, which says that `name` is not a duration.
     """
     plain = text.strip().lower()
     if plain in ("forever", "-1"):
@@ -24,7 +24,7 @@ def parse_duration(text: str, name: str) -> float | None:
 
 
 def duration_text(seconds: float) -> str:
-    """A time for people, to two units: "1 h 5 min"."""
+    """Return a duration as text, in at most two units: "1 h 5 min"."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""The settings file is changed: one setting at a time, and comments stay as they are."""
+"""Changes to the settings file: one setting at a time, with comments preserved."""
 
 import re
 import tomllib
@@ -14,7 +14,7 @@ from models.files import write_whole
 
 
 def changed(source: str, table: str, key: str, value: object | None, path: Path) -> str:
-    """`source` with `table.key` set to `value`; None takes it out. Raises SettingsError."""
+    """Return `source` with `table.key` set to `value`; None removes it. Raises SettingsError."""
     wanted = tomllib.loads(source)
     section = wanted.setdefault(table, {})
     if value is None:
@@ -61,7 +61,7 @@ def _without_empty(tables: Mapping[str, Any]) -> dict[str, Any]:
 def store(path: Path, table: str, key: str, value: object | None) -> None:
     """Change one setting in the file; None goes back to the default. The file is replaced as a whole.
 
-    Raises SettingsError: the file is wrong already, the value is, or it cannot be written. It is then as it was.
+    Raises SettingsError if the file or the value is invalid, or writing fails; the file is then unchanged.
     """
     source = read_source(path)
     parse_settings(source, path)
@@ -71,7 +71,7 @@ def store(path: Path, table: str, key: str, value: object | None) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace the file, at once and whole. Raises SettingsError."""
+    """Replace the file atomically. Raises SettingsError."""
     check_regular(path)  # a device would be replaced, too
     try:
         write_whole(path, text, mode=0o600)

@@ -1,4 +1,4 @@
-"""Where a person's settings and themes lie, and what cannot be such a file."""
+"""The paths of the user's settings and themes, and which of them are refused."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from chatterm.settings.settings import SettingsError
 
 
 def config_path() -> Path:
-    """The settings file: CHATTERM_CONFIG where that is set, or `config.toml` where this platform keeps settings."""
+    """Return the settings file: CHATTERM_CONFIG if set, else `config.toml` in the platform's settings folder."""
     given = os.environ.get("CHATTERM_CONFIG")
     if given:
         return Path(given).expanduser()
@@ -17,15 +17,15 @@ def config_path() -> Path:
 
 
 def user_themes() -> Path:
-    """The folder of a person's own themes, beside the settings file. It need not exist."""
+    """Return the folder of the user's own themes, beside the settings file. It need not exist."""
     return config_path().parent / "themes"
 
 
 def check_regular(path: Path) -> None:
-    """Raises SettingsError for what is there and is no file: reading a named pipe would wait for ever."""
+    """Raise SettingsError if the path is a pipe or a device: reading a named pipe would wait forever."""
     try:
         is_other = path.exists() and not path.is_file() and not path.is_dir()
-    except OSError:  # reading it will say so, as it does of a folder
+    except OSError:  # reading it will report this, as it does for a folder
         return
     if is_other:
         raise SettingsError(f"{path} is not a regular file; put a text file in its place.")

@@ -16,20 +16,20 @@ from chatterm.settings.toml import parsed, read_source, statement_lines, toml_va
 from chatterm.terminal.sanitize import one_line
 
 WORDS = ("save", "replace")
-"""What `/preset` understands before a name."""
+"""Words that `/preset` accepts before a name."""
 _NAME = re.compile(r"[\w][\w.-]{0,63}")
 _TOOL = re.compile(r"[\w.:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPreset:
-    """What a file states; what it does not is left as it is."""
+    """The contents of a preset's file. None, and a sampling setting that is missing, change nothing."""
 
     model: str | None = None
     system: str | None = None
     think: ThinkMode | None = None
     tools: tuple[str, ...] | None = None
-    """What `/tools` calls them; none at all switches them off."""
+    """Names as in `/tools`; () switches tools off."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -38,7 +38,7 @@ def presets_folder() -> Path:
 
 
 def preset_names() -> list[str]:
-    """Of the files that are there; nobody has looked into them."""
+    """Return the names of the preset files, whose contents are not checked."""
     try:
         return sorted(path.stem for path in presets_folder().glob("*.toml") if _NAME.fullmatch(path.stem))
     except OSError:
@@ -46,7 +46,7 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> SavedPreset:
-    """Raises SettingsError (one line) where there is no such preset or something in its file is wrong."""
+    """Read a preset. Raises SettingsError (one line) if it does not exist or its file is invalid."""
     known = preset_names()
     if name not in known:
         near = get_close_matches(name, known, n=1)
@@ -58,7 +58,7 @@ def load_preset(name: str) -> SavedPreset:
 
 
 def parse_preset(source: str, path: Path) -> SavedPreset:
-    """What `source` states; `path` is named where it is wrong. Raises SettingsError."""
+    """Parse the text of a preset's file; errors name `path`. Raises SettingsError."""
     tables = parsed(path, source)
     sampling = tables.get("sampling", {})
     for keys, problem in _problems(tables, sampling):
@@ -70,7 +70,7 @@ def parse_preset(source: str, path: Path) -> SavedPreset:
 
 
 def _problems(tables: Mapping[str, Any], sampling: object) -> list[tuple[tuple[str, ...], str]]:
-    """What is wrong, and at which key."""
+    """Return the problems of a preset's file, each after its key."""
     known = [part.name for part in fields(SavedPreset)]
     found: list[tuple[tuple[str, ...], str]]
     found = [((name,), _unknown(name, known)) for name in tables if name not in known]
@@ -103,7 +103,7 @@ def _unknown(name: str, known: list[str]) -> str:
 
 
 def save_preset(name: str, preset: SavedPreset, *, replace: bool = False) -> Path:
-    """Write it; where. Raises SettingsError for a name that is none, and where the file is there already."""
+    """Write a preset and return its path. Raises SettingsError if the name is invalid or taken (see `replace`)."""
     if not _NAME.fullmatch(name) or name in WORDS:
         raise SettingsError(f"{one_line(name, 60)!r} cannot name a preset; use letters, digits, - and _.")
     path = presets_folder() / f"{name}.toml"

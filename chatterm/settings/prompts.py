@@ -1,4 +1,4 @@
-"""Prompts of a person's own: each file `prompts/NAME.md` beside the settings is the slash command /NAME."""
+"""The user's own prompts: each file `prompts/NAME.md` beside the settings is the slash command /NAME."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ from chatterm.settings.settings import SettingsError
 from chatterm.terminal.sanitize import cleaned, one_line
 
 LARGEST = 100_000
-"""Bytes of a prompt."""
+"""The largest prompt file, in bytes."""
 _MOST = 200
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _SLOT = re.compile(r"\$(\$|\*|FILE\b|[1-9])")
@@ -22,10 +22,10 @@ class PromptFile:
     name: str
     path: Path
     about: str
-    """Its first line."""
+    """The first line that is not blank."""
     takes_file: bool
     arguments: str
-    """What stands behind the command."""
+    """The command's arguments, as its usage shows them."""
 
 
 def prompts_folder() -> Path:
@@ -33,7 +33,7 @@ def prompts_folder() -> Path:
 
 
 def prompt_files() -> tuple[PromptFile, ...]:
-    """Those that are there and can be commands, by name."""
+    """Return the prompt files whose names can be commands, sorted by name."""
     folder = prompts_folder()
     try:
         return _read_folder(folder, folder.stat().st_mtime_ns)
@@ -43,7 +43,7 @@ def prompt_files() -> tuple[PromptFile, ...]:
 
 @lru_cache(maxsize=4)
 def _read_folder(folder: Path, changed: int) -> tuple[PromptFile, ...]:
-    """`changed` is when files came or went: until then nothing is read again."""
+    """Read the prompt files. `changed` is when files were added or removed: until then the cache serves."""
     found = []
     for path in sorted(folder.glob("*.md"))[:_MOST]:
         if not _NAME.fullmatch(path.stem):
@@ -61,7 +61,7 @@ def _read_folder(folder: Path, changed: int) -> tuple[PromptFile, ...]:
 
 
 def prompt_text(path: Path) -> str:
-    """Raises SettingsError (one line) where it cannot be read."""
+    """Read a prompt file. Raises SettingsError (one line) if that fails."""
     check_regular(path)
     try:
         with path.open("rb") as file:
@@ -76,10 +76,10 @@ def prompt_text(path: Path) -> str:
 
 
 def filled_in(name: str, text: str, argument: str) -> str:
-    """A prompt with what was written behind its command: $1 to $9 are its words, $* is all of it, $FILE attaches the
-    file that it names, $$ is a dollar sign. Without any of them it follows the prompt.
+    """Fill the argument of a command into its prompt. Raises SettingsError (one line) if a word or file is missing.
 
-    Raises SettingsError (one line) where a word is missing, or the file.
+    $1 to $9 are the argument's words, $* is all of it, $FILE attaches the file that it names, $$ is a dollar sign.
+    Without any of them the argument follows the prompt.
     """
     try:
         words = shlex.split(argument)
@@ -110,7 +110,7 @@ def filled_in(name: str, text: str, argument: str) -> str:
 
 
 def _is_there(path: str) -> bool:
-    """An address, or something of a server, is looked for when it is attached."""
+    """Return whether a file exists; True for URLs and server resources, which are looked up when attached."""
     if re.match(r"[\w-]+:", path):
         return True
     try:
@@ -120,7 +120,7 @@ def _is_there(path: str) -> bool:
 
 
 def clashes(taken: set[str]) -> list[str]:
-    """What is wrong with files whose commands there are already: one line each."""
+    """Return a line for each prompt file whose command is among the `taken` names."""
     found = [file for file in prompt_files() if file.name in taken]
     return [
         f"{file.path}: /{file.name} is a command of chatterm; give the file another name." for file in found

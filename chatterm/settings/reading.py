@@ -1,4 +1,4 @@
-"""The settings are read from one TOML file and checked. Nothing in the file is ever executed."""
+"""Reading and checking the settings from one TOML file. Nothing in the file is ever executed."""
 
 import re
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ from chatterm.settings.toml import parsed, read_source, statement_lines
 from chatterm.terminal.sanitize import is_safe, one_line
 
 _MOST_BITS = 1000
-"""Bits of a whole number that can still be shown, and be a float."""
+"""The most bits of an integer that can still be displayed and converted to a float."""
 
 
 def load_settings(path: Path) -> Settings:
-    """What the file says; every default where there is none. Raises SettingsError."""
+    """Read the settings file; without one every setting has its default. Raises SettingsError."""
     return parse_settings(read_source(path), path)
 
 
 def parse_settings(source: str, path: Path) -> Settings:
-    """The settings that `source` states; `path` is named where it is wrong. Raises SettingsError."""
+    """Parse the text of a settings file; errors name `path`. Raises SettingsError."""
     tables = parsed(path, source)
     try:
         return settings_from(tables)
@@ -38,7 +38,7 @@ def parse_settings(source: str, path: Path) -> Settings:
 
 
 class _Wrong(Exception):
-    """A value of the file is wrong; `keys` is where it stands."""
+    """A value of the file is wrong; `keys` says where."""
 
     def __init__(self, keys: tuple[str, ...], message: str) -> None:
         super().__init__(message)
@@ -46,13 +46,13 @@ class _Wrong(Exception):
 
 
 def check(table: str, key: str, value: object) -> None:
-    """Raises SettingsError where the setting does not exist or cannot have this value."""
+    """Raise SettingsError if the setting does not exist or cannot have this value."""
     if problem := problem_with(table, key, value):
         raise SettingsError(f"{table}.{key}: {problem}")
 
 
 def problem_with(table: str, key: str, value: object) -> str:
-    """What is wrong with this value of a setting, as a line that begins with its name; "" where nothing is."""
+    """Return what is wrong with this value of a setting, on a line that begins with its name; "" if nothing is."""
     try:
         settings_from({table: {key: list(value) if isinstance(value, tuple) else value}})
     except _Wrong as wrong:
@@ -61,7 +61,7 @@ def problem_with(table: str, key: str, value: object) -> str:
 
 
 def settings_from(tables: Mapping[str, Any]) -> Settings:
-    """The settings that these tables state. Raises _Wrong."""
+    """Build the settings from the tables of a file. Raises _Wrong."""
     types = get_type_hints(Settings)
     _check_names((), tables, types)
     built: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def settings_from(tables: Mapping[str, Any]) -> Settings:
             raise _Wrong((table,), f"{table} must be a table: write [{table}] and its settings below it.")
         kind = types[table]
         hints = get_type_hints(kind)
-        # Where a setting stands under both names, the new one comes last and holds.
+        # If a setting appears under its former and its new name, the new one comes last and wins.
         old_first = sorted(values.items(), key=lambda item: item[0] not in FORMER_NAMES)
         values = {FORMER_NAMES.get(name, name): value for name, value in old_first}
         _check_names((table,), values, hints)
@@ -84,7 +84,7 @@ def settings_from(tables: Mapping[str, Any]) -> Settings:
 
 
 def _remotes(tables: object) -> dict[str, Remote]:
-    """The servers of [remotes.NAME]. Raises _Wrong."""
+    """Return the servers of [remotes.NAME]. Raises _Wrong."""
     if not isinstance(tables, dict):
         raise _Wrong(("remotes",), "remotes must have a table for each server: write [remotes.NAME].")
     hints = get_type_hints(Remote)
@@ -127,7 +127,7 @@ def _check_names(where: tuple[str, ...], given: Mapping[str, Any], known: Mappin
 
 
 def _checked(keys: tuple[str, ...], value: object, kind: Any) -> object:
-    """`value` as the field wants it."""
+    """Return `value` in the type of its field. Raises _Wrong."""
     wanted = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not NoneType]
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         raise _Wrong(keys, f"{keys[-1]} has too many digits; it must be {expected(kind)}.")
@@ -144,7 +144,7 @@ def _checked(keys: tuple[str, ...], value: object, kind: Any) -> object:
 
 
 def expected(kind: Any) -> str:
-    """What a field of this type may hold, in words."""
+    """Describe what a field of this type may hold."""
     parts = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not NoneType]
     if get_origin(parts[0]) is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in get_args(parts[0]))
@@ -165,7 +165,7 @@ def _shown(value: object) -> str:
 
 
 def _check_ranges(settings: Settings) -> None:
-    """Values of the right type that make no sense all the same."""
+    """Raise _Wrong for values that have the right type but make no sense."""
     from engine.errors import check_device
     from engine.params import SamplingParams
 

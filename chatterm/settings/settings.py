@@ -18,7 +18,7 @@ ThinkDisplay = Literal["live", "open", "closed"]
 
 
 class SettingsError(EngineError):
-    """The settings file cannot be used. The message names file and line, and says what would be right."""
+    """The settings file cannot be used. The message names the file and line, and says how to correct it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,17 @@ class ScreenSettings:
 
     @property
     def panel_wanted(self) -> bool | None:
-        """None: where there is room."""
+        """Whether to show the panel; None: if there is room."""
         return {"auto": None, "show": True, "hide": False}[self.panel]
 
     @property
     def thinking_open(self) -> bool | None:
-        """None: while it runs."""
+        """Whether to show the thinking open; None: while it runs."""
         return {"live": None, "open": True, "closed": False}[self.thinking]
 
 
 FORMER_NAMES = {"spill_gb": "offload_gb"}
-"""What settings were called before: a file that was written then is still understood."""
+"""The present names of settings by their former ones, which files may still use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class SamplingSettings:
     where the model runs here."""
 
     def given(self) -> dict[str, Any]:
-        """What is set, as arguments of SamplingParams."""
+        """Return the values that are set, as arguments of SamplingParams."""
         values = {part.name: getattr(self, part.name) for part in fields(self)}
         return {name: value for name, value in values.items() if value not in (None, ())}
 
@@ -186,12 +186,14 @@ class Settings:
 
 
 TABLES = {name: kind for name, kind in get_type_hints(Settings).items() if name != "remotes"}
-"""By name the tables whose settings are known beforehand."""
+"""The tables with a fixed set of settings, by name."""
 
 
 def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[str]) -> ChatOptions:
-    """`options` with the settings for everything that is not `chosen` already: names of fields that the command line
-    or the session decided. Of the sampling, what `options` has goes before the settings."""
+    """Return `options` with the settings for all fields but those `chosen` by the command line or the session.
+
+    Sampling values in `options` take precedence over the settings.
+    """
     model = settings.model
     wanted: dict[str, Any] = {
         "device": model.device,

@@ -1,4 +1,4 @@
-"""Settings as a person reads and writes them."""
+"""Settings as the user reads and writes them."""
 
 import ast
 import inspect
@@ -18,7 +18,7 @@ _WIDTH = 100
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """By name: the string that follows each field of the dataclass `kind` in its source, in one line."""
+    """Return, by name, the string that follows each field of the dataclass `kind` in its source, on one line."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -31,7 +31,7 @@ def field_docs(kind: type) -> dict[str, str]:
 
 
 def described(settings: Settings, path: Path, *, exists: bool) -> str:
-    """All settings as a TOML file. What is at its default is a comment."""
+    """Return all settings as a TOML file, in which those at their defaults are comments."""
     note = "" if exists else " (this file does not exist yet; these are the defaults)"
     lines = [f"# {path}{note}"]
     for table, kind in TABLES.items():
@@ -51,7 +51,7 @@ def described(settings: Settings, path: Path, *, exists: bool) -> str:
 
 
 def _remote_lines(settings: Settings) -> list[str]:
-    """The servers that are named, and what can be said about one."""
+    """Return lines on the settings that a server can have, and on the servers of the file."""
     docs = field_docs(Remote)
     lines = [
         "",
@@ -87,7 +87,7 @@ def choices(table: str, name: str, kind: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KnownSetting:
-    """One setting there is."""
+    """One setting, as declared in TABLES."""
 
     table: str
     name: str
@@ -100,12 +100,12 @@ class KnownSetting:
 
 
 def table_docs() -> dict[str, str]:
-    """By table: what it is about."""
+    """Return what each table is about, by its name."""
     return {name: inspect.getdoc(kind) or "" for name, kind in TABLES.items()}
 
 
 def known_settings() -> list[KnownSetting]:
-    """All of them, in the order of the file."""
+    """Return all settings, in the order of the file."""
     found = []
     for table, kind in TABLES.items():
         docs, hints, default = field_docs(kind), get_type_hints(kind), kind()
@@ -123,7 +123,7 @@ def _parts(kind: Any) -> Sequence[Any]:
 
 
 def find(key: str) -> tuple[str, str]:
-    """The table and the name of a setting; the table may be left out. Raises SettingsError."""
+    """Return the table and name of the setting `key`, in which the table may be left out. Raises SettingsError."""
     table, _, name = key.rpartition(".")
     known = [(table, part) for table, kind in TABLES.items() for part in get_type_hints(kind)]
     found = [(t, part) for t, part in known if part == name and table in ("", t)]
@@ -139,7 +139,7 @@ def find(key: str) -> tuple[str, str]:
 
 
 def parsed(table: str, name: str, words: Sequence[str]) -> object:
-    """What a command line says, as the setting wants it; what cannot be read stays text (and is refused later)."""
+    """Parse words of a command line into the setting's type; unreadable text is returned (and refused later)."""
     kind = _parts(get_type_hints(TABLES[table])[name])[0]
     if get_origin(kind) is tuple:
         return tuple(words)

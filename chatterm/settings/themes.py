@@ -1,4 +1,4 @@
-"""Colour themes: one TOML file each, in themes/ and in the folder of the person's own."""
+"""Colour themes: one TOML file each, in themes/ and in the folder of the user's own."""
 
 import re
 import tomllib
@@ -18,19 +18,18 @@ FOLDER = Path(__file__).resolve().parents[2] / "themes"
 STYLESHEET = FOLDER / "chatterm.tcss"
 DEFAULT_THEME = "graphite"
 TERMINAL_THEME = "terminal"
-"""The sixteen colours of the terminal itself."""
+"""The theme that uses the sixteen colours of the terminal itself."""
 _TABLES = ("colors", "variables")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 
 def theme_names(own: Path | None = None) -> list[str]:
-    """Every theme there is, sorted; `own` is the folder of the person's own."""
+    """Return the names of all themes, sorted; `own` is the folder of the user's own."""
     return sorted(_files(user_themes() if own is None else own))
 
 
 def load_theme(name: str, own: Path | None = None) -> "Theme":
-    """Read one theme. A file in `own` goes before one of ours of the same name, and states only what differs from
-    its `base`. Raises SettingsError (one line): no such theme, or its file is wrong."""
+    """Read a theme; one in `own` overrides ours and states what differs from its `base`. Raises SettingsError."""
     from textual.theme import BUILTIN_THEMES, Theme
 
     files = _files(user_themes() if own is None else own)
@@ -43,7 +42,7 @@ def load_theme(name: str, own: Path | None = None) -> "Theme":
         name=name,
         dark=data["dark"],
         ansi=ansi,
-        # Textual wants more of such a theme than of others.
+        # Textual requires more variables of an ANSI theme than of others.
         variables=(BUILTIN_THEMES["ansi-dark"].variables if ansi else {}) | data["variables"],
         **data["colors"],
     )
@@ -59,7 +58,7 @@ def _files(own: Path) -> dict[str, Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The file as `dark`, `ansi`, `colors`, `variables`, all complete. Raises SettingsError."""
+    """Read a theme file into `dark`, `ansi`, `colors` and `variables`, all complete. Raises SettingsError."""
     source = read_source(path)
     data = parsed(path, source)
     if path.parent == FOLDER:

@@ -1,4 +1,4 @@
-"""The text of a TOML file of ours: how it is read, where a value stands in it, how one is written."""
+"""TOML files as text: reading one, finding a value in it, writing a value."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from chatterm.terminal.sanitize import one_line
 from models.units import bytes_text
 
 LARGEST = 64 << 20
-"""The most bytes of a file that is read."""
+"""The largest file that is read, in bytes."""
 Lines = tuple[int, int]
-"""The first line (from 0) and the one behind the last."""
+"""The first line (from 0) and the one after the last."""
 
 
 def read_source(path: Path) -> str:
-    """The text of the file, "" where there is none. Raises SettingsError where it cannot be read."""
-    if str(path) != os.devnull:  # which people name to have no settings
+    """Return the text of the file; "" if there is none. Raises SettingsError if it cannot be read."""
+    if str(path) != os.devnull:  # which users name to have no settings
         check_regular(path)
     try:
         with path.open("rb") as file:
@@ -41,32 +41,32 @@ def read_source(path: Path) -> str:
 
 
 def parsed(path: Path, source: str) -> dict[str, Any]:
-    """What `source` states; `path` is named where it is no TOML. Raises SettingsError."""
+    """Parse the text of a TOML file; errors name `path`. Raises SettingsError."""
     try:
         return tomllib.loads(source)
     except tomllib.TOMLDecodeError as error:
         raise _not_toml(path, source, error) from error
-    except (ValueError, RecursionError):  # what Python itself refuses
+    except (ValueError, RecursionError):  # limits of Python itself
         raise SettingsError(
             f"{path}: a number has thousands of digits, or lists are nested too deeply; correct it."
         ) from None
 
 
 def _not_toml(path: Path, source: str, error: Exception) -> SettingsError:
-    """What to say about a file that tomllib does not accept."""
+    """Return the error for a file that tomllib does not accept."""
     text, _, place = one_line(str(error)).rstrip(")").partition(" (at ")
     line = place.split(",")[0] if place.startswith("line ") else f"line {source.rstrip().count(chr(10)) + 1}"
     return SettingsError(f"{path}, {line}: this is not TOML: {text}.")
 
 
 def statement_lines(source: str, keys: tuple[str, ...]) -> Lines | None:
-    """The lines of the statement that sets `keys`; None where there is none. `source` is TOML.
+    """Return the lines of the statement that sets `keys`; None if there is none. `source` is TOML.
 
-    Every start of the file that parses is read: the setting stands where it appears for the first time. So it does
-    not matter how it is written (below its table, as `table.key`, over several lines).
+    Ever longer beginnings of the file are parsed until the setting appears. So it does not matter how it is written
+    (below its table, as `table.key`, over several lines).
     """
     rows = source.split("\n")
-    whole = 0  # lines that are TOML by themselves
+    whole = 0  # lines of the last beginning that was valid TOML
     for end in range(1, len(rows) + 1):
         try:
             tables = tomllib.loads("\n".join(rows[:end]))
@@ -88,7 +88,7 @@ def _has(tables: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
 
 
 def toml_value(value: object) -> str:
-    """`value` (text, number, boolean, list of texts) as TOML."""
+    """Return `value` (text, number, boolean, list of texts) as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
