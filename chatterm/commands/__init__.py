@@ -1,1 +1,1 @@
-"""Slash commands: the one registry, what a command may do, what it says."""
+"""Slash commands: their registry, their actions, their output."""

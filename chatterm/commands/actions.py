@@ -1,4 +1,4 @@
-"""What a command may do."""
+"""The actions that commands call."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from typing import Protocol
 class Actions(Protocol):
     """Implemented by the chat screen (`chatterm/screens/chat/actions.py`). Every call returns at once.
 
-    An argument is what stood behind the command, without the space around it; "" where there was none.
+    An argument is the text after the command, without the space around it; "" if there was none.
     """
 
     def show_help(self) -> None: ...
@@ -37,10 +37,10 @@ class Actions(Protocol):
     def pin(self, which: str) -> None: ...
     def preset(self, text: str) -> None: ...
     def use_prompt(self, name: str, argument: str) -> None:
-        """Ask what the prompt of that name says, with the argument filled in."""
+        """Send the user's prompt of that name, with the argument filled in."""
 
     def use_server_prompt(self, server: str, name: str, argument: str) -> None:
-        """Ask what the prompt of an MCP server says whose command has that name."""
+        """Send a prompt of an MCP server, by the name of its command."""
 
     def system(self, text: str) -> None: ...
     def set_sampling(self, text: str) -> None: ...

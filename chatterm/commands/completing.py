@@ -1,4 +1,4 @@
-"""What a command that is being typed may become: its name, its argument, or the file that it names."""
+"""Completion of a command that is being typed: its name, its argument, or the file that it names."""
 
 import re
 
@@ -6,8 +6,7 @@ from chatterm.commands.registry import Command, all_commands, find
 
 
 def completions(text: str) -> list[tuple[str, Command]]:
-    """Names that what has been typed so far may become, while the name itself is being typed: first those of
-    commands, then those by which other programs call the same."""
+    """Return completions of a name that is being typed, with their commands: names first, then aliases."""
     if not re.fullmatch(r"/([A-Za-z][\w-]*)?", text):
         return []
     typed, known = text[1:].lower(), all_commands()
@@ -17,12 +16,12 @@ def completions(text: str) -> list[tuple[str, Command]]:
 
 
 def choice_completions(text: str) -> list[str]:
-    """Whole lines that `/name arg` may become, where there are arguments to offer."""
+    """Return completions of the line `/name arg`, as whole lines; [] if the command has none to offer."""
     return [line for line in _offered(text) if line != text]
 
 
 def is_whole(text: str) -> bool:
-    """Whether the argument of `/name arg` is one as it is written, although it may become another."""
+    """Return whether the argument of `/name arg` is valid as written, even if it could be completed further."""
     command, _, argument = _with_argument(text)
     if command is not None and command.accepts is not None:
         return command.accepts(argument)
@@ -30,7 +29,7 @@ def is_whole(text: str) -> bool:
 
 
 def _offered(text: str) -> list[str]:
-    """What `choice_completions` returns, with `text` itself where it is among that."""
+    """Return completions of the line `/name arg`, including `text` itself if it is one."""
     command, name, argument = _with_argument(text)
     if command is None:
         return []
@@ -42,13 +41,13 @@ def _offered(text: str) -> list[str]:
 
 
 def _with_argument(text: str) -> tuple[Command | None, str, str]:
-    """The command of `/name arg`, its name as it is written, and its argument; None for anything else."""
+    """Return the command of `/name arg`, its name as written, and its argument; None, "" and "" for other text."""
     match = re.fullmatch(r"/([A-Za-z][\w-]*) (.*)", text)
     return (find(match[1].lower()), match[1], match[2]) if match is not None else (None, "", "")
 
 
 def path_start(text: str) -> int | None:
-    """Where in a command line the name of the file that is being written starts; None where no file belongs."""
+    """Return where the file name in a command line starts; None if no file name belongs there."""
     match = re.fullmatch(r"/([A-Za-z][\w-]*)(\s+)(.*)", text)
     command = find(match[1].lower()) if match else None
     if match is None or command is None or not command.takes_path:

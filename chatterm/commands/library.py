@@ -1,4 +1,4 @@
-"""What `/library` is told to do, and what it shows."""
+"""The arguments and the output of `/library`."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _AS = re.compile(r"(.+?)(?:\s+as\s+(\S+))?", re.DOTALL)
 @dataclass(frozen=True, slots=True)
 class Add:
     source: str
-    """A file, a folder or an address."""
+    """A file, a folder or a URL."""
     name: str
 
 
@@ -33,7 +33,7 @@ class Remove:
 
 
 def told(argument: str) -> Add | Open | Remove | None:
-    """What to do; None: show what there is. Raises EngineError (one line)."""
+    """Parse the argument of `/library`; None: list the documents. Raises EngineError (one line)."""
     word, _, rest = argument.strip().partition(" ")
     rest = rest.strip()
     if not word:
@@ -59,7 +59,7 @@ def told(argument: str) -> Add | Open | Remove | None:
 
 
 def suggested(argument: str) -> list[str]:
-    """What an argument that is being written may become. It reads from the disk, and waits for nobody."""
+    """Return completions of an argument that is being typed. Reads the disk, but waits for no other program."""
     word, gap, rest = argument.partition(" ")
     if not gap:
         return [f"{one} " for one in WORDS if one.startswith(word)]
@@ -76,8 +76,7 @@ def suggested(argument: str) -> list[str]:
 def library_lines(
     entries: Sequence[LibraryEntry], opened: Sequence[str], model: str, width: int
 ) -> list[Line]:
-    """What there is: name, length as `model` counts it where it has, when and from where it was added. Those on which
-    the conversation was begun, `opened`, are marked."""
+    """Return a list of the documents: name, length (if possible by `model`), date, source; marks those in `opened`."""
     ways = (
         "/library open NAME begins a conversation with a document (with several names: with all of them, "
         "in that order), "
@@ -99,13 +98,13 @@ def library_lines(
         if left >= 12:
             columns = [*map(_column, about, sizes[1:]), elided(about[2], left)]
             lines.append([mark, (_column(name, sizes[0]), style), *((text, "muted") for text in columns)])
-        else:  # the rest stands below
+        else:  # the rest goes below
             rest = wrap([(" · ".join(about), "muted")], width - 4)
             lines += [[mark, (elided(name, width - 2), style)], *([("    ", ""), *more] for more in rest)]
     return lines
 
 
 def _column(text: str, width: int) -> str:
-    """`text` in so many columns, two of them empty."""
+    """Return `text` cut or padded to `width` columns, at least two of them empty."""
     shown = elided(text, width - 2)
     return shown + " " * (width - cells(shown))

@@ -16,30 +16,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. `run` gets what stands behind its name, without the space around it."""
+    """One command. `run` gets the text after its name, without the space around it."""
 
     name: str
     arguments: str
-    """How the arguments are written: "[NAME]"; "" for none."""
+    """The arguments as the usage shows them: "[NAME]"; "" for none."""
     help: str
     run: Callable[[Actions, str], None]
     keys: Mapping[str, str | None] = field(default_factory=dict)
-    """What a key runs the command with; None writes the command into the composer, for its argument."""
+    """The argument that each key runs the command with; None puts the command into the composer instead."""
     aliases: tuple[str, ...] = ()
-    """Names from other programs that mean the same."""
+    """Names of the same command in other programs."""
     choices: tuple[str, ...] = ()
-    """Arguments that are offered."""
+    """Arguments that completion offers."""
     is_free: bool = False
-    """Whether there are other arguments than the choices."""
+    """Whether arguments other than the choices are allowed."""
     suggest: Callable[[], list[str]] | None = None
-    """Arguments that are offered and only known while the program runs; a space at the end wants one more word."""
+    """Returns arguments to offer that are known only at run time; one that ends with a space needs another word."""
     goes_on: Callable[[str], list[str]] | None = None
-    """What all that is written behind the name may become, where that is more than one word."""
+    """Returns completions of the whole argument, for arguments of more than one word."""
     accepts: Callable[[str], bool] | None = None
-    """Whether what is written is an argument as it is, where it need not be one of those that are offered."""
+    """Returns whether an argument is valid as written, for commands that accept more than they offer."""
     takes_path: bool = False
-    """Whether the argument is a file, which is offered from the disk; behind one of the choices, if there are any, and
-    with `goes_on` only there."""
+    """Whether the argument is a file name to complete. It may follow one of the choices; with `goes_on` it must."""
 
     @property
     def usage(self) -> str:
@@ -47,14 +46,14 @@ class Command:
 
     @property
     def default(self) -> str | None:
-        """What choosing it runs it with; None where it wants an argument first."""
+        """The argument that the command runs with when chosen from a list; None if the user must give one first."""
         if not self.arguments or "" in self.keys.values():
             return ""
         return None
 
     @property
     def key(self) -> str:
-        """The keys as a person reads them: "Alt+Left, Alt+Right"."""
+        """The keys as the user reads them: "Alt+Left, Alt+Right"."""
         return ", ".join(map(key_text, self.keys))
 
 
@@ -336,18 +335,18 @@ KEYS: tuple[tuple[str, str], ...] = (
         "Stands in for Alt and function keys: Ctrl+L E is Alt+E, Ctrl+L 1 is F1; lists them all",
     ),
 )
-"""Keys that are no commands."""
+"""Keys that do not belong to a command."""
 
 LEADER = "ctrl+l"
-"""The key before the second of two. No terminal keeps it for itself, and nothing that edits text needs it."""
+"""The first key of two-key sequences. No terminal reserves it, and editing text does not need it."""
 _SECOND = {"pageup": "b", "pagedown": "space", "ctrl+home": "<", "ctrl+end": ">"}
 
 
 def second_key(key: str) -> str | None:
-    """What does the same behind the leader, for a key that some terminal or system keeps for itself; else None.
+    """Return the key that does the same after the leader, for a key that may not reach the program; else None.
 
-    Alt is dead on a Mac until somebody makes the Option key "Meta"; GNOME's terminal takes F1, F10 and F11, desktops
-    take Ctrl with arrows; many keyboards have no function keys, and no Home, End and Page keys.
+    Alt does nothing on a Mac until the Option key is set to be "Meta"; GNOME's terminal reserves F1, F10 and F11,
+    desktops reserve Ctrl with arrows; many keyboards have no function keys, and no Home, End and Page keys.
     """
     if key in _SECOND:
         return _SECOND[key]
@@ -361,23 +360,22 @@ _COMMAND_LINE = re.compile(r"/([A-Za-z?][\w-]*|\?)?(?:\s+(.*))?\Z", re.DOTALL)
 
 
 def key_text(key: str) -> str:
-    """A key of Textual as a person reads it: "alt+up" is "Alt+Up"."""
+    """Return a key of Textual as the user reads it: "alt+up" is "Alt+Up"."""
     return "+".join(_NAMES.get(part, part.title()) for part in key.split("+"))
 
 
 def is_command(text: str) -> bool:
-    """Whether `text` is meant as a command. A path ("/usr/bin") or a text after a space is a message."""
+    """Return whether `text` is meant as a command. A path ("/usr/bin") or text after a space is a message."""
     return _COMMAND_LINE.match(text) is not None
 
 
 def find(name: str) -> Command | None:
-    """The command of this name or alias."""
+    """Return the command of this name or alias; None if there is none."""
     return next((command for command in all_commands() if name in (command.name, *command.aliases)), None)
 
 
 def all_commands() -> tuple[Command, ...]:
-    """The commands, and those that a person's own prompts and those of MCP servers are; one of those gives way to a
-    command."""
+    """Return the commands, then the user's prompts, then those of MCP servers; earlier names take precedence."""
     from chatterm.settings.prompts import prompt_files
 
     taken = {name for command in COMMANDS for name in (command.name, *command.aliases)}
@@ -388,7 +386,7 @@ def all_commands() -> tuple[Command, ...]:
 
 
 def _server_prompts() -> dict[str, tuple[str, "ServerPrompt"]]:
-    """By the names of their commands: the server, and the prompt."""
+    """Return the prompts of MCP servers by the names of their commands, each after its server."""
     from chatterm.tools.mcp.catalog import known
 
     return {
@@ -399,7 +397,7 @@ def _server_prompts() -> dict[str, tuple[str, "ServerPrompt"]]:
 
 
 def server_prompt(text: str) -> tuple[str, "ServerPrompt", int] | None:
-    """Where the argument of a server's prompt is being written: the server, the prompt, and where it starts."""
+    """Return the server and its prompt if the prompt's argument is being typed, and where that starts; else None."""
     match = re.fullmatch(r"/([A-Za-z][\w-]*__[\w-]+) +(.*)", text)
     found = _server_prompts().get(match[1].lower()) if match else None
     return (*found, match.start(2)) if match is not None and found is not None else None
@@ -426,7 +424,7 @@ def _of_prompt(file: "PromptFile") -> Command:
 
 
 def parse(text: str) -> tuple[Command, str]:
-    """The command and its argument. Raises EngineError (one line) for what is no command."""
+    """Parse a command line into the command and its argument. Raises EngineError (one line) if it is invalid."""
     match = _COMMAND_LINE.match(text)
     name = (match[1] or "").lower() if match else ""
     command = find(name)
@@ -447,7 +445,7 @@ def parse(text: str) -> tuple[Command, str]:
 
 
 def tables() -> str:
-    """The commands and the other keys as tables in Markdown, for docs/chat.md."""
+    """Return the commands and the other keys as Markdown tables, for docs/chat.md."""
     rows = ["| command | key | does |", "|---|---|---|"]
     for command in COMMANDS:
         usage = command.usage.replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""What commands say: the tables of /help and /set as lines, the words of /think."""
+"""The output of commands: the tables of /help and /set as lines, the messages of /think."""
 
 from collections.abc import Iterable
 
@@ -16,14 +16,14 @@ THINKING: dict[ThinkMode, str] = {
 
 
 def no_thinking(info: ModelInfo | None) -> str:
-    """Why the model cannot be made to think; "" where it can, or where no model is loaded yet."""
+    """Return why the model cannot think; "" if it can, or if no model is loaded yet."""
     if info is None or info.thinks:
         return ""
     return f"{info.name} cannot think; use /model to choose one that can."
 
 
 def thinking_text(mode: ThinkMode, info: ModelInfo | None) -> str:
-    """What the model does in this mode."""
+    """Describe what the model does in this mode."""
     if info is not None and info.is_remote and mode != "auto":
         return f"The server is asked for {'thinking' if mode == 'on' else 'no thinking'}; not every model can do that."
     return (
@@ -32,12 +32,12 @@ def thinking_text(mode: ThinkMode, info: ModelInfo | None) -> str:
 
 
 def help_lines(width: int) -> list[Line]:
-    """The commands with their keys, then the keys that are no commands."""
+    """Return the commands with their keys, the user's prompts, and the keys that do not belong to a command."""
     column = min(max(cells(command.usage) for command in COMMANDS) + 2, width * 2 // 5)
     keys = max(cells(command.key) for command in COMMANDS) + 2
     narrow = width - column - keys < 36
     rows = [[command.usage, command.key, command.help] for command in COMMANDS]
-    if narrow:  # the keys stand behind what they do
+    if narrow:  # the keys follow what they do
         rows = [[usage, f"{text} ({key})" if key else text] for usage, key, text in rows]
     columns = [column] if narrow else [column, keys]
     lines = [*_described("Commands", rows, width, columns), []]
@@ -48,19 +48,19 @@ def help_lines(width: int) -> list[Line]:
 
 
 def sampling_lines(settings: Iterable[InForce], width: int) -> list[Line]:
-    """The settings of /set: how to change one; value, where it comes from, what it means."""
+    """Return how to change a setting of /set, then each setting: its value, where that comes from, its meaning."""
     from chatterm.settings.text import field_docs
 
     docs = field_docs(SamplingSettings)
     rows = [[s.name, s.text, s.source or "not set", docs[s.name]] for s in settings]
     columns = [20, 10, 22]
-    if width < 64:  # what it means stands below
+    if width < 64:  # the meaning goes below
         lines: list[Line] = []
         for name, text, source, doc in rows:
             lines += wrap([(f"{name} ", ""), (text, "accent"), (f" ({source})", "muted")], width)
             lines += [[("  ", ""), *line] for line in wrap([(doc, "muted")], width - 2)]
     else:
-        if width < sum(columns) + 40:  # where it comes from stands behind what it means
+        if width < sum(columns) + 40:  # the source follows the meaning
             rows = [[name, text, f"{doc} ({source})"] for name, text, source, doc in rows]
             columns = columns[:2]
         lines = _described("", rows, width, columns)
@@ -69,7 +69,7 @@ def sampling_lines(settings: Iterable[InForce], width: int) -> list[Line]:
 
 
 def _described(title: str, rows: list[list[str]], width: int, columns: list[int]) -> list[Line]:
-    """`columns` are the widths of all but the last, which has what is left."""
+    """Lay out rows in columns. `columns` are the widths of all but the last, which has the rest of `width`."""
     sizes = [*columns, width - sum(columns)]
     lines: list[Line] = [[(title, "heading")]] if title else []
     for row in rows:

@@ -1,5 +1,4 @@
-"""/set: the sampling settings of a conversation. What is chosen for it goes before the settings file, and that before
-what the model's authors recommend."""
+"""/set: a conversation's sampling settings, which override the settings file, and that the model's recommendations."""
 
 import re
 import shlex
@@ -34,13 +33,12 @@ _OFFERED = {
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """One sampling setting as it is now."""
+    """The present value of one sampling setting; None if it is not set, or known only to the server."""
 
     name: str
     value: Any
     source: str
-    """Where it comes from: "this conversation", "settings file", "the model", "chatterm", "the server's default" (its
-    value is not known); "" where nobody set it."""
+    """Origin: "this conversation", "settings file", "the model", "chatterm", "the server's default"; "" if not set."""
 
     @property
     def text(self) -> str:
@@ -53,7 +51,7 @@ def in_force(
     """Return the value of every sampling setting, by name, and where it comes from.
 
     Without `info`, the recommendations of the model's authors are unknown and left out. For a remote model, only
-    what a person chose counts, because nothing else is sent to the server.
+    what the user chose counts, because nothing else is sent to the server.
     """
     from engine.params import UNRECOMMENDED, SamplingParams
 
@@ -77,9 +75,9 @@ def in_force(
 
 
 def with_choice(chosen: Mapping[str, Any], text: str) -> tuple[str, dict[str, Any]]:
-    """The name in `NAME VALUE` and what is chosen then; "" and nothing chosen for `default` alone.
+    """Return the name in `NAME VALUE` and the choices with it applied; "" and {} for `default` alone.
 
-    Raises EngineError (one line): there is no such setting, or it cannot have this value.
+    Raises EngineError (one line) if there is no such setting, or it cannot have this value.
     """
     if text.strip().lower() in _BACK:
         return "", {}
@@ -101,7 +99,7 @@ def with_choice(chosen: Mapping[str, Any], text: str) -> tuple[str, dict[str, An
 
 
 def is_choice(text: str) -> bool:
-    """Whether `NAME VALUE` can be chosen as it is written."""
+    """Return whether `NAME VALUE` is valid as written."""
     try:
         return bool(text.strip().lower() in _BACK or (split(text)[1] and with_choice({}, text)))
     except EngineError:
@@ -109,7 +107,7 @@ def is_choice(text: str) -> bool:
 
 
 def split(text: str) -> tuple[str, str]:
-    """The name and the value in `NAME VALUE` or `NAME=VALUE`; "" for no value. Raises EngineError for no such name."""
+    """Split `NAME VALUE` or `NAME=VALUE`; the value may be missing (""). Raises EngineError for an unknown name."""
     written, *rest = re.split(r"\s*=\s*|\s+", text.strip(), maxsplit=1)
     name = written.lower().lstrip("-").replace("-", "_")
     if name not in NAMES:
@@ -120,7 +118,7 @@ def split(text: str) -> tuple[str, str]:
 
 
 def value_text(value: object) -> str:
-    """A value as a person reads it."""
+    """Return a value as the user reads it."""
     if value in (None, (), []):
         return "–"
     if isinstance(value, bool):
@@ -131,7 +129,7 @@ def value_text(value: object) -> str:
 
 
 def changed_text(name: str, now: InForce | None) -> str:
-    """What has happened: `name` was chosen or taken back, and is `now` this; "" and None for all of them."""
+    """Describe a change: setting `name` was set or reset, and is `now` this; None: all settings were reset."""
     if now is None:
         return "This conversation uses the default sampling settings again, from the next answer on."
     if now.source == "this conversation":
@@ -147,7 +145,7 @@ def changed_text(name: str, now: InForce | None) -> str:
 
 
 def described_text(now: InForce) -> str:
-    """One setting in a line."""
+    """Describe one setting in a line."""
     from chatterm.settings.text import field_docs
 
     value = f"{now.text} ({now.source or 'default'})"
@@ -159,8 +157,10 @@ def described_text(now: InForce) -> str:
 def answer_to(
     text: str, chosen: Mapping[str, Any], settings: SamplingSettings, info: ModelInfo | None
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """What `/set text` makes of what was chosen (None: nothing is changed), and what to say to it: one line, but for
-    the list of all that "" asks for. Raises EngineError (one line)."""
+    """Return the choices after `/set text` (None: unchanged) and the reply. Raises EngineError (one line).
+
+    The reply is one line, or for "" a list of all settings.
+    """
     if not text:
         found = in_force(chosen, settings, info).values()
         return None, [f"{s.name}: {s.text}" + (f" ({s.source})" if s.source else "") for s in found]
@@ -173,7 +173,7 @@ def answer_to(
 
 
 def suggested() -> list[str]:
-    """What may stand behind /set."""
+    """Return completions of the argument of /set."""
     return [
         *(f"{name} " for name in NAMES),
         *(f"{name} {value}" for name in NAMES for value in (*_OFFERED.get(name, ()), "default")),
