@@ -1,1 +1,1 @@
-"""The terminal around the application: keys, clipboard, title, safe text, words."""
+"""The terminal around the application: keyboard, clipboard, title, sanitized text, wording."""

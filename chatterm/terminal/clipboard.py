@@ -1,6 +1,6 @@
-"""The system clipboard, through whatever program of this machine can reach it.
+"""The system clipboard, through any program of this machine that can reach it.
 
-The terminal's own way (OSC 52, `App.copy_to_clipboard`) is used besides: it also works over ssh.
+The terminal's own way (OSC 52, `App.copy_to_clipboard`) is used as well: it also works over ssh.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 _PATIENCE = 2.0
 """Seconds that such a program may take."""
 TERMINAL_LIMIT = 74_000
-"""Bytes that every terminal with OSC 52 takes; some take more."""
+"""Bytes that every terminal with OSC 52 accepts; some accept more."""
 
 
 def programs(
@@ -20,7 +20,7 @@ def programs(
     platform: str = sys.platform,
     which: Callable[[str], str | None] = shutil.which,
 ) -> list[list[str]]:
-    """The command lines that fill a clipboard from standard input, the likeliest to work first."""
+    """Return command lines that fill a clipboard from standard input, the likeliest to work first."""
     found: list[Sequence[str]] = []
     if platform == "darwin":
         found.append(("pbcopy",))
@@ -36,11 +36,11 @@ def programs(
 
 
 def copy(text: str, commands: Sequence[Sequence[str]] | None = None) -> str:
-    """Put `text` on the clipboard, exactly as it is. The program that took it; "" when none did. May take seconds."""
+    """Put `text` on the clipboard unchanged; return the program that took it, "" if none did. May take seconds."""
     data = text.encode("utf-8", "replace")
     for command in programs() if commands is None else commands:
         try:
-            # What stays behind to serve the clipboard must not hold our pipes or our terminal.
+            # A process that stays behind to serve the clipboard must not hold our pipes or our terminal.
             done = subprocess.run(
                 list(command),
                 input=data,
@@ -58,7 +58,7 @@ def copy(text: str, commands: Sequence[Sequence[str]] | None = None) -> str:
 
 
 def copied_text(text: str, program: str) -> str:
-    """What to say about it: only what is known to be true."""
+    """Return a message about a copy that claims only what is known to be true."""
     count = f"{len(text):,} character{'' if len(text) == 1 else 's'}"
     if program == "tmux":
         return f"Copied {count} into tmux and the terminal's clipboard."

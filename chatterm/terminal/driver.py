@@ -1,5 +1,7 @@
-"""The keyboard: bytes that are no UTF-8 do no harm, and a long paste is taken whole (Textual reads it character by
-character, which takes seconds for a megabyte and slows the screen down meanwhile). And the screen: it may vanish."""
+"""Terminal input and output: invalid UTF-8 does no harm, long pastes are taken whole, and the terminal may vanish.
+
+Textual reads a paste character by character, which takes seconds for a megabyte and slows the screen meanwhile.
+"""
 
 import errno
 import os
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 _BEGIN, _END = "\x1b[200~", "\x1b[201~"
 _PATIENCE = 50
-"""Tenths of a second without input after which a paste that never ended has ended."""
+"""Tenths of a second without input after which a paste without an end mark is taken as complete."""
 
 
 @runtime_checkable
@@ -29,33 +31,33 @@ class TitledDriver(Protocol):
     """A driver whose terminal has a window with a title."""
 
     def show_title(self, title: str) -> None:
-        """Make it the window's title, until the program leaves or lets another one in."""
+        """Make it the window's title, until the program ends or is suspended."""
 
     def write(self, data: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pasted:
-    """What stood between the marks of a bracketed paste."""
+    """The text between the marks of a bracketed paste."""
 
     text: str
 
 
 class PasteReader:
-    """Takes bracketed pastes out of what a terminal sends."""
+    """Extracts bracketed pastes from the input of a terminal."""
 
     def __init__(self) -> None:
         self._parts: list[str] | None = None
         """The paste so far; None outside of one."""
         self._tail = ""
-        """The last characters of it, where the end mark may have begun."""
+        """Its last characters, which may be the beginning of the end mark."""
 
     @property
     def is_inside(self) -> bool:
         return self._parts is not None
 
     def feed(self, data: str) -> Iterator[str | Pasted]:
-        """`data` in order: keys as they came, each paste whole once its end is there."""
+        """Yield the parts of `data` in order: keys as they came, each paste whole once its end is there."""
         while data:
             if self._parts is None:
                 keys, begin, data = data.partition(_BEGIN)
@@ -75,13 +77,13 @@ class PasteReader:
             data = rest
 
     def flush(self) -> Pasted:
-        """The paste as far as it has come."""
+        """End the paste and return it as far as it has come."""
         text, self._parts, self._tail = "".join(self._parts or ()), None, ""
         return Pasted(text)
 
 
 class TerminalOutput:
-    """The file that is drawn to. Once the terminal is gone nothing is drawn; the keyboard then ends the application."""
+    """The output file. Once the terminal is gone nothing is written; the keyboard thread then ends the application."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -108,7 +110,7 @@ class TerminalOutput:
 
 
 class Keyboard:
-    """Turns what a terminal sends into events."""
+    """Turns the input of a terminal into events."""
 
     def __init__(self, debug: bool = False) -> None:
         self._debug = debug
@@ -117,21 +119,21 @@ class Keyboard:
         self._quiet = 0
 
     def feed(self, data: str) -> Iterator[Message]:
-        """`data` has come."""
+        """Yield the events of `data` that has just arrived."""
         self._quiet = 0
         for part in self._pastes.feed(data):
             if isinstance(part, Pasted):
-                # An Escape that waits for the rest of a sequence was pressed before the paste, and means itself.
+                # A pending Escape was pressed before the paste: it is the key itself, not the start of a sequence.
                 if self._parser._timeout_time is not None:
                     self._parser._timeout_time = 0.0
                     yield from self._known(self._parser.tick())
                 yield events.Paste(part.text)
             else:
-                for character in part:  # one by one: a sequence that means nothing takes nothing else along
+                for character in part:  # one by one: when a sequence fails to parse, nothing else is lost
                     yield from self._known(self._parser.feed(character))
 
     def tick(self, *, is_quiet: bool) -> Iterator[Message]:
-        """Time has passed: a tenth of a second without input, where it `is_quiet`."""
+        """Yield the events that fall due as time passes; `is_quiet`: a tenth of a second passed without input."""
         if is_quiet and self._pastes.is_inside:
             self._quiet += 1
             if self._quiet > _PATIENCE:
@@ -139,15 +141,15 @@ class Keyboard:
         yield from self._known(self._parser.tick())
 
     def _known(self, found: Iterable[Message]) -> Iterator[Message]:
-        """`found`. Textual's parser fails for some sequences that few terminals send."""
+        """Yield `found`; replace Textual's parser if it fails, as it does for some rare sequences."""
         try:
             yield from found
-        except Exception:  # noqa: BLE001 (it stays failed: the generator in it is over)
+        except Exception:  # noqa: BLE001 (a parser that failed cannot be used again: its generator has ended)
             self._parser = XTermParser(self._debug)
 
 
 def terminal_driver() -> "type[Driver] | None":
-    """The driver for this platform; None leaves the choice to Textual."""
+    """Return the driver for this platform; None leaves the choice to Textual."""
     if sys.platform == "win32" or "TEXTUAL_DRIVER" in os.environ:
         return None
     from textual.drivers.linux_driver import LinuxDriver
@@ -176,7 +178,7 @@ def terminal_driver() -> "type[Driver] | None":
             super().stop_application_mode()
 
         def _run_input_thread(self) -> None:
-            """Without a keyboard nobody can do anything: an error is told, and reading goes on."""
+            """Read the keyboard; report an error and go on, because without a keyboard the program is unusable."""
             while not self.exit_event.is_set():
                 try:
                     self.run_input_thread()
@@ -192,11 +194,11 @@ def terminal_driver() -> "type[Driver] | None":
             with selectors.SelectSelector() as selector:
                 selector.register(self.fileno, selectors.EVENT_READ)
                 while not self.exit_event.is_set():
-                    # The timeout is what tells an Escape key from the start of a sequence.
+                    # The timeout distinguishes an Escape key from the start of a sequence.
                     has_come = bool(selector.select(0.1))
                     if has_come:
                         data = _read(self.fileno)
-                        if not data:  # the terminal is gone, and with it the person
+                        if not data:  # the terminal is gone
                             self._app.call_later(self._app.exit, 0)
                             return
                         for event in keyboard.feed(decoder.decode(data)):

@@ -1,4 +1,4 @@
-"""The person's own editor: $VISUAL or $EDITOR."""
+"""The user's own editor: $VISUAL or $EDITOR."""
 
 import os
 import shlex
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class EditorError(EngineError):
-    """Nothing can be written in an editor; one line."""
+    """The editor cannot be used; one line."""
 
 
 _COMMON = ("nano", "vim", "vi") if sys.platform != "win32" else ("notepad",)
 
 
 def editor_command() -> list[str]:
-    """What to run, as words. Raises EditorError where there is no editor."""
+    """Return the command line of the editor, as words. Raises EditorError if there is no editor."""
     for variable in ("VISUAL", "EDITOR"):
         if text := os.environ.get(variable, "").strip():
             try:
@@ -44,8 +44,8 @@ def editor_command() -> list[str]:
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Ctrl+C in an editor is the editor's, and the terminal sends it to this process, too."""
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # SIG_IGN would be the editor's as well
+    """Ignore Ctrl+C meanwhile: it is meant for the editor, but the terminal sends it to this process, too."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # the editor would inherit SIG_IGN
     try:
         yield
     finally:
@@ -53,7 +53,7 @@ def _interrupts_ignored() -> Iterator[None]:
 
 
 def edit_file(path: Path) -> None:
-    """Let the person edit a file; the terminal is the editor's meanwhile. Raises EditorError."""
+    """Let the user edit a file; the editor has the terminal meanwhile. Raises EditorError."""
     command = editor_command()
     try:
         with _interrupts_ignored():
@@ -65,10 +65,10 @@ def edit_file(path: Path) -> None:
 
 
 def edit_text(app: "App[object]", text: str) -> str:
-    """`text` as the person left it in the editor; the screen of `app` steps aside. Raises EditorError."""
+    """Return `text` as the user edited it; the screen of `app` is suspended meanwhile. Raises EditorError."""
     from textual.app import SuspendNotSupported
 
-    editor_command()  # fails before the screen steps aside
+    editor_command()  # fails before the screen is suspended
     try:
         with tempfile.TemporaryDirectory(prefix="chatterm-") as folder:
             path = Path(folder) / "message.md"
@@ -77,7 +77,7 @@ def edit_text(app: "App[object]", text: str) -> str:
             with app.suspend():
                 try:
                     edit_file(path)
-                except EditorError as error:  # raised in here it would keep Textual from coming back
+                except EditorError as error:  # raised in here it would keep Textual from resuming
                     failed = error
             if failed is not None:
                 raise failed

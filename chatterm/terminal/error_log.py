@@ -1,4 +1,4 @@
-"""Where errors that nobody foresaw are written down: a file that never grows large."""
+"""The log of unexpected errors: a file that never grows large."""
 
 import os
 import traceback
@@ -9,13 +9,13 @@ from chatterm.terminal.sanitize import one_line, visible
 from models.files import write_whole
 
 _LARGEST = 200_000
-"""Bytes of the file from which its older half goes."""
+"""The most bytes of the file; beyond that only its newer half is kept."""
 _LONGEST = 20_000
-"""Characters of one traceback that are kept, from its end."""
+"""The most characters of one traceback; only its end is kept."""
 
 
 def log_path() -> Path:
-    """Beside the sessions where CHATTERM_DATA says where these are, else where this platform keeps logs."""
+    """Return the path of the log: beside the sessions if CHATTERM_DATA is set, else where the platform keeps logs."""
     if chosen := os.environ.get("CHATTERM_DATA"):
         return Path(chosen).expanduser() / "errors.log"
     from platformdirs import user_log_path
@@ -24,7 +24,7 @@ def log_path() -> Path:
 
 
 def write_down(error: BaseException) -> str:
-    """Append the traceback, without any variables: they may hold what somebody wrote. One line on where it is."""
+    """Append the traceback, without variables: they may hold the user's texts. Return one line on where it is."""
     path = log_path()
     text = visible("".join(traceback.format_exception(error)))[-_LONGEST:]
     entry = f"--- {strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n".encode("utf-8", "replace")
@@ -41,6 +41,6 @@ def write_down(error: BaseException) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """What happened, in one line."""
+    """Describe an error in one line."""
     said = one_line(str(error), limit=160).rstrip(".")
     return f"An unexpected error: {type(error).__name__}{': ' if said else ''}{said}."

@@ -1,4 +1,4 @@
-"""Lines, bars and marks in ASCII, for terminals and fonts that know no more. One table for the whole screen."""
+"""Lines, bars and marks in ASCII, for terminals and fonts that have nothing else. One table for the whole screen."""
 
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -39,18 +39,18 @@ _TABLE = {
     "↵⏎": "<",
     "\u00a0\u202f\u2009": " ",
 }
-"""Each character of a key becomes its value: one column for one column."""
+"""Each character of a key is replaced by its value; both are one column wide."""
 ASCII = {ord(glyph): plain for glyphs, plain in _TABLE.items() for glyph in glyphs}
 
 
 @lru_cache(maxsize=4096)
 def plain(text: str) -> str:
-    """`text` without the characters of the table; as wide as before."""
+    """Return `text` with the characters of the table replaced; it is as wide as before."""
     return text.translate(ASCII)
 
 
 def ascii_filter() -> "LineFilter":
-    """What makes a whole Textual application draw in ASCII."""
+    """Return a filter that makes a whole Textual application draw in ASCII."""
     from rich.segment import Segment
     from textual.color import Color
     from textual.filter import LineFilter

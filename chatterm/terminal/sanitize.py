@@ -9,7 +9,7 @@ _ESCAPE = re.compile(
     r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]?"
 )
-# Marks that reorder text on the screen, so that it reads as something it is not.
+# Marks that reorder text on the screen, so that it reads differently from what it is.
 _BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
@@ -32,14 +32,14 @@ _UNSAFE = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}\u2028\u2029\ud800-\ud
 
 
 def is_safe(text: str) -> bool:
-    """Whether a terminal shows every character of `text` and obeys none of them."""
+    """Return whether a terminal displays every character of `text` and obeys none of them."""
     return _UNSAFE.search(text) is None
 
 
 def visible(text: str) -> str:
-    """Generated text: control characters become visible pictures (`␛`), so that one sees what the model wrote.
+    """Replace control characters in generated text by pictures (`␛`), to show what the model wrote.
 
-    Works a character at a time: a sequence cut in two by streaming is caught all the same.
+    This works on single characters: a sequence that streaming cuts in two is caught all the same.
     """
     if is_safe(text):
         return text
@@ -47,7 +47,7 @@ def visible(text: str) -> str:
 
 
 def cleaned(text: str) -> str:
-    """Typed or pasted text: escape sequences and other control characters are dropped, line ends become `\\n`."""
+    """Drop escape sequences and other control characters from typed or pasted text; line ends become `\\n`."""
     if is_safe(text):
         return text
     text = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
@@ -55,6 +55,6 @@ def cleaned(text: str) -> str:
 
 
 def one_line(text: str, limit: int = 500) -> str:
-    """Names and messages: like `cleaned`, on one line of at most `limit` characters."""
+    """Clean a name or a message like `cleaned`, and put it on one line of at most `limit` characters."""
     text = " ".join(cleaned(text[: 4 * limit]).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,4 +1,4 @@
-"""Signals that end a program which has changed the terminal: it restores the terminal first."""
+"""Signals that end the program, which restores the terminal first."""
 
 import signal
 
@@ -6,6 +6,6 @@ ENDING = ("SIGTERM", "SIGHUP", "SIGQUIT")
 
 
 def heeded(*names: str) -> list[int]:
-    """The numbers of those signals that exist here and are not ignored, as under nohup."""
+    """Return the numbers of those signals that exist here and are not ignored, as nohup ignores SIGHUP."""
     numbers = [getattr(signal, name, None) for name in names]
     return [number for number in numbers if number and signal.getsignal(number) is not signal.SIG_IGN]

@@ -1,4 +1,4 @@
-"""Something that turns on standard error while a person at a terminal waits."""
+"""A spinner on standard error, for a user who waits at a terminal."""
 
 import os
 import shutil
@@ -13,21 +13,21 @@ _FRAME = 0.1
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether escape codes may be written there."""
+    """Return whether escape codes may be written to the stream."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "") in ("dumb", "unknown")
     return stream.isatty() and not plain
 
 
 class Spinner:
-    """A context manager. It turns from a moment after it was entered until `stop`, which leaves nothing of it.
+    """A context manager. The spinner turns from a moment after entry until `stop`, which erases it.
 
-    Where no escape codes may be written there is none.
+    If no escape codes may be written, nothing is shown.
     """
 
     def __init__(self, err: TextIO, text: str, delay: float = _DELAY) -> None:
         self._err = err
         self.text = text
-        """What it says; it may change."""
+        """The text beside the spinner; it may be changed."""
         self._delay = delay
         self._stopped = Event()
         self._thread = Thread(target=self._turn, name="spinner", daemon=True)
@@ -44,7 +44,7 @@ class Spinner:
         self.stop()
 
     def stop(self) -> None:
-        """Once it returns nothing more is written. Stopping twice is fine."""
+        """Erase the spinner; once this returns, nothing more is written. Stopping twice is fine."""
         self._stopped.set()
         if self.turns:
             self.turns = False
