@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from chatterm.backends.backend import Exchange, TokenEvent
 from chatterm.sessions.database import FIELDS, Database
-from chatterm.sessions.fallback_database import NO_SESSION, KnownSession, Op, FallbackDatabase
+from chatterm.sessions.fallback_database import NO_SESSION, FallbackDatabase, KnownSession, Op
 from chatterm.sessions.journal import RunningAnswerJournal
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, database_path, explain
@@ -339,7 +339,9 @@ class SessionStore:
         closing = False
         while not closing:
             with self._changed:
-                while not (self._closing or self._questions or monotonic() >= min(self._due, database.retry_at)):
+                while not (
+                    self._closing or self._questions or monotonic() >= min(self._due, database.retry_at)
+                ):
                     moment = min(self._due, database.retry_at)
                     self._changed.wait(None if moment == _NEVER else max(0.0, moment - monotonic()))
                 closing = self._closing
