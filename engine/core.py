@@ -366,7 +366,6 @@ class EngineCore:
 
     def submit(self, sequence: Sequence) -> None:
         """Hand a sequence to the loop. Blocks of its prompt that are on disk are brought back first."""
-
         self._loop.post(lambda: self._bring(sequence, lambda: self._scheduler.add(sequence)))
 
     def bring_back(self, rows: Rows, owner: Owner = ANYBODY) -> None:

@@ -126,7 +126,6 @@ class StepBench:
 
     def candidates(self, rows: int) -> dict[str, tuple[Numbers, ...]]:
         """See `Bench`. The candidates are in the order in which a step uses them."""
-
         if rows > FEW and has_experts(self._network.spec):
             return {}  # the library computes the products
 
