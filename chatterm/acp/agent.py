@@ -127,7 +127,7 @@ class Agent:
         if self._store is None:
             raise EngineError("Conversations are not saved, so there is nothing to list.")
         if cursor and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
-            raise EngineError("The cursor is not a place in the list of sessions; leave it out.")
+            raise EngineError("Invalid session cursor; omit it.")
         found = await asyncio.to_thread(self._store.find)
         begin = int(cursor or 0)
         page = [

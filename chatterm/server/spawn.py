@@ -56,7 +56,7 @@ class EngineChild:
             kind, _, why = said.partition(" ")
             if kind == "taken":
                 raise ServerRunsError(why)
-            raise EngineError(why or "The engine process has ended while it started.")
+            raise EngineError(why or "The engine process exited during startup.")
 
     def wait(self) -> int:
         """Wait for the process to end; return its exit code."""
