@@ -76,13 +76,13 @@ class SharedEngines:
     def load(
         self, model: str, files: "ModelFiles", options: ChatOptions, on_progress: OnProgress | None
     ) -> "Engine":
-        held = self._host.take(model, on_progress, self._keep_alive_s)
+        held = self._host.acquire(model, on_progress, self._keep_alive_s)
         self._taken[id(held.engine)] = held
         return held.engine
 
     def close(self, engine: "Engine") -> None:
         if (held := self._taken.pop(id(engine), None)) is not None:
-            self._host.give_back(held)
+            self._host.release(held)
 
 
 class AttachedSession:

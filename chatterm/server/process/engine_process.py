@@ -29,7 +29,7 @@ from chatterm.server.process.attached_session import AttachedSession, named
 from chatterm.server.process.connection import ENDING, CallStream, ClientConnection
 from chatterm.server.process.frame_batcher import Pump
 from chatterm.server.process.generation_task import GenerationTask
-from chatterm.server.process.memory import give_back
+from chatterm.server.process.memory import trim_heap
 from chatterm.server.process.model_pool import MeasuredEngines, ModelPool, PooledModel
 from chatterm.server.process.queries import Queries, Tokenize, TokenTexts
 from chatterm.server.service import Generation
@@ -133,7 +133,7 @@ class EngineProcess:
                     held.keep_alive_s = 0.0
                     self.host.unload(held)
                 return
-            self.host.give_back(self.host.take(model, tell, wanted.keep_alive_s))
+            self.host.release(self.host.acquire(model, tell, wanted.keep_alive_s))
 
         self._off(stream, work, thread=True)
 
@@ -205,7 +205,7 @@ class EngineProcess:
                 models = held  # or this list would keep unloaded models alive
                 (search_all if has_lost else leave_out)()
             if now >= tidied + _TIDY:
-                await asyncio.to_thread(give_back)
+                await asyncio.to_thread(trim_heap)
                 tidied = now
             if self.ends_unused and self.let_go.is_set() and not self._clients and not self.host.held:
                 self.ended.set()

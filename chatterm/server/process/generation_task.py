@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from engine.schedule.sequence import Sequence
     from models.text.tokenizer import Tokenizer
 
-_LEAVING_S = 1.0
+_RECALLS_S = 1.0
 """Maximum seconds that a prompt waits for earlier answers to be recorded; it usually takes milliseconds."""
 
 
@@ -109,7 +109,7 @@ class GenerationTask:
         for answer in self._answers:
             if answer.sequence is not None:
                 answer.sequence.cancelled = True
-        if self._held is not None and self._held.part(self._begin_now):
+        if self._held is not None and self._held.cancel(self._begin_now):
             self._later(self._begin_now)  # it ends at once
 
     def feed(self, body: Raw) -> None:
@@ -142,26 +142,26 @@ class GenerationTask:
         self._held = held
         self._host.keep(held, self._request.keep_alive_s)
         # This may follow up on one of those, which are ahead of it in the queue for a thread.
-        self._later(self._prepare_now, list(held.leaving))
+        self._later(self._prepare_now, list(held.pending_recalls))
 
     async def _loaded(self) -> PooledModel:
         name = self._request.model
         if not await self._loop.run_in_executor(self._workers, self._host.is_here, name):
             raise no_model(name)
-        return await asyncio.to_thread(self._host.take, name)
+        return await asyncio.to_thread(self._host.acquire, name)
 
-    def _prepare_now(self, leaving: list[Future[None]]) -> None:
+    def _prepare_now(self, recalls: list[Future[None]]) -> None:
         """Prepare in a worker thread and report errors to the client, as nobody awaits this."""
         try:
-            self._prepare(leaving)
+            self._prepare(recalls)
         except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
             with suppress(RuntimeError):  # the process ends
                 self._loop.call_soon_threadsafe(self.fail, error)
 
-    def _prepare(self, leaving: list[Future[None]]) -> None:
+    def _prepare(self, recalls: list[Future[None]]) -> None:
         """Prepare the prompt and begin the first answer. In a worker thread."""
         assert self._held is not None
-        wait(leaving, _LEAVING_S)
+        wait(recalls, _RECALLS_S)
         self._params = parse_sampling(self._held.engine, self._request)
         self._asked = prepare_prompt(self._held, self._request, self._params)
         self._params = bounded(self._request, len(self._asked.rows), self._params)
@@ -246,7 +246,7 @@ class GenerationTask:
 
     def _let_followers_begin(self) -> None:
         """Begin the requests that wait for this one's first token, whether or not its own client reads."""
-        if self._held is None or not self._held.followers:
+        if self._held is None or not self._held.waiting_for_prefix:
             return
         for answer in self._answers:
             sequence = answer.sequence
@@ -339,13 +339,13 @@ class GenerationTask:
             self._timer.cancel()
         if (held := self._held) is not None:
             # Before the client is told: it may ask for another model, which needs the memory.
-            self._host.part(held)
+            self._host.begin_cleanup(held)
             try:
-                leaving = self._workers.submit(self._leave, held)
-                held.leaving.add(leaving)
-                leaving.add_done_callback(held.leaving.discard)
+                recall = self._workers.submit(self._leave, held)
+                held.pending_recalls.add(recall)
+                recall.add_done_callback(held.pending_recalls.discard)
             except RuntimeError:  # the process ends
-                self._host.parted(held)
+                self._host.end_cleanup(held)
         if self._problem is not None:
             has_ended = self._held is not None and self._held.engine.is_closed
             self._out.failed(request_error(self._problem, self._has_begun, has_ended))
@@ -372,7 +372,7 @@ class GenerationTask:
                         held.requests.over(self._asked, answer.sequence, said, calls, settles)
                 held.sequences.discard(answer.sequence)
         finally:
-            self._host.parted(held)
+            self._host.end_cleanup(held)
 
 
 @dataclass(slots=True)

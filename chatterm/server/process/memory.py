@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return free memory to the system if the allocator can (glibc). Takes some milliseconds.
 
     In glibc each thread frees into its own heap, which never shrinks by itself: after a few long prompts these heaps

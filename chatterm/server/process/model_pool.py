@@ -65,15 +65,15 @@ class PooledModel:
     tool_format: ToolFormat | None = None
     aliases: set[str] = field(default_factory=set)
     users: int = 0
-    parting: int = 0
+    cleanups: int = 0
     """Finished answers still being cleaned up."""
     unused_since: float = 0.0
     """On the monotonic clock; meaningless while it is in use."""
     sequences: set[Any] = field(default_factory=set)
     """Sequences that run for requests now."""
-    leaving: set[Future[None]] = field(default_factory=set)
+    pending_recalls: set[Future[None]] = field(default_factory=set)
     """Cleanups of finished requests, which record their answers for the next prompt."""
-    followers: list[tuple[Any, Callable[[], None]]] = field(default_factory=list)
+    waiting_for_prefix: list[tuple[Any, Callable[[], None]]] = field(default_factory=list)
     """Callbacks that wait for a sequence's first token, to reuse the prefix that it computes."""
     lock: Any = field(default_factory=threading.Lock)
 
@@ -88,21 +88,23 @@ class PooledModel:
         with self.lock:
             if leader.first_token or leader.finished.is_set():
                 return False
-            self.followers.append((leader, begin))
+            self.waiting_for_prefix.append((leader, begin))
             return True
 
-    def part(self, begin: Callable[[], None]) -> bool:
+    def cancel(self, begin: Callable[[], None]) -> bool:
         """Cancel `begin`; return False if it ran or was never registered."""
         with self.lock:
-            before = len(self.followers)
-            self.followers = [waiting for waiting in self.followers if waiting[1] != begin]
-            return len(self.followers) < before
+            before = len(self.waiting_for_prefix)
+            self.waiting_for_prefix = [waiting for waiting in self.waiting_for_prefix if waiting[1] != begin]
+            return len(self.waiting_for_prefix) < before
 
     def begun(self, leader: Any) -> list[Callable[[], None]]:
         """Remove and return what waited for this sequence, which has its first token or is over."""
         with self.lock:
-            ready = [begin for other, begin in self.followers if other is leader]
-            self.followers = [waiting for waiting in self.followers if waiting[0] is not leader]
+            ready = [begin for other, begin in self.waiting_for_prefix if other is leader]
+            self.waiting_for_prefix = [
+                waiting for waiting in self.waiting_for_prefix if waiting[0] is not leader
+            ]
             return ready
 
     def left(self, now: float) -> float | None:
@@ -130,7 +132,7 @@ class ModelPool:
         self._known: dict[str, KnownModel] = {}
         """Keyed by canonical name."""
         self._state = threading.RLock()
-        self._parted = threading.Condition(self._state)
+        self._cleaned = threading.Condition(self._state)
         self._loading = threading.Lock()
         """Held while loading, so that one model at a time takes memory step by step."""
         self._closed = False
@@ -170,10 +172,10 @@ class ModelPool:
         """Return the loaded model of this name, if any, without acquiring it."""
         return next((held for held in self.held if name in held.aliases), None)
 
-    def take(
+    def acquire(
         self, name: str, on_progress: OnProgress | None = None, keep_alive_s: float | None = None
     ) -> PooledModel:
-        """Acquire a model until `give_back`, loading it if needed. `keep_alive_s` is as in `keep`.
+        """Acquire a model until `release`, loading it if needed. `keep_alive_s` is as in `keep`.
 
         Raises ModelError and EngineError.
         """
@@ -199,32 +201,32 @@ class ModelPool:
                 held.users += 1
             return held
 
-    def give_back(self, held: PooledModel) -> None:
-        """Release a model that `take` acquired."""
+    def release(self, held: PooledModel) -> None:
+        """Release a model that `acquire` acquired."""
         with self._state:
             held.users -= 1
             held.unused_since = time.monotonic()
 
-    def part(self, held: PooledModel) -> None:
-        """Release the model, but delay unloading until `parted` ends the cleanup of an answer."""
+    def begin_cleanup(self, held: PooledModel) -> None:
+        """Release the model, but delay unloading until `end_cleanup` ends the cleanup of an answer."""
         with self._state:
-            held.parting += 1
-            self.give_back(held)
+            held.cleanups += 1
+            self.release(held)
 
-    def parted(self, held: PooledModel) -> None:
-        """End the cleanup that `part` began."""
-        with self._parted:
-            held.parting -= 1
-            self._parted.notify_all()
+    def end_cleanup(self, held: PooledModel) -> None:
+        """End the cleanup that `begin_cleanup` began."""
+        with self._cleaned:
+            held.cleanups -= 1
+            self._cleaned.notify_all()
 
     @contextmanager
     def using(self, name: str) -> Iterator[PooledModel]:
-        """Acquire a model for the length of a block. Raises as `take` does."""
-        held = self.take(name)
+        """Acquire a model for the length of a block. Raises as `acquire` does."""
+        held = self.acquire(name)
         try:
             yield held
         finally:
-            self.give_back(held)
+            self.release(held)
 
     def unload(self, held: PooledModel) -> bool:
         """Free a model unless it is in use; return whether it was freed."""
@@ -232,7 +234,7 @@ class ModelPool:
             if held.users or held not in self._held:
                 return False
             self._held.remove(held)
-            self._parted.wait_for(lambda: not held.parting)
+            self._cleaned.wait_for(lambda: not held.cleanups)
         self.engines.close(held.engine)
         return True
 

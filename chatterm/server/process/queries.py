@@ -167,7 +167,9 @@ def _metrics(held: PooledModel, queued: Mapping[str, int]) -> ModelMetrics:
     return ModelMetrics(
         model=held.name,
         running=traffic.running,
-        waiting=traffic.waiting + len(held.followers) + sum(queued.get(name, 0) for name in held.aliases),
+        waiting=traffic.waiting
+        + len(held.waiting_for_prefix)
+        + sum(queued.get(name, 0) for name in held.aliases),
         preempted=traffic.preempted,
         users=held.users,
         kv_usage=figures.blocks_held / blocks,

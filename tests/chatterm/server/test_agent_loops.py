@@ -78,7 +78,7 @@ def settle(site: Site) -> None:
     """Wait until what the next message is sent with is there."""
     held = site.served.calls.host.find("tiny")
     assert held is not None
-    eventually(lambda: not held.users and not held.parting)
+    eventually(lambda: not held.users and not held.cleanups)
     assert held.requests.settled(60)
 
 

@@ -39,7 +39,7 @@ async def service(served: Served) -> AsyncIterator[ChannelService]:
 def hold(served: Served, name: str = "tiny") -> None:
     """Have the model loaded."""
     host = served.calls.host
-    host.give_back(host.take(name))
+    host.release(host.acquire(name))
 
 
 async def answers_of(service: ChannelService, request: Generation) -> tuple[list[Started], dict[int, Any]]:
@@ -182,7 +182,7 @@ async def test_closing_an_answer_ends_it_at_once(service: ChannelService, served
     await pieces.aclose()
     await until(lambda: sequence.cancelled)
     gate.open()
-    await until(lambda: sequence.finished.is_set() and not held.users and not held.parting)
+    await until(lambda: sequence.finished.is_set() and not held.users and not held.cleanups)
     assert len(sequence.generated) <= 7
     assert held.sequences == set()
     await asyncio.to_thread(served.engine.check)
@@ -215,7 +215,7 @@ async def test_the_same_conversation_is_computed_once(service: ChannelService, s
             new = started.prompt_tokens - started.cached_tokens
             assert new <= len(encode(question)) + len(encode(glue)), turn
         messages.append(ChatMessage("assistant", answers[0]["text"]))
-        await until(lambda: not held.users and not held.parting)
+        await until(lambda: not held.users and not held.cleanups)
         assert await asyncio.to_thread(held.requests.settled, 30.0)
     engine.check()
 
@@ -372,7 +372,7 @@ async def test_an_engine_that_ends_under_a_request_is_no_fault_of_the_request(
 ) -> None:
     """Before the answer has begun, too."""
     host = served.calls.host
-    held = host.take("tiny")
+    held = host.acquire("tiny")
     served.engine._loop.fail(EngineError("A part is lost."))
     await until(lambda: served.engine.is_closed)
     with monkeypatch.context() as patch:

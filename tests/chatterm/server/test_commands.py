@@ -53,14 +53,14 @@ def test_an_attached_command_imports_no_engine(served: Served) -> None:
 
 @pytest.mark.parametrize("words", [["ps"], ["top", "--once"], ["top", "--json", "--once"], ["stop"]])
 def test_looking_at_a_server_imports_no_engine_and_no_screen(words: list[str], served: Served) -> None:
-    held = served.calls.host.take("tiny")  # there is something to look at
+    held = served.calls.host.acquire("tiny")  # there is something to look at
     done = run(*words)
     assert done.returncode == 0, done.stderr
     modules = set(done.stderr.splitlines()[-1].split())
     heavy = {"torch", "transformers", "tokenizers", "numpy", "textual", "asyncio", "starlette", "uvicorn"}
     assert modules.isdisjoint({*heavy, "engine.core", "chatterm.app", "chatterm.backends.local"})
     assert "chatterm.cli.servers" in modules
-    served.calls.host.give_back(held)
+    served.calls.host.release(held)
 
 
 def test_the_same_answer_attached_and_again(served: Served, capsys: pytest.CaptureFixture[str]) -> None:

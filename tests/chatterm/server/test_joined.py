@@ -29,7 +29,7 @@ SCHEMA = {
 @pytest.fixture
 async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
     host = served.calls.host
-    await asyncio.to_thread(lambda: host.give_back(host.take("tiny")))
+    await asyncio.to_thread(lambda: host.release(host.acquire("tiny")))
     service = ChannelService()
     await service.connect()
     transport = httpx.ASGITransport(make_app(service))
@@ -127,7 +127,7 @@ def test_a_model_has_the_size_and_the_date_of_its_files_whether_it_is_loaded_or_
     host = served.calls.host
     looking = Queries(host)
     (before,) = looking.models()
-    host.give_back(host.take("tiny"))
+    host.release(host.acquire("tiny"))
     (after,) = looking.models()
     assert (before.loaded, after.loaded) == (False, True)
     assert tag(before) | {"details": None} == tag(after) | {"details": None}

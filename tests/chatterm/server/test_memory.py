@@ -15,7 +15,7 @@ from chatterm.server.process.model_pool import ModelPool
 
 _PROGRAM = """
 import threading
-from chatterm.server.process.memory import _trim, give_back
+from chatterm.server.process.memory import _trim, trim_heap
 from benchmarks.load import own_bytes
 
 def work():
@@ -27,7 +27,7 @@ for thread in [threading.Thread(target=work) for _ in range(3)]:
     thread.start()
     thread.join()
 before = own_bytes()
-give_back()
+trim_heap()
 print(_trim() is not None, before - own_bytes())
 """
 

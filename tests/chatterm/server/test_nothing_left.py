@@ -56,7 +56,7 @@ def rest(site: Site) -> None:
     """Wait until nothing runs any more."""
     held = site.served.calls.host.find("tiny")
     assert held is not None
-    eventually(lambda: not held.users and not held.parting and not site.served.running)
+    eventually(lambda: not held.users and not held.cleanups and not site.served.running)
     assert held.requests.settled(60)
 
 

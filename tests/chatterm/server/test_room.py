@@ -97,7 +97,7 @@ def host_of(memory: Memory) -> ModelPool:
 
 def used(host: ModelPool, *names: str) -> None:
     for name in names:
-        host.give_back(host.take(name))
+        host.release(host.acquire(name))
 
 
 @pytest.mark.usefixtures("light")
@@ -128,13 +128,13 @@ def test_what_fits_disturbs_nobody_and_a_useful_conversation_counts() -> None:
 def test_one_in_use_stays_and_the_refusal_names_it() -> None:
     memory = Memory(10, {"a": 6, "b": 5, "c": 2})
     host = host_of(memory)
-    busy = host.take("a")
+    busy = host.acquire("a")
     used(host, "c")
     with pytest.raises(ModelError) as caught:
-        host.take("b")
+        host.acquire("b")
     assert str(caught.value) == "The model needs 5 B; free some memory. Loaded here: a (6 B), c (2 B)."
     assert memory.unloaded == []  # without c it would not fit either
-    host.give_back(busy)
+    host.release(busy)
     used(host, "b")
     assert memory.unloaded == ["c", "a"] or memory.unloaded == ["a"]
 
@@ -157,7 +157,7 @@ def test_another_error_unloads_nothing() -> None:
     for error in (ModelError("It is damaged."), EngineError("--context is 3.")):
         memory.load = _raising(error)  # type: ignore[method-assign]
         with pytest.raises(type(error), match=str(error)):
-            host.take("b")
+            host.acquire("b")
     assert not memory.unloaded
 
 
@@ -169,11 +169,11 @@ def test_one_that_an_error_has_ended_makes_room_for_itself() -> None:
     memory.loaded[0].is_closed = True
     used(host, "a")
     assert memory.unloaded == ["a"]
-    lost, memory.loaded[0].is_closed = host.take("a"), True
+    lost, memory.loaded[0].is_closed = host.acquire("a"), True
     host.unload_unused(0.0)
     assert memory.unloaded == ["a"], "somebody uses it"
     assert not host.held
-    host.give_back(lost)
+    host.release(lost)
     host.unload_unused(0.0)
     assert memory.unloaded == ["a", "a"]
 
@@ -189,7 +189,7 @@ def test_a_gpu_that_is_lost_is_known_from_its_model_and_from_a_load() -> None:
     host = host_of(Memory(10, {"a": 4}))
     host.engines.load = _raising(GpuLostError("The GPU was lost."))  # type: ignore[method-assign]
     with pytest.raises(GpuLostError) as caught:
-        host.take("a")
+        host.acquire("a")
     assert host.lost_gpu
     told = request_error(caught.value)
     assert (told.status, told.code, told.retry_after_s) == (503, "engine_ended", 1.0)
@@ -220,7 +220,7 @@ def test_whatever_is_asked_for(total: int, sizes: list[int], steps: list[tuple[s
         idle, free, memory.unloaded = [held.name for held in before], memory.free, []
         was_there = host.find(name) is not None
         try:
-            held = host.take(name)
+            held = host.acquire(name)
         except NoRoomError:
             assert memory.unloaded == []
             assert free + sum(memory.sizes[one] for one in idle) < memory.sizes[name]
@@ -233,11 +233,11 @@ def test_whatever_is_asked_for(total: int, sizes: list[int], steps: list[tuple[s
                 assert free + sum(memory.sizes[one] for one in gone[:-1]) < memory.sizes[name]
             taken.append(held)
             if not stays:
-                host.give_back(taken.pop())
+                host.release(taken.pop())
         assert all(held in host.held for held in taken)
         assert memory.free >= 0
         if len(taken) > 2:
-            host.give_back(taken.pop(0))
+            host.release(taken.pop(0))
 
 
 # --- what a model needs
@@ -343,13 +343,13 @@ async def test_a_second_model_waits_for_no_answer_and_takes_the_place_of_an_idle
         assert await ask("tiny1")
         assert await ask("tiny2")
         assert [held.name for held in host.held] == ["tiny2"]
-        busy = host.take("tiny2")
+        busy = host.acquire("tiny2")
         with pytest.raises(RequestError) as caught:
             await ask("tiny1")
         assert caught.value.status == 503
         assert caught.value.message.startswith(
             "Too little memory: close other programs. Loaded here: tiny2 ("
         )
-        host.give_back(busy)
+        host.release(busy)
         assert await ask("tiny1")
         await service.close()

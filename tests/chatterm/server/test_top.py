@@ -131,14 +131,14 @@ def test_one_look_at_a_server_that_answers(served: Served, capsys: pytest.Captur
 
 
 def test_what_runs_is_counted(served: Served) -> None:
-    held = served.calls.host.take("tiny")
+    held = served.calls.host.acquire("tiny")
     gate = Gate(held.engine)
     events = held.engine.stream([1, 2, 3])
     next(events)
     assert held.engine.traffic().running == 1
     gate.open()
     events.close()
-    served.calls.host.give_back(held)
+    served.calls.host.release(held)
 
 
 def test_without_a_server(runtime: object, capsys: pytest.CaptureFixture[str]) -> None:

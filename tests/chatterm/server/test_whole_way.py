@@ -53,7 +53,7 @@ def limits() -> Limits:
 @pytest.fixture
 def site(served: Served, limits: Limits) -> Iterator[Site]:
     host = served.calls.host
-    host.give_back(host.take("tiny"))
+    host.release(host.acquire("tiny"))
     service = ChannelService()
     app = make_app(service, limits)
     sock = listen(app, "127.0.0.1", 0)
