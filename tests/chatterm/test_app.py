@@ -435,9 +435,19 @@ async def test_a_mistyped_model_does_not_stop_the_answer() -> None:
         backend.scripts[1:] = [Script("Another answer.", gate=gate, gate_after=1)]
         await driver.send("q", wait=False)
         await driver.until(lambda: driver.answers[1:] == ["Anot"])
-        await driver.send("/model smollm2")
+        for no in ("n", "escape"):
+            await driver.send("/model smollm2", wait=False)
+            await driver.shows("Stop the answer and switch to smollm2? It is not saved.")
+            await driver.pilot.press(no)
+            assert driver.app.chat.conversation.is_answering
+        assert not any(name == "switch" for name, _ in backend.calls)
+        await driver.send("and wait", wait=False)
+        await driver.send("/model smollm2", wait=False)
+        await driver.shows("Stop the answer and switch to smollm2?")
+        await driver.pilot.press("y")
         await driver.shows("Now chatting with smollm2")
         assert driver.answers[1] == "Anot"
+        assert driver.questions[2] == "and wait"
 
 
 async def test_a_name_that_only_the_server_knows_is_taken_during_an_answer_too() -> None:
@@ -448,7 +458,9 @@ async def test_a_name_that_only_the_server_knows_is_taken_during_an_answer_too()
         driver.app.chat.check_model = partial(check_model, {})
         await driver.send("q", wait=False)
         await driver.until(lambda: driver.answers == ["A wh"])
-        await driver.send("/model theirs")
+        await driver.send("/model theirs", wait=False)
+        await driver.shows("Stop the answer and switch to theirs?")
+        await driver.pilot.press("y")
         await driver.shows("Now chatting with theirs")
         assert driver.errors == []
 

@@ -14,6 +14,7 @@ from chatterm.screens.chat.compacting import Compacting
 from chatterm.screens.chat.preferences import Preferences
 from chatterm.screens.chat.session_actions import SessionActions
 from chatterm.screens.chat.tool_actions import ToolActions
+from chatterm.terminal.sanitize import one_line
 
 if TYPE_CHECKING:
     from chatterm.screens.models import ModelPicker
@@ -82,8 +83,10 @@ class ChatActions(CodeActions, SessionActions, Preferences, ToolActions, Compact
             raise EngineError(LOADING)
         elif works and name == screen.backend.model:
             screen.hint(f"{screen.model_name} is loaded already.", 3.0)
-        elif self.conversation.is_busy:  # a mistyped name must not end the answer
-            screen.in_thread(partial(self._check_model, name), lambda _: self._switch(name))
+        elif self.conversation.is_busy:  # a mistyped name must not stop the answer
+            what = f"switch to {one_line(name, 60)}"
+            switch = partial(self.ask_to_stop, partial(self._switch, name), what)
+            screen.in_thread(partial(self._check_model, name), lambda _: switch())
         else:
             self._switch(name)
 

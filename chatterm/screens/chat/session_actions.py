@@ -38,8 +38,12 @@ class SessionActions(LibraryActions):
             self.conversation.take_all_back()
             then()
 
+        self.ask_to_stop(leave, what)
+
+    def ask_to_stop(self, then: Callable[[], None], what: str) -> None:
+        """Call `then`, which does `what` and ends a running answer; ask before an answer is ended."""
         if not self.conversation.is_answering:
-            leave()
+            then()
             return
         from chatterm.screens.question import QuestionScreen
 
@@ -48,7 +52,7 @@ class SessionActions(LibraryActions):
 
         def answered(is_yes: bool | None) -> None:
             if is_yes:
-                self.screen.attempt(leave)
+                self.screen.attempt(then)
 
         self.screen.app.push_screen(question, answered)
 
