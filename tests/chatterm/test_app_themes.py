@@ -1,20 +1,24 @@
 """Themes: complete, readable, a person's own, switched live; sixteen colours, no colours, ASCII."""
 
+import asyncio
 import os
 import re
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pytest
 from rich.color import Color as RichColor
 from rich.color import ColorSystem, ColorType
 from textual.color import Color
+from textual.css import stylesheet
+from textual.dom import DOMNode
 from textual.theme import Theme
 
 from chatterm.markdown.lines import cells
-from chatterm.screens.themed_app import Terminal, this_terminal
+from chatterm.screens.themed_app import ParsedOnce, Terminal, this_terminal
 from chatterm.settings.settings import SettingsError
 from chatterm.settings.themes import (
     DEFAULT_THEME,
@@ -276,6 +280,38 @@ from chatterm.app import run_app
 from tests.chatterm.scripted import Script, ScriptedBackend
 sys.exit(run_app(ScriptedBackend([Script("# Done\\n\\n> `quote`\\n\\n- item")]), theme="dusk"))
 """
+
+
+async def test_a_change_of_theme_parses_each_style_once_and_applies_it_in_a_later_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turn, parsed, applied = 0, dict[object, list[int]](), list[int]()
+    run, parse, update = asyncio.Handle._run, stylesheet.parse, ParsedOnce.update
+
+    def counted_run(self: asyncio.Handle) -> None:
+        nonlocal turn
+        turn += 1
+        run(self)
+
+    def noted_parse(scope: str, css: str, read_from: object, **more: Any) -> Any:
+        parsed.setdefault(read_from, []).append(turn)
+        return parse(scope, css, read_from, **more)
+
+    def noted_update(self: ParsedOnce, root: DOMNode, animate: bool = False) -> None:
+        applied.append(turn)
+        update(self, root, animate)
+
+    async with driven(ScriptedBackend()) as driver:
+        monkeypatch.setattr(asyncio.Handle, "_run", counted_run)
+        monkeypatch.setattr(stylesheet, "parse", noted_parse)
+        monkeypatch.setattr(ParsedOnce, "update", noted_update)
+        driver.app.use_theme("paper")
+        await driver.until(lambda: applied)
+        (parsing,) = {each for turns in parsed.values() for each in turns}
+        assert parsing < applied[0]
+        await driver.send("/stats")
+        await driver.shows("Statistics")
+    assert max(map(len, parsed.values())) == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
