@@ -24,6 +24,9 @@ _MOST, _WITHIN = 10, 10.0
 _LOOK, _LOOKS, _SOON = 0.002, 2_500, 20
 """Seconds between two checks whether a screen takes keys, the most checks, and how many come first without a pause."""
 
+_LONG = 0.004
+"""Seconds of dealing with one message after which others get their turn before the widget's next one."""
+
 
 class GuardedApp(ThemedApp):
     """Survives errors of handlers, timers and drawing, where Textual ends with a traceback or leaves a widget dead.
@@ -101,10 +104,13 @@ class GuardedApp(ThemedApp):
         dispatch = widget._dispatch_message
 
         async def guarded(message: Message) -> None:
+            began = monotonic()
             try:
                 await dispatch(message)
             except Exception as error:  # noqa: BLE001 (the widget must live on)
                 self._handle_exception(error)
+            if monotonic() - began > _LONG:
+                await asyncio.sleep(0)
 
         widget._dispatch_message = guarded  # type: ignore[method-assign]
 

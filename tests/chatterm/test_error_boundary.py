@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pexpect
@@ -298,6 +299,22 @@ def test_a_real_terminal_is_left_with_one_line(owner: str, name: str) -> None:
     assert after.count(b"chatterm: ") == 1
     assert b"secret" not in child.before
     assert b"Traceback" not in child.before
+
+
+async def test_others_get_their_turn_after_a_long_message() -> None:
+    order = list[str]()
+
+    def long() -> None:
+        sleep(0.01)
+        order.append("message")
+        asyncio.get_running_loop().call_soon(order.append, "others")
+
+    async with driven(ScriptedBackend()) as driver:
+        line = driver.app.chat.query_one(StatusLine)
+        line.call_later(long)
+        line.call_later(long)
+        await driver.until(lambda: len(order) == 4)
+    assert order == ["message", "others"] * 2
 
 
 def test_a_search_for_garbage_ends_no_tuple_that_another_thread_is_making() -> None:
