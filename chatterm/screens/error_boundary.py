@@ -3,9 +3,9 @@
 import asyncio
 import threading
 from collections import deque
+from contextlib import suppress
 from time import monotonic
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from textual import events
 from textual._context import active_message_pump
@@ -21,9 +21,8 @@ from chatterm.terminal.error_log import error_line, write_down
 _MOST, _WITHIN = 10, 10.0
 """Errors within this many seconds after which the application gives up."""
 
-_LOOK, _LOOKS, _SOON = 0.002, 2_500, 20
-"""Seconds between two checks whether a screen takes keys, the most checks, and how many come first without a pause."""
-
+_PATIENCE = 5.0
+"""Seconds after which a key goes to the screen, whatever that is doing."""
 _LONG = 0.004
 """Seconds of dealing with one message after which others get their turn before the widget's next one."""
 
@@ -43,12 +42,8 @@ class GuardedApp(ThemedApp):
         self.last_words = ""
         """Why the application gave up, in one line, for the caller to print."""
         self._is_leaving = False
-        self._standing: WeakKeyDictionary[Screen[Any], bool] = WeakKeyDictionary()
-        """By screen, whether it has processed the messages queued before the first check."""
         self._failed: Screen[Any] | None = None
         """The latest screen that failed and is being closed."""
-        self._key_before: asyncio.Task[None] | None = None
-        """Ends once everything caused by the latest key is done."""
 
     # --- for the application ---
 
@@ -69,23 +64,13 @@ class GuardedApp(ThemedApp):
         """Hold keys and pastes until the screen takes them and everything caused by the previous key is done."""
         if not isinstance(event, events.Key | events.Paste) or not self.screen_stack:
             return await super().on_event(event)
-        if self._key_before is not None:
-            await asyncio.wait({self._key_before}, timeout=_LOOK * _LOOKS)
-        for look in range(_LOOKS):
-            if self._stands(self.screen):
-                break
-            await asyncio.sleep(_LOOK if look > _SOON else 0)
-        screen = self.screen
-        await super().on_event(event)
-        self._key_before = asyncio.create_task(_dealt_with(screen))
-        return None
-
-    def _stands(self, screen: Screen[Any]) -> bool:
-        """Return whether a screen takes keys: it is mounted and has processed earlier messages, such as a focus."""
-        if screen not in self._standing:
-            self._standing[screen] = False
-            screen.call_later(self._standing.__setitem__, screen, True)
-        return screen.is_mounted and self._standing[screen]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                screen = None
+                while screen is not self.screen:  # another one may come with what is being done
+                    screen = self.screen
+                    await _dealt_with(screen)
+        return await super().on_event(event)
 
     # --- sources of errors ---
 
