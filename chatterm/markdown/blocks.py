@@ -7,7 +7,7 @@ from itertools import zip_longest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from chatterm.markdown.highlight import highlight
+from chatterm.markdown.highlight import highlight, is_ready
 from chatterm.markdown.inline import inline_runs
 from chatterm.markdown.lines import Line, Run, cells, chop, elided, padded, styled, wrap
 from chatterm.markdown.literal import is_definition, use_literals
@@ -39,6 +39,11 @@ def parser() -> MarkdownIt:
 def token_lines(tokens: list[Token], width: int, *, continued: bool = False) -> list[Line]:
     """Lay out the tokens of `parser`; `continued` says that a first code block continues one before it."""
     return _blocks(_tree(tokens), width, continued=continued)
+
+
+def can_lay_out(tokens: list[Token]) -> bool:
+    """Return whether every code block can be highlighted at once. If not, that is being prepared."""
+    return all(is_ready(_language(token)) for token in tokens if token.type == "fence")
 
 
 def _tree(tokens: list[Token]) -> list[_Node]:
@@ -98,14 +103,17 @@ def _inline(node: _Node) -> list[Run]:
 
 def _code(token: Token, width: int, *, labelled: bool) -> list[Line]:
     """Lay out code on its own background, with a blank column on both sides; long lines are broken."""
-    language = token.info.split()[0] if token.info.strip() else ""
     lines: list[Line] = []
     if labelled:
         lines.append(_label(token.info.strip(), width))
-    shown = highlight(token.content.rstrip("\n"), language)
+    shown = highlight(token.content.rstrip("\n"), _language(token))
     for line, marks in zip_longest(shown, token.meta.get(GUESSED, ())[: len(shown)], fillvalue=()):
         lines += [[(" ", "code pad"), *part] for part in chop(marked(line, marks), width - 2)]
     return [padded(line, width, "code pad") for line in lines]
+
+
+def _language(token: Token) -> str:
+    return token.info.split()[0] if token.info.strip() else ""
 
 
 def _label(language: str, width: int) -> Line:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from markdown_it.token import Token
 
-from chatterm.markdown.blocks import parser, token_lines
+from chatterm.markdown.blocks import can_lay_out, parser, token_lines
 from chatterm.markdown.lines import FixedLine
 from chatterm.markdown.literal import is_definition
 from chatterm.markdown.tint import Marks, mark, within
@@ -73,14 +73,15 @@ class Document:
 
     def lines(self, width: int) -> list[FixedLine]:
         """Return every line at this width. The list is the document's own: read it, do not keep it."""
-        while not self.step(width):
+        while not self.step(width, waits=True):
             pass
         return self._lines
 
-    def step(self, width: int) -> bool:
+    def step(self, width: int, *, waits: bool = False) -> bool:
         """Lay out a piece of what is not laid out at this width. Return whether it was the last one.
 
-        A list that `lines` returned earlier is not changed when the width changes.
+        Unless it `waits`, it lays out nothing while a language of the piece is being prepared for highlighting. A list
+        that `lines` returned earlier is not changed when the width changes.
         """
         if width != self._width:
             self._width, self._fixed, self._fixed_lines, self._lines = width, 0, 0, []
@@ -90,14 +91,19 @@ class Document:
         if self._fixed == len(self._parts):
             tail = self._freeze()
             if tail is not None:
+                if not (waits or can_lay_out(tail)):
+                    return False
                 del self._lines[self._fixed_lines :]
                 self._add(self._tail, tail)
                 self._stale = False
                 return True
         if self._fixed < len(self._parts):
             part = self._parts[self._fixed]
+            tokens = parser().parse(part.source)
+            if not (waits or can_lay_out(tokens)):
+                return False
             del self._lines[self._fixed_lines :]
-            self._add(part, parser().parse(part.source))
+            self._add(part, tokens)
             self._fixed, self._fixed_lines = self._fixed + 1, len(self._lines)
         return False
 

@@ -1,5 +1,6 @@
 """Source code as styled lines."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -30,9 +31,9 @@ _STYLES = (
 
 
 def highlight(code: str, language: str) -> list[Line]:
-    """Return a line per line of `code`; plain if the language is unknown."""
+    """Return a line per line of `code`; plain if the language is unknown. Wait until `is_ready`."""
     code = code.expandtabs(4)
-    lexer = _lexer(language.lower()) if language else None
+    lexer = _lexer(language.lower()).result() if language else None
     if lexer is None:
         return [[(line, "code")] for line in code.split("\n")]
     lines: list[Line] = [[]]
@@ -47,8 +48,23 @@ def highlight(code: str, language: str) -> list[Line]:
     return (lines + [[] for _ in range(count)])[:count]
 
 
+def is_ready(language: str) -> bool:
+    """Return whether code in this language can be highlighted at once. If not, that is being prepared."""
+    return not language or _lexer(language.lower()).done()
+
+
+@lru_cache(maxsize=1)
+def _thread() -> ThreadPoolExecutor:
+    """Where lexers are made: that of Python takes 25 ms, some others 100."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="lexers")
+
+
 @lru_cache(maxsize=32)
-def _lexer(language: str) -> "Lexer | None":
+def _lexer(language: str) -> "Future[Lexer | None]":
+    return _thread().submit(_made, language)
+
+
+def _made(language: str) -> "Lexer | None":
     from pygments.lexers import get_lexer_by_name
     from pygments.util import ClassNotFound
 

@@ -73,7 +73,9 @@ class Driver:
 
     async def idle(self) -> None:
         """Loaded, nothing is read in a thread, being answered or waiting, and it has been painted."""
-        await self.until(lambda: self.app.chat.is_idle and not self._is_reading)
+        await self.until(
+            lambda: self.app.chat.is_idle and not self._is_reading and not self.transcript._stale_in_view()
+        )
         await self.pilot.pause()
 
     @property

@@ -1,12 +1,14 @@
 """Markdown laid out as lines, at once and while it streams."""
 
 import re
+from threading import Event, get_ident
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it.token import Token
 
+from chatterm.markdown import highlight
 from chatterm.markdown.blocks import parser, token_lines
 from chatterm.markdown.document import Document
 from chatterm.markdown.lines import Line, chop, elided, line_cells, line_text, wrap
@@ -415,3 +417,22 @@ def test_a_diff_is_coloured() -> None:
     assert "code-added" in styles_of(source, "+new")
     assert "code-name" in styles_of(source, "@@ -1")
     assert styles_of(source, "same") == {"code"}
+
+
+def test_a_code_block_waits_in_pieces_for_its_language_to_be_prepared_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, where = Event(), list[int]()
+
+    def made(language: str) -> None:
+        gate.wait()
+        where.append(get_ident())
+
+    monkeypatch.setattr(highlight, "_made", made)
+    document = Document("Before.\n\n```slow-language\nx = 1\n```\n\nBehind.\n")
+    assert not any(document.step(40) for _ in range(5))
+    gate.set()
+    assert texts([list(line) for line in document.lines(40)])[-1] == "Behind."
+    assert document.step(40)
+    assert where
+    assert get_ident() not in where
