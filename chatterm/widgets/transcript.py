@@ -20,10 +20,10 @@ from chatterm.conversation.entries import INDENT, AnswerEntry, Click, Compaction
 from chatterm.conversation.find import Finder, Match
 from chatterm.markdown.lines import Line, padded, styled
 from chatterm.widgets.canvas import Painter
+from chatterm.widgets.column import Column, rows_of
 from chatterm.widgets.message_keys import CODE_KEYS, EDGE_KEYS, MESSAGE_KEYS
 from chatterm.widgets.said import said
 from chatterm.widgets.slices import LATER, at_once, in_slices
-from chatterm.widgets.stack import Stack
 
 _WIDEST = 104
 """The most columns of text: longer lines are hard to read."""
@@ -72,15 +72,11 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.entries: list[Entry] = []
+        self._column = Column()
+        self._prepared: Column | None = None
+        """What may be shown next, with the head."""
         self._head: list[Entry] = []
         self.selected: Entry | None = None
-        self._stack = Stack()
-        """The first row of each entry in the latest layout."""
-        self._places: dict[Entry, int] = {}
-        """The index of each entry in `entries`."""
-        self._stale: set[Entry] = set()
-        """Entries to be laid out."""
         self._gone: deque[Entry] = deque()
         """Removed entries, freed little by little because freeing many at once takes a while."""
         self._anchor: tuple[Entry, int] | None = None
@@ -98,12 +94,19 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     # --- contents ---
 
+    @property
+    def entries(self) -> list[Entry]:
+        """All of them, the head first."""
+        return self._column.entries
+
     def add(self, *entries: Entry) -> None:
         self._put(len(self.entries), entries)
         self._reflow()
 
     def drop(self, *entries: Entry) -> None:
-        first = min((self._places[entry] for entry in entries if entry in self._places), default=None)
+        first = min(
+            (self._column.places[entry] for entry in entries if entry in self._column.places), default=None
+        )
         if first is not None:
             self._put(first, [entry for entry in self.entries[first:] if entry not in entries])
         self._reflow()
@@ -116,14 +119,33 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     def clear(self) -> None:
         """Remove everything but the head."""
-        self._put(len(self._head), ())
+        empty = Column()
+        empty.add(self._head, self._width)
+        self._take(empty)
         self.selected = None
         self._follow, self.has_news = True, False
         self._reflow()
 
+    def prepare(self, entries: Sequence[Entry]) -> None:
+        """Prepare what `show_path` needs to show these entries, which were never shown; another thread may do it."""
+        column = Column()
+        column.add([*self._head, *entries], 0)
+        self._prepared = column
+
     def show_path(self, wanted: Sequence[Entry], above: Entry | None = None) -> None:
         """Show these messages below `above`. Everything above the first changed one stays, notices included."""
-        kept, matching = self._places[above] + 1 if above is not None else 0, 0
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared.entries == [*self._head, *wanted]:
+            self._take(prepared)
+        else:
+            self._show_path(wanted, self._column.places[above] + 1 if above is not None else 0)
+        if self.selected not in self._column.places:
+            self.selected = None
+        self._reflow()
+
+    def _show_path(self, wanted: Sequence[Entry], kept: int) -> None:
+        """Show these messages below the first `kept` entries."""
+        matching = 0
         for entry in self.entries[kept:]:
             if isinstance(entry, UserEntry | AnswerEntry | CompactionEntry):
                 if matching == len(wanted) or wanted[matching] is not entry:
@@ -131,31 +153,25 @@ class Transcript(ScrollView, Painter, can_focus=True):
                 matching += 1
             kept += 1
         self._put(kept, wanted[matching:])
-        if self.selected not in self._places:
-            self.selected = None
-        self._reflow()
+
+    def _take(self, column: Column) -> None:
+        """Show another column, which begins with the head."""
+        for entry in self.entries:
+            entry.on_change = None
+        self._gone.extend(self.entries)
+        self._column = column
+        for entry in self._head:
+            entry.on_change = column.stale.add
 
     def _put(self, place: int, entries: Iterable[Entry]) -> None:
-        """Replace the entries from index `place` on."""
-        entries, gone = list(entries), self.entries[place:]
-        for entry in gone:
-            entry.on_change = None
-            del self._places[entry]
-        self._stale.difference_update(gone)
-        self._gone.extend(gone)
-        del self.entries[place:]
-        self._stack.cut(place)
-        self._places.update(zip(entries, range(place, place + len(entries)), strict=True))
-        self.entries += entries
-        self._stale.update(entry for entry in entries if not entry.is_laid_out(self._width))
-        on_change = self._stale.add
-        for entry in entries:
-            entry.on_change = on_change
-            self._stack.add(_rows(entry))
+        """Replace the entries from this place on; `entries` may be some of them."""
+        entries = list(entries)
+        self._gone.extend(self._column.cut(place))
+        self._column.add(entries, self._width)
 
     def end_with(self, answer: Entry) -> None:
         """Remove the notices below `answer`, which begins to grow and must be visible; keep waiting messages."""
-        place = self._places[answer] + 1
+        place = self._column.places[answer] + 1
         self._put(place, [entry for entry in self.entries[place:] if isinstance(entry, UserEntry)])
         self._reflow()
 
@@ -181,7 +197,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
     def select(self, entry: Entry | None) -> None:
         """Select this entry and scroll it into view; None selects nothing."""
         self.selected = entry
-        if entry is None or entry not in self._places:
+        if entry is None or entry not in self._column.places:
             self.refresh()
             return
         self._lay_out_now(entry)
@@ -196,15 +212,15 @@ class Transcript(ScrollView, Painter, can_focus=True):
     def place_in_view(self) -> tuple[int, int]:
         """Return the index of the last entry in view, and its first row below the view."""
         end = round(self.scroll_y) + self.scrollable_content_region.height
-        place = max(self._stack.at(end - 1), 0)
-        return place, end - self._stack.start(place)
+        place = max(self._column.stack.at(end - 1), 0)
+        return place, end - self._column.stack.start(place)
 
     def show_match(self, match: Match | None) -> None:
         """Mark a match as the current one; centre it if it is not in view."""
         if self.finder is not None:
             self.finder.here = match
         self._reflow()
-        if match is not None and match.entry in self._places:
+        if match is not None and match.entry in self._column.places:
             row = self._start(match.entry) + match.spans[0][0]
             page = self.scrollable_content_region.height
             if not round(self.scroll_y) <= row < round(self.scroll_y) + page:
@@ -212,7 +228,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     def neighbour(self, step: int) -> Entry | None:
         """Return the message before (-1) or after (1) the selected one; with none selected, the last for -1."""
-        here = self._places.get(self.selected) if self.selected is not None else None
+        here = self._column.places.get(self.selected) if self.selected is not None else None
         if here is None and step > 0:
             return None
         place = len(self.entries) - 1 if here is None else here + step
@@ -236,18 +252,20 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     @property
     def _height(self) -> int:
-        return self._stack.start(len(self.entries) - 1) + self.entries[-1].height if self.entries else 0
+        return (
+            self._column.stack.start(len(self.entries) - 1) + self.entries[-1].height if self.entries else 0
+        )
 
     def _start(self, entry: Entry) -> int:
-        return self._stack.start(self._places[entry])
+        return self._column.stack.start(self._column.places[entry])
 
     def lay_out(self, entry: Entry) -> bool:
         """Lay out a piece of an entry. Return whether it was the last one; `update` then shows the entry."""
         if not entry.step(self._width):
             return False
-        if entry in self._places:
-            self._stale.discard(entry)
-            self._stack.resize(self._places[entry], _rows(entry))
+        if entry in self._column.places:
+            self._column.stale.discard(entry)
+            self._column.stack.resize(self._column.places[entry], rows_of(entry))
         return True
 
     def _lay_out_now(self, entry: Entry) -> None:
@@ -263,7 +281,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
             return
         if width != self._width:
             self._width = width
-            self._stale.update(self.entries)
+            self._column.stale.update(self.entries)
         pieces = 0
         while pieces < _AT_ONCE and (stale := self._stale_in_view()) is not None:
             pieces += not self.lay_out(stale)
@@ -271,7 +289,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self.scroll_to(y=self._first(), animate=False, immediate=True, force=True)
         self.refresh()
         # One timer at a time: 30 frames a second would each start another.
-        if not self._rest_waits and (self._stale or self._gone):
+        if not self._rest_waits and (self._column.stale or self._gone):
             self._rest_waits = True
             self.set_timer(LATER, self._lay_out_rest)
 
@@ -290,11 +308,11 @@ class Transcript(ScrollView, Painter, can_focus=True):
     def _rest(self) -> Generator[None, None, None]:
         """Lay out entries in view, then the others from the last up; then free removed ones. Yield after each piece."""
         place = 0
-        while self._stale:
+        while self._column.stale:
             if (entry := self._stale_in_view()) is None:
                 place = min(place, len(self.entries)) or len(self.entries)
                 entry, place = self.entries[place - 1], place - 1
-            if entry in self._stale:
+            if entry in self._column.stale:
                 while not self.lay_out(entry):
                     yield
             yield
@@ -307,7 +325,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         first, page = self._first(), self.scrollable_content_region.height
         seen, above = self._between(first, first + page), self._between(first - page, first - 1)
         wanted = [*(reversed(seen) if self._follow else seen), *reversed(above)]
-        return next((entry for entry in wanted if entry in self._stale), None)
+        return next((entry for entry in wanted if entry in self._column.stale), None)
 
     def _grow(self, size: Size) -> None:
         """Set the virtual size without a new layout of the screen, which would be costly 30 times a second."""
@@ -329,7 +347,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
     def _first(self) -> int:
         """Return the line at the top of the view that keeps the reader's place."""
         end = max(self._height - self.scrollable_content_region.height, 0)
-        if self._follow or self._anchor is None or self._anchor[0] not in self._places:
+        if self._follow or self._anchor is None or self._anchor[0] not in self._column.places:
             return end
         return min(self._start(self._anchor[0]) + self._anchor[1], end)
 
@@ -339,15 +357,15 @@ class Transcript(ScrollView, Painter, can_focus=True):
         return entry in self._between(first, first + self.scrollable_content_region.height - 1)
 
     def _between(self, first: int, last: int) -> list[Entry]:
-        return self.entries[max(self._stack.at(first), 0) : self._stack.at(last) + 1]
+        return self.entries[max(self._column.stack.at(first), 0) : self._column.stack.at(last) + 1]
 
     def on_resize(self, _: events.Resize) -> None:
         self._reflow()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         self._follow = new_value >= self.max_scroll_y - 0.5
-        place = self._stack.at(round(new_value))
-        above = round(new_value) - self._stack.start(max(place, 0))
+        place = self._column.stack.at(round(new_value))
+        above = round(new_value) - self._column.stack.start(max(place, 0))
         self._anchor = (self.entries[place], above) if place >= 0 else None
         if self._stale_in_view() is not None:
             self.call_next(self._reflow)
@@ -361,10 +379,10 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     def line_at(self, y: int) -> tuple[Entry | None, int, Line]:
         """Return the entry at line `y` of the whole, the row inside it, and the line itself."""
-        place = self._stack.at(y)
+        place = self._column.stack.at(y)
         if place < 0:
             return None, 0, []
-        entry, row = self.entries[place], y - self._stack.start(place)
+        entry, row = self.entries[place], y - self._column.stack.start(place)
         return entry, row, entry.line(row)
 
     def render_line(self, y: int) -> Strip:
@@ -462,11 +480,6 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     def selection_updated(self, selection: Selection | None) -> None:
         self.refresh()
-
-
-def _rows(entry: Entry) -> int:
-    """Return the height of an entry in rows, with the empty row below it."""
-    return entry.height + (not entry.is_blank)
 
 
 def _marked(line: Line, width: int) -> Line:

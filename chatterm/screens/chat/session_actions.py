@@ -71,8 +71,8 @@ class SessionActions(LibraryActions):
     def begin_anew(self) -> None:
         self.screen.back_to_composer()
         self._go_away()
-        self.conversation.clear()
         self.transcript.clear()
+        self.conversation.clear()
         if (store := self.screen.keeper.store) is not None:
             self.screen.in_thread(store.new_draft, self.writing.show_draft)
 
@@ -146,7 +146,9 @@ class SessionActions(LibraryActions):
 
         def work() -> tuple[SessionInfo, Tree, str, Prepared]:
             info, tree, draft = load()
-            return info, tree, draft, self.conversation.prepared(tree)
+            made = self.conversation.prepared(tree)
+            self.transcript.prepare(made.entries)
+            return info, tree, draft, made
 
         return work
 
