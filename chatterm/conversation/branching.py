@@ -260,7 +260,8 @@ class Branching:
         path = self.path
         first = self._shown.turn_to(path, changed)
         if self._shown.named != (named := self._names(self._shown.models)):
-            self._shown.named, first = named, 0
+            self._shown.named = named
+            self._view.change(self._shown.name(path[: self._shown.looks_alike]))
         entries = self._standing(self._shown, path, first)
         above = self._last_entry(path[:first]) if first and not made else None
         if first and made:
@@ -280,8 +281,9 @@ class Branching:
         entries: list[Entry] = []
         for number, exchange in enumerate(path[first:], first + 1):
             entries += shown.entries_of(exchange, show_thinking=self.show_thinking)
-            resumes = self._resumes if number == len(path) else ()
-            shown.mark(exchange, shown.named.get(exchange.model, ""), resumes)
+            if number > shown.looks_alike:
+                resumes = self._resumes if number == len(path) else ()
+                shown.mark(exchange, shown.named.get(exchange.model, ""), resumes)
             if number == shown.compacted:
                 entries.append(shown.compaction_of(path[:number]))
         return entries

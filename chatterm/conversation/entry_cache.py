@@ -1,7 +1,7 @@
 """The entries that show a session's exchanges: a message and an answer each, with the number of the alternative."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Generator, Iterable, Sequence
 
 from chatterm.backends.backend import Exchange
 from chatterm.conversation.entries import AnswerEntry, Branch, CompactionEntry, Entry, UserEntry
@@ -26,6 +26,8 @@ class EntryCache:
         """How many answers each model gave."""
         self._summaries: list[int] = []
         """For each summary in that branch, how many exchanges it replaces; the last summary counts."""
+        self.looks_alike = 0
+        """How many exchanges at the start of the branch look as they did when it was shown before."""
         self.seen: dict[tuple[int | None, str], int] = {}
         """The id of the answer that was shown last, by parent and message."""
         self.named: dict[str, str] = {}
@@ -42,7 +44,7 @@ class EntryCache:
         return self._summaries[-1] if self._summaries else 0
 
     def turn_to(self, path: Sequence[Exchange], changed: Sequence[Exchange] = ()) -> int:
-        """Show this branch from now on. Return how many exchanges at its start look as they did.
+        """Show this branch from now on. Return how many exchanges at its start stay as and where they are.
 
         The time this takes depends only on what is new. `changed` are exchanges that may look different now; the last
         exchange of both branches always may, as it was or is the end of one.
@@ -51,6 +53,7 @@ class EntryCache:
         if changed:
             ids = {exchange.id for exchange in changed}
             first = next((place for place, e in enumerate(path[:first]) if e.id in ids), first)
+        self.looks_alike = first
         before = self.compacted
         self._counts.subtract(self._models[first:])
         self._path[first:], self._models[first:] = path[first:], [e.model for e in path[first:]]
@@ -99,6 +102,15 @@ class EntryCache:
         if known is None or known.shown != fresh.shown:
             known = self._compactions[path[-1].id] = fresh
         return known
+
+    def name(self, path: Sequence[Exchange]) -> Generator[None, None, None]:
+        """Let these answers say what `named` calls their models, from the last up; yields after each."""
+        for exchange in reversed(path):
+            pair, model = self._pairs.get(exchange.id), self.named.get(exchange.model, "")
+            if pair is not None and pair[1].model != model:
+                pair[1].model = model
+                pair[1].changed()
+            yield
 
     def mark(self, exchange: Exchange, model: str = "", resumes: Container[str] = ()) -> None:
         """Update the entries of an exchange: their numbers among alternatives, the `model` that is named, and how far

@@ -1,6 +1,6 @@
 """The interface of the screen that shows a conversation."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 from chatterm.conversation.entries import Entry
@@ -14,6 +14,9 @@ class View(Protocol):
 
     def add(self, entry: Entry) -> None:
         """Append an entry at the end."""
+
+    def change(self, work: Generator[None, None, None]) -> None:
+        """Do `work`, which changes messages and yields after each piece, without holding up anything; then show it."""
 
     def give_back(self, text: str) -> None:
         """Put text that was not sent back into the composer."""

@@ -226,6 +226,9 @@ class ChatBase(Screen[None]):
         self.welcome.display = False
         self.transcript.display = True
 
+    def change(self, work: Generator[None, None, None]) -> None:
+        self.in_slices(work, lambda _: self.transcript.update())
+
     def give_back(self, text: str) -> None:
         self.composer.put_back(cleaned(text))
 
