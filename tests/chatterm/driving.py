@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 
 from chatterm.app import ChatApp
 from chatterm.conversation.entries import AnswerEntry, NoticeEntry, UserEntry
+from chatterm.markdown.highlight import highlight
 from chatterm.screens.chat.base import IN_THREAD
 from chatterm.screens.themed_app import Terminal
 from chatterm.sessions.store import SessionStore
@@ -151,6 +152,9 @@ async def driven(
     app = ChatApp(backend, theme=theme, terminal=terminal, store=store, session=session, settings=settings)
     app.chat.looks = ()  # nobody knows what listens on the ports of this machine
     app.chat.check_model = lambda name: None  # what a script calls its models is known to nobody else
+    highlight(
+        "", "python"
+    )  # made elsewhere while the first code block waits, it would come at any moment of the test
     try:
         async with app.run_test(size=size) as pilot:
             driver = Driver(app, pilot)

@@ -153,7 +153,7 @@ async def test_an_error_of_one_is_not_that_of_the_others() -> None:
         await driver.idle()
         assert texts(driver) == ["first", "good", "half"]
         assert driver.answers == ["half"]
-        assert "no more room" in " ".join(driver.errors)
+        await driver.until(lambda: "no more room" in " ".join(driver.errors))
 
 
 async def test_one_that_is_gone_since_it_was_drawn_cannot_be_kept() -> None:

@@ -17,9 +17,9 @@ from textual.selection import Selection
 from chatterm.backends.backend import Compaction, Exchange, TurnStats
 from chatterm.conversation import cache_why, entry_cache
 from chatterm.conversation.compaction import Room
-from chatterm.conversation.entries import Entry, UserEntry
-from chatterm.conversation.entry_cache import EntryCache
+from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.conversation.visible_history import summarised
+from chatterm.conversation.entry_cache import EntryCache
 from chatterm.markdown import plain
 from chatterm.markdown.blocks import parser
 from chatterm.markdown.lines import Line, Run, wrapped
@@ -36,7 +36,7 @@ ROWS = "\n".join(f"{number}: a row of the river" for number in range(4000))
 MOST = 2_500
 """Rows that one turn of the event loop may read or lay out: some pieces of either, and a page or two."""
 MOST_EXCHANGES = 250
-"""Exchanges that one turn of the event loop may make, mark or tell of: as many lines as a report has at once."""
+"""Exchanges that one turn of the event loop may make, mark, place or tell of: as many lines as a report has at once."""
 
 
 class Rows:
@@ -187,6 +187,8 @@ def exchanges(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Rows:
     counted(entry_cache, "answer_of")
     counted(EntryCache, "entries_of")
     counted(EntryCache, "mark")
+    counted(AnswerEntry, "changed")
+    counted(Stack, "add")
     counted(cache_why, "Explained")
     return found
 
@@ -202,7 +204,8 @@ async def test_no_action_goes_through_all_exchanges_at_once(
         exchange.text, exchange.finish_reason, exchange.stats = f"Answer {number}.", "eos", dict(figures)
     store = SessionStore.open(tmp_path / "sessions.db")
     session = store.add(SessionInfo(title="Rivers", model="scripted"), tree.exchanges, tree.head)
-    async with driven(ScriptedBackend([Script("A new answer.")] * 2), (100, 40), store=store) as driver:
+    scripts = [Script("A new answer."), Script("A new answer."), Script("From the other.")]
+    async with driven(ScriptedBackend(scripts), (100, 40), store=store) as driver:
         chat, do = driver.app.chat, driver.app.chat.actions
         for name, action, text in [
             ("open", lambda: do.open_session(session), "Answer 999."),
@@ -213,6 +216,8 @@ async def test_no_action_goes_through_all_exchanges_at_once(
             ("undo more", do.undo, "Answer 998."),
             ("redo", do.redo, "Answer 999."),
             ("cache", lambda: do.cache("why"), "1000  Question 999?"),
+            ("model", lambda: do.model("other"), "Now chatting with other"),
+            ("answer", lambda: chat.writing.send_as_it_is("hello", "hello"), "From the other."),
         ]:
             exchanges.worst = 0
             action()
@@ -223,6 +228,11 @@ async def test_no_action_goes_through_all_exchanges_at_once(
             await driver.shows(text)
             await driver.idle()
             worst[name] = exchanges.worst
+            if name == "cache":
+                await driver.pilot.press("escape")
+        answers = [entry for entry in driver.transcript.entries if isinstance(entry, AnswerEntry)]
+        assert len(answers) > 4 * MOST_EXCHANGES
+        assert [answer.model for answer in answers] == ["scripted"] * (len(answers) - 1) + ["other"]
     store.close()
     assert {name: most for name, most in worst.items() if most > MOST_EXCHANGES} == {}
 
