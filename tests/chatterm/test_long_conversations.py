@@ -18,8 +18,8 @@ from chatterm.backends.backend import Compaction, Exchange, TurnStats
 from chatterm.conversation import cache_why, entry_cache
 from chatterm.conversation.compaction import Room
 from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
-from chatterm.conversation.visible_history import summarised
 from chatterm.conversation.entry_cache import EntryCache
+from chatterm.conversation.visible_history import summarised
 from chatterm.markdown import plain
 from chatterm.markdown.blocks import parser
 from chatterm.markdown.lines import Line, Run, wrapped
