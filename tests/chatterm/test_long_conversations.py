@@ -184,7 +184,7 @@ def exchanges(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Rows:
         monkeypatch.setattr(owner, name, counts)
 
     monkeypatch.setattr(asyncio.Handle, "_run", counted_run)
-    counted(entry_cache, "answer_of")
+    counted(entry_cache, "finished_answer_entry")
     counted(EntryCache, "entries_of")
     counted(EntryCache, "mark")
     counted(AnswerEntry, "changed")
