@@ -170,7 +170,7 @@ def test_a_cancelled_load_leaves_nothing(folder: Path, monkeypatch: pytest.Monke
     slots = models.weights.staging.StagingBuffer
     monkeypatch.setattr(
         models.weights.staging,
-        "Slot",
+        "StagingBuffer",
         lambda memory: (buffers.append(weakref.ref(memory)), slots(memory))[1],
     )
     weights: list[Any] = []
