@@ -262,7 +262,7 @@ class Branching:
         if self._shown.named != (named := self._names(self._shown.models)):
             self._shown.named = named
             self._view.change(self._shown.name(path[: self._shown.looks_alike]))
-        entries = self._standing(self._shown, path, first)
+        entries = self._standing(self._shown, path, first, {exchange.id for exchange in changed})
         above = self._last_entry(path[:first]) if first and not made else None
         if first and made:
             entries = [*made[: made.index(entries[0])], *entries]
@@ -276,12 +276,14 @@ class Branching:
         names = labels(models)
         return names if len(names) > 1 or any(name not in self._present for name in names) else {}
 
-    def _standing(self, shown: EntryCache, path: Sequence[Exchange], first: int) -> list[Entry]:
-        """Return the entries of a branch, leaving out its `first` exchanges."""
+    def _standing(
+        self, shown: EntryCache, path: Sequence[Exchange], first: int, changed: Container[int] = ()
+    ) -> list[Entry]:
+        """Return the entries of a branch, leaving out its `first` exchanges; `changed` are ids of exchanges."""
         entries: list[Entry] = []
         for number, exchange in enumerate(path[first:], first + 1):
             entries += shown.entries_of(exchange, show_thinking=self.show_thinking)
-            if number > shown.looks_alike:
+            if number > shown.looks_alike or exchange.id in changed:
                 resumes = self._resumes if number == len(path) else ()
                 shown.mark(exchange, shown.named.get(exchange.model, ""), resumes)
             if number == shown.compacted:

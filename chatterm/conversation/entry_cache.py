@@ -27,7 +27,7 @@ class EntryCache:
         self._summaries: list[int] = []
         """For each summary in that branch, how many exchanges it replaces; the last summary counts."""
         self.looks_alike = 0
-        """How many exchanges at the start of the branch look as they did when it was shown before."""
+        """How many exchanges at the start of the branch look as they did before, but for those that changed."""
         self.seen: dict[tuple[int | None, str], int] = {}
         """The id of the answer that was shown last, by parent and message."""
         self.named: dict[str, str] = {}
@@ -50,10 +50,10 @@ class EntryCache:
         exchange of both branches always may, as it was or is the end of one.
         """
         first = max(shared(self._path, path) - 1, 0)
+        self.looks_alike = first
         if changed:
             ids = {exchange.id for exchange in changed}
             first = next((place for place, e in enumerate(path[:first]) if e.id in ids), first)
-        self.looks_alike = first
         before = self.compacted
         self._counts.subtract(self._models[first:])
         self._path[first:], self._models[first:] = path[first:], [e.model for e in path[first:]]
