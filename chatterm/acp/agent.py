@@ -12,18 +12,17 @@ from typing import Any, ParamSpec, TypeVar
 
 from acp import PROTOCOL_VERSION, RequestError, schema
 
-from chatterm.acp import calls, content
+from chatterm.acp import content
+from chatterm.acp.calls import EditorHost
 from chatterm.acp.dialogue import ALL, CHAT, GIVEN, Dialogue, modes, switch
 from chatterm.acp.engine import EditorEngine
-from chatterm.backends.backend import EngineError, FinishReason, ModelError, Outcome, ToolResult
+from chatterm.backends.backend import EngineError, FinishReason, ModelError, Outcome
 from chatterm.conversation.headless import Talk
 from chatterm.sessions.store import SessionStore
 from chatterm.sessions.titles import make_title
-from chatterm.settings.settings import SettingsError
 from chatterm.terminal.error_log import error_line, write_down
 from chatterm.terminal.sanitize import one_line
-from chatterm.tools.policy import Policy
-from chatterm.tools.rules import rules_path
+from chatterm.tools.loop import run_calls
 from chatterm.tools.session import ToolSession
 from chatterm.tools.tool import ToolError
 from models.units import counted
@@ -193,9 +192,8 @@ class Agent:
             is_whole = outcome is not None and outcome.finish_reason in (FinishReason.EOS, FinishReason.STOP)
             if outcome is None or not outcome.calls or not is_whole or dialogue.stopped.is_set():
                 return "cancelled" if dialogue.stopped.is_set() else content.stop_reason(outcome), outcome
-            results: list[ToolResult] = []
-            for call in outcome.calls:
-                results.append(await calls.run_call(dialogue, call, self._editor, show_call))
+            host = EditorHost(dialogue, self._editor, show_call)
+            results = await run_calls(dialogue.tools.policy, outcome.calls, host)
             if dialogue.stopped.is_set():
                 dialogue.talk.keep(results)
                 self._engine.forget(dialogue)
@@ -236,11 +234,7 @@ class Agent:
         return self._opened(id, talk, folder, servers)
 
     def _opened(self, id: str, talk: Talk, folder: Path, servers: Sequence[Any]) -> Dialogue:
-        try:
-            policy = Policy.of(rules_path())
-        except SettingsError:
-            policy = Policy()  # no permanent rules
-        tools = ToolSession.of(folder, policy)
+        tools = ToolSession.open(folder, lambda text: None)
         dialogue = Dialogue(id, talk, folder, tools, servers=_named(tools, servers))
         switch(dialogue, GIVEN if self._tools else CHAT, self._tools)
         idle = [one for one in self._dialogues.values() if not one.is_running]

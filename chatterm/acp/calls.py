@@ -10,10 +10,9 @@ from acp import RequestError, schema
 from chatterm.acp import content
 from chatterm.acp.dialogue import Dialogue
 from chatterm.backends.backend import ToolCall, ToolResult
-from chatterm.settings.settings import SettingsError
 from chatterm.tools.output import Tail, bounded
 from chatterm.tools.policy import Answer, choices
-from chatterm.tools.session import failed, performed, refused, stopped
+from chatterm.tools.session import performed, refused
 from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
 
 _LOOK = 0.25
@@ -32,93 +31,90 @@ class Editor(Protocol):
     ) -> schema.RequestPermissionResponse: ...
 
 
-async def run_call(dialogue: Dialogue, call: ToolCall, editor: Editor, show: Show) -> ToolResult:
-    """Plan one call, ask for permission if needed, run it and return its result."""
-    if dialogue.stopped.is_set():
-        return stopped(call)
-    id = f"call-{dialogue.numbers()}"
-    try:
-        plan = await asyncio.to_thread(dialogue.tools.plan, call)
-    except ToolError as error:
-        await show(content.unplanned(id, call, str(error)))
-        return failed(call, str(error))
-    await show(content.started(id, call, plan, dialogue.folder))
-    result = await _decided(dialogue, id, call, plan, editor, show)
-    if result is None:
-        result = await _done(dialogue, id, call, plan, show)
-    await show(content.finished(id, result))
-    return result
+class EditorHost:
+    """The calls of one answer in an editor, as a `CallHost`."""
 
+    def __init__(self, dialogue: Dialogue, editor: Editor, show: Show) -> None:
+        self._dialogue, self._editor, self._show = dialogue, editor, show
+        self._id = ""
+        """The editor's id of the call at work; empty while none is shown as running."""
 
-async def _decided(
-    dialogue: Dialogue, id: str, call: ToolCall, plan: ToolPlan, editor: Editor, show: Show
-) -> ToolResult | None:
-    """Return the result of a call that may not run; None if it may."""
-    policy = dialogue.tools.policy
-    if not (why := policy.why_ask(plan)):
-        policy.ran()
-        return None
-    answer = await _asked(dialogue, id, call, plan, why, editor)
-    if answer is None:
-        dialogue.stopped.set()
-        return refused(call)
-    try:
-        policy.decided(plan, answer)
-    except SettingsError as error:
-        await show(content.said("reasoning", f"\n\nThe rule holds for this session only: {error}\n\n"))
-    return refused(call) if answer == "no" else None
+    def is_stopped(self) -> bool:
+        """Return whether the person has stopped the prompt."""
+        return self._dialogue.stopped.is_set()
 
+    async def plan(self, index: int, call: ToolCall) -> ToolPlan:
+        """Plan a call in a thread, and show it. Raises ToolError."""
+        id = f"call-{self._dialogue.numbers()}"
+        try:
+            plan = await asyncio.to_thread(self._dialogue.tools.plan, call)
+        except ToolError as error:
+            await self._show(content.unplanned(id, call, str(error)))
+            raise
+        self._id = id
+        await self._show(content.started(id, call, plan, self._dialogue.folder))
+        return plan
 
-async def _asked(
-    dialogue: Dialogue, id: str, call: ToolCall, plan: ToolPlan, why: str, editor: Editor
-) -> Answer | None:
-    """Ask the person. Return the answer; None means no, and stop. Any unknown answer of an editor is a no."""
-    asking = asyncio.ensure_future(
-        editor.request_permission(
-            session_id=dialogue.id,
-            tool_call=content.to_allow(id, call, plan, why, dialogue.folder),
-            options=content.permission_options(plan),
+    async def ask(self, index: int, call: ToolCall, plan: ToolPlan, why: str) -> Answer | ToolResult:
+        """Ask the person; no answer stops the prompt. Any unknown answer of an editor is a no."""
+        dialogue = self._dialogue
+        asking = asyncio.ensure_future(
+            self._editor.request_permission(
+                session_id=dialogue.id,
+                tool_call=content.to_allow(self._id, call, plan, why, dialogue.folder),
+                options=content.permission_options(plan),
+            )
         )
-    )
-    stopping = asyncio.ensure_future(dialogue.stopped.wait())
-    try:
-        await asyncio.wait([asking, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if dialogue.stopped.is_set() or not asking.done():
-            return None
-        outcome = asking.result().outcome
-    except (RequestError, ValueError):  # an editor without this request, or an invalid answer
-        return "no"
-    except ConnectionError:
-        return None
-    finally:
-        asking.cancel()
-        stopping.cancel()
-    if isinstance(outcome, schema.DeniedOutcome):
-        return None
-    return next((answer for answer in choices(plan) if answer == outcome.option_id), "no")
+        stopping = asyncio.ensure_future(dialogue.stopped.wait())
+        outcome: Any = None
+        try:
+            await asyncio.wait([asking, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not dialogue.stopped.is_set() and asking.done():
+                outcome = asking.result().outcome
+        except (RequestError, ValueError):  # an editor without this request, or an invalid answer
+            return "no"
+        except ConnectionError:
+            pass
+        finally:
+            asking.cancel()
+            stopping.cancel()
+        if outcome is None or isinstance(outcome, schema.DeniedOutcome):
+            dialogue.stopped.set()
+            return refused(call)
+        return next((answer for answer in choices(plan) if answer == outcome.option_id), "no")
 
+    async def warn(self, text: str) -> None:
+        """Show a line beside the answer."""
+        await self._show(content.said("reasoning", f"\n\n{text}\n\n"))
 
-async def _done(dialogue: Dialogue, id: str, call: ToolCall, plan: ToolPlan, show: Show) -> ToolResult:
-    lock, tail = threading.Lock(), Tail()
+    async def perform(self, index: int, call: ToolCall, plan: ToolPlan) -> ToolResult:
+        """Run a call in a thread and show its output meanwhile."""
+        lock, tail = threading.Lock(), Tail()
 
-    def say(text: str) -> None:
-        with lock:
-            tail.add(text)
-
-    running = ToolRun(say=say)
-    work = asyncio.ensure_future(asyncio.to_thread(performed, call, plan, running))
-    shown = ""
-    await show(content.progress(id, "in_progress"))
-    try:
-        while not work.done():
-            await asyncio.wait([work], timeout=_LOOK)
-            if dialogue.stopped.is_set():
-                running.stopped.set()
+        def say(text: str) -> None:
             with lock:
-                said = bounded(tail.text[-_SHOWN:])
-            if said != shown and not work.done():
-                shown = said
-                await show(content.progress(id, "in_progress", said))
-        return work.result()
-    finally:
-        running.stopped.set()
+                tail.add(text)
+
+        running = ToolRun(say=say)
+        work = asyncio.ensure_future(asyncio.to_thread(performed, call, plan, running))
+        shown = ""
+        await self._show(content.progress(self._id, "in_progress"))
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=_LOOK)
+                if self.is_stopped():
+                    running.stopped.set()
+                with lock:
+                    said = bounded(tail.text[-_SHOWN:])
+                if said != shown and not work.done():
+                    shown = said
+                    await self._show(content.progress(self._id, "in_progress", said))
+            return work.result()
+        finally:
+            running.stopped.set()
+
+    async def record(self, index: int, result: ToolResult) -> None:
+        """Show the result of a call that was shown."""
+        if self._id:
+            await self._show(content.finished(self._id, result))
+        self._id = ""

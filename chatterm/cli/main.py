@@ -328,9 +328,9 @@ def run(
 
         chosen_sampling = dict(chosen.sampling)
         if tools is not None:
-            from chatterm.cli.headless_tools import Unasked
+            from chatterm.cli.headless_tools import HeadlessTools
 
-            resume["tools"] = Unasked(tools, allow_changes, Path.cwd())
+            resume["tools"] = HeadlessTools(tools, allow_changes, Path.cwd())
         code = answer(
             backend, prompts, as_json=as_json, stats=stats, save=save, sampling=chosen_sampling, **resume
         )

@@ -33,7 +33,7 @@ from chatterm.terminal.spinner import Spinner, has_colour
 from models.units import bytes_text, counted
 
 if TYPE_CHECKING:
-    from chatterm.cli.headless_tools import Unasked
+    from chatterm.cli.headless_tools import HeadlessTools
     from chatterm.sessions.store import SessionStore
 
 REFUSED = 3
@@ -84,7 +84,7 @@ def answer(
     save: bool = False,
     sampling: Mapping[str, Any] | None = None,
     store: "SessionStore | None" = None,
-    tools: "Unasked | None" = None,
+    tools: "HeadlessTools | None" = None,
     out: TextIO | None = None,
     err: TextIO | None = None,
 ) -> int:
@@ -148,7 +148,7 @@ def say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
         write(err, _dim(f"chatterm: {one_line(note, 400)}", err) + "\n")
 
 
-def _act(backend: Backend, talk: Talk, tools: "Unasked", **how: Any) -> None:
+def _act(backend: Backend, talk: Talk, tools: "HeadlessTools", **how: Any) -> None:
     """Run the tool calls of the answer and answer their results, for at most MOST_ROUNDS rounds."""
     err: TextIO = how["err"]
     for _ in range(MOST_ROUNDS):

@@ -1,6 +1,7 @@
 """The tools of one session and their permissions, and the results of calls."""
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from chatterm.terminal.sanitize import one_line
 from chatterm.tools.box import ToolRegistry, tool_words
 from chatterm.tools.output import bounded
 from chatterm.tools.policy import Policy
+from chatterm.tools.rules import rules_path
 from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
 
 if TYPE_CHECKING:
@@ -42,6 +44,23 @@ class ToolSession:
         from chatterm.tools.builtin.all import built_in  # imported only when tools are used
 
         return cls(folder, ToolRegistry(built_in(folder)), policy)
+
+    @classmethod
+    def open(cls, folder: Path, warn: Callable[[str], None]) -> "ToolSession":
+        """Return a session with the rules of the settings; `warn` is told in a sentence if they cannot be read."""
+        try:
+            policy = Policy.of(rules_path())
+        except SettingsError as error:
+            warn(f"{error} Until then no permanent rules apply.")
+            policy = Policy()
+        return cls.of(folder, policy)
+
+    def forget(self) -> bool:
+        """Switch all tools off and drop the session's rules, before another conversation. Return whether any was on."""
+        was_on = bool(self.box.on)
+        self.policy.session.clear()
+        self.box.on.clear()
+        return was_on
 
     def server_names(self) -> list[str]:
         """Return the names of the configured MCP servers. Raises EngineError for an invalid file."""

@@ -13,10 +13,10 @@ from chatterm.conversation.tool_entry import subject
 from chatterm.settings.settings import SettingsError
 from chatterm.terminal.sanitize import one_line, visible
 from chatterm.tools.danger import revealed
-from chatterm.tools.policy import Answer, Policy, choice_text, choices
-from chatterm.tools.rules import rules_path
-from chatterm.tools.session import ToolSession, failed, performed, refused, stopped
-from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
+from chatterm.tools.loop import run_blocking, run_calls
+from chatterm.tools.policy import Answer, choice_text, choices
+from chatterm.tools.session import ToolSession, performed, refused, stopped
+from chatterm.tools.tool import ToolPlan, ToolRun
 
 _LOOK = 0.1
 _NOBODY = "there is nobody to ask"
@@ -43,12 +43,7 @@ class InlineTools:
     @property
     def session(self) -> ToolSession:
         if self._session is None:
-            try:
-                policy = Policy.of(rules_path())
-            except SettingsError as error:
-                self._say(f"{error} Until then no permanent rules apply.")
-                policy = Policy()
-            self._session = ToolSession.of(Path.cwd(), policy)
+            self._session = ToolSession.open(Path.cwd(), self._say)
         return self._session
 
     def command(self, text: str, backend: Backend) -> list[str]:
@@ -69,27 +64,17 @@ class InlineTools:
 
     def results(self, calls: Sequence[ToolCall]) -> list[ToolResult] | None:
         """Run the calls, asking for permission as needed; return their results, or None if the person stopped."""
-        found: list[ToolResult] = []
-        for call in calls:
-            try:
-                result = self._result(call)
-            except KeyboardInterrupt:
-                if not self._lines.by_hand:
-                    raise
-                self._say("[stopped; nothing more is run]")
-                return None
-            found.append(result)
-            about = one_line(subject(call.name, call.arguments), 100)
-            self._say(f"[{one_line(call.name, 60)} {about}: {result.state}]")
-        return found
+        try:
+            return run_blocking(run_calls(self.session.policy, calls, self))
+        except KeyboardInterrupt:
+            if not self._lines.by_hand:
+                raise
+            self._say("[stopped; nothing more is run]")
+            return None
 
     def leave(self, backend: Backend) -> None:
         """Switch all tools off, for a new conversation."""
-        if self._session is None:
-            return
-        self._session.policy.session.clear()
-        if self._session.box.on:
-            self._session.box.on.clear()
+        if self._session is not None and self._session.forget():
             backend.set_tools(())
 
     def close(self) -> None:
@@ -124,29 +109,31 @@ class InlineTools:
             raise EngineError(str(error)) from None
         return f"{rule.tool} {one_line(rule.pattern, 200)} is no longer allowed without asking."
 
-    def _result(self, call: ToolCall) -> ToolResult:
-        try:
-            plan = self.session.plan(call)
-        except ToolError as error:
-            return failed(call, str(error))
-        policy = self.session.policy
-        why = policy.why_ask(plan)
-        if not why:
-            policy.ran()
-            return self._done(call, plan)
+    # --- as a `CallHost` ---
+
+    def is_stopped(self) -> bool:
+        """Return False: Ctrl+C ends everything."""
+        return False
+
+    async def plan(self, index: int, call: ToolCall) -> ToolPlan:
+        """Plan a call. Raises ToolError."""
+        return self.session.plan(call)
+
+    async def warn(self, text: str) -> None:
+        """Write a line."""
+        self._say(text)
+
+    async def record(self, index: int, result: ToolResult) -> None:
+        """Write what became of a call."""
+        about = one_line(subject(result.name, result.arguments), 100)
+        self._say(f"[{one_line(result.name, 60)} {about}: {result.state}]")
+
+    async def ask(self, index: int, call: ToolCall, plan: ToolPlan, why: str) -> Answer | ToolResult:
+        """Return the person's answer. It must include a random number just shown, so that text typed ahead, pasted, or
+        written by a model or a tool cannot be an answer."""
         if not self._lines.by_hand:
             self._say(f"[{plan.tool} is not run: {_NOBODY}]")
             return refused(call)
-        answer = self._asked(plan, why)
-        try:
-            policy.decided(plan, answer)
-        except SettingsError as error:
-            self._say(f"The rule holds for this session only: {error}")
-        return refused(call) if answer == "no" else self._done(call, plan)
-
-    def _asked(self, plan: ToolPlan, why: str) -> Answer:
-        """Return the person's answer. It must include a random number just shown, so that text typed ahead, pasted, or
-        written by a model or a tool cannot be an answer."""
         self._say(f"The model asks to use {plan.tool}:")
         for text, _ in plan.shown:
             for row in revealed(visible(text)).split("\n"):
@@ -164,7 +151,7 @@ class InlineTools:
             said = (self._lines.next("? ") or "").split()
         return next((answer for answer in offered if said == [answer, number]), "no")
 
-    def _done(self, call: ToolCall, plan: ToolPlan) -> ToolResult:
+    async def perform(self, index: int, call: ToolCall, plan: ToolPlan) -> ToolResult:
         """Run the call in a thread, so that Ctrl+C stops it and its result so far is kept."""
         running, found = ToolRun(), list[ToolResult]()
         thread = Thread(target=lambda: found.append(performed(call, plan, running)), daemon=True)

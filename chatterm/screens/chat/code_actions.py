@@ -11,7 +11,7 @@ from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.tool_entry import RunEntry
 from chatterm.markdown.code import CodeBlock, named_blocks
 from chatterm.screens.chat.message_actions import MessageActions
-from chatterm.screens.chat.tool_runner import Tooling
+from chatterm.screens.chat.tool_runner import ToolRunner
 from chatterm.settings.settings import SettingsError
 from chatterm.tools.session import performed
 from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
@@ -44,7 +44,7 @@ def shell_command(block: CodeBlock) -> str:
 
 
 class CodeActions(MessageActions):
-    tooling: Tooling
+    tooling: ToolRunner
     _code_running: ToolRun | None = None
 
     def save_code(self) -> None:

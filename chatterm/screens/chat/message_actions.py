@@ -7,7 +7,7 @@ from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.conversation.tool_entry import RunEntry, ToolsEntry
 from chatterm.screens.chat.base import undone_text
 from chatterm.screens.chat.command_part import LOADING, CommandPart
-from chatterm.screens.chat.tool_runner import Tooling
+from chatterm.screens.chat.tool_runner import ToolRunner
 from chatterm.terminal import clipboard
 from chatterm.terminal.sanitize import cleaned, one_line
 
@@ -28,7 +28,7 @@ def parse_candidate_count(text: str) -> int:
 
 
 class MessageActions(CommandPart):
-    tooling: Tooling
+    tooling: ToolRunner
     """Set by the screen, before any command."""
 
     def retry(self, count: str) -> None:

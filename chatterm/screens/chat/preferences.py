@@ -10,7 +10,7 @@ from chatterm.commands.sampling import value_text
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.markdown.lines import Line, wrap
 from chatterm.screens.chat.command_part import LOADING, CommandPart
-from chatterm.screens.chat.tool_runner import Tooling
+from chatterm.screens.chat.tool_runner import ToolRunner
 from chatterm.screens.themed_app import ThemedApp
 from chatterm.settings.reading import load_settings
 from chatterm.settings.settings import Settings
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Preferences(CommandPart):
-    tooling: Tooling
+    tooling: ToolRunner
 
     # --- this conversation ---
 

@@ -26,7 +26,7 @@ from chatterm.screens.chat.interrupt import Interrupt
 from chatterm.screens.chat.keys import ask_for_second_key, command_bindings
 from chatterm.screens.chat.picture_loader import Picturing
 from chatterm.screens.chat.selection import MessageSelection
-from chatterm.screens.chat.tool_runner import Tooling
+from chatterm.screens.chat.tool_runner import ToolRunner
 from chatterm.screens.chat.window_title import Presence
 from chatterm.screens.paste import PasteScreen
 from chatterm.screens.themed_app import ThemedApp
@@ -81,7 +81,7 @@ class ChatScreen(MessageSelection):
     def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, settings: Settings) -> None:
         super().__init__(backend, thread, keeper, settings)
         self.finding = Finding(self)
-        self.tooling = Tooling(self)
+        self.tooling = ToolRunner(self)
         self.writing = Writing(self, self._run)
         self.actions = ChatActions(self, self.writing, self.finding, self.action_run_command)
         self.actions.tooling = self.tooling

@@ -10,7 +10,7 @@ from chatterm.conversation.branching import Prepared
 from chatterm.conversation.preset import Preset
 from chatterm.markdown.lines import elided
 from chatterm.screens.chat.library_actions import LibraryActions
-from chatterm.screens.chat.tool_runner import Tooling
+from chatterm.screens.chat.tool_runner import ToolRunner
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.speculation_texts import elsewhere
 from chatterm.sessions.titles import given_title, pick
@@ -29,7 +29,7 @@ def file_path(text: str) -> Path:
 
 
 class SessionActions(LibraryActions):
-    tooling: Tooling
+    tooling: ToolRunner
 
     def ask_to_leave(self, then: Callable[[], None], what: str) -> None:
         """Stop a running answer, after asking (`what` describes what follows), then call `then`."""

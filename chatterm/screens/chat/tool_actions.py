@@ -4,12 +4,12 @@ from functools import partial
 
 from chatterm.backends.backend import EngineError
 from chatterm.screens.chat.command_part import CommandPart
-from chatterm.screens.chat.tool_runner import Tooling
+from chatterm.screens.chat.tool_runner import ToolRunner
 from chatterm.tools.builtin import sandbox
 
 
 class ToolActions(CommandPart):
-    tooling: Tooling
+    tooling: ToolRunner
 
     def tools(self, text: str) -> None:
         if not text:

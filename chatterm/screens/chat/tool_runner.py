@@ -11,11 +11,10 @@ from chatterm.backends.backend import ToolCall, ToolResult
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.screens.chat.base import ChatBase
 from chatterm.screens.chat.parts import ScreenPart
-from chatterm.settings.settings import SettingsError
-from chatterm.tools.policy import Answer, Policy
-from chatterm.tools.rules import rules_path
-from chatterm.tools.session import ToolSession, failed, performed, refused, stopped
-from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
+from chatterm.tools.loop import run_calls
+from chatterm.tools.policy import Answer
+from chatterm.tools.session import ToolSession, performed, refused
+from chatterm.tools.tool import ToolPlan, ToolRun
 
 _SWITCH = 0.0005
 """Thread switch interval in seconds while output is read, so that the screen stays responsive; the default is 10x."""
@@ -23,14 +22,14 @@ _LOOK = 0.1
 """Seconds between two updates of a running call's output."""
 
 
-class Tooling(ScreenPart):
+class ToolRunner(ScreenPart):
     """Runs one batch of calls at a time."""
 
     def __init__(self, screen: ChatBase) -> None:
         super().__init__(screen)
         self._session: ToolSession | None = None
-        self._running: ToolRun | None = None
-        self._is_stopped = False
+        self.running: ToolRun | None = None
+        self.is_stopped = False
         self.wanted = ""
         """The tools to switch on once a model is loaded."""
 
@@ -38,12 +37,7 @@ class Tooling(ScreenPart):
     def session(self) -> ToolSession:
         """The tools of this folder, created on first use."""
         if self._session is None:
-            try:
-                policy = Policy.of(rules_path())
-            except SettingsError as error:
-                self.screen.say(f"{error} Until then no permanent rules apply.", "error")
-                policy = Policy()
-            self._session = ToolSession.of(Path.cwd(), policy)
+            self._session = ToolSession.open(Path.cwd(), lambda text: self.screen.say(text, "error"))
         return self._session
 
     def from_any_thread(self) -> ToolSession:
@@ -64,11 +58,7 @@ class Tooling(ScreenPart):
     def leave(self) -> None:
         """Stop, and switch all tools off, before another conversation begins."""
         self.stop()
-        if self._session is None:
-            return
-        self.session.policy.session.clear()
-        if self.session.box.on:
-            self.session.box.on.clear()
+        if self._session is not None and self._session.forget():
             self.offer()
 
     def begin(self) -> bool:
@@ -76,15 +66,15 @@ class Tooling(ScreenPart):
         entry = self.conversation.act()
         if entry is None:
             return False
-        self._is_stopped = False
+        self.is_stopped = False
         self.screen.run_worker(self._batch(entry), exclusive=False)
         return True
 
     def stop(self) -> None:
         """Stop the running call, with everything that it started, and skip the others."""
-        self._is_stopped = True
-        if self._running is not None:
-            self._running.stopped.set()
+        self.is_stopped = True
+        if self.running is not None:
+            self.running.stopped.set()
 
     def close(self) -> None:
         """Stop everything and close the MCP servers, because the program ends."""
@@ -94,55 +84,52 @@ class Tooling(ScreenPart):
 
     async def _batch(self, entry: ToolsEntry) -> None:
         calls = [ToolCall(shown.name, shown.arguments) for shown in entry.calls]
-        results: list[ToolResult] = []
-        for number, call in enumerate(calls):
-            if self._is_stopped:
-                result = stopped(call)
-            else:
-                place = f", {number + 1} of {len(calls)}" if len(calls) > 1 else ""
-                result = await self._one(entry, number, call, place)
-            results.append(result)
-            self._show(entry, number, result.state, result.seconds, result.text)
-            if self.conversation.acting is not entry:
-                return  # another conversation has been opened
-        self.conversation.tell(results, self.screen.model_name, is_stopped=self._is_stopped)
-        if self._is_stopped:
+        results = await run_calls(self.session.policy, calls, _Batch(self, entry))
+        if self.conversation.acting is not entry:
+            return  # another conversation has been opened
+        self.conversation.tell(results, self.screen.model_name, is_stopped=self.is_stopped)
+        if self.is_stopped:
             self.conversation.next(self.screen.model_name)
 
-    async def _one(self, entry: ToolsEntry, number: int, call: ToolCall, place: str) -> ToolResult:
-        try:
-            plan = await asyncio.to_thread(self.session.plan, call)
-        except ToolError as error:
-            return failed(call, str(error))
-        if self.conversation.acting is not entry or self._is_stopped:
-            return stopped(call)
-        policy = self.session.policy
-        if why := policy.why_ask(plan):
-            self._show(entry, number, "asking")
-            answer = await self._asked(plan, why, place)
-            if self.conversation.acting is not entry:
-                return stopped(call)
-            if answer is None:
-                self._is_stopped = True
-                return refused(call)
-            try:
-                policy.decided(plan, answer)
-            except SettingsError as error:
-                self.screen.say(f"The rule holds for this session only: {error}", "error")
-            if answer == "no":
-                return refused(call)
-        else:
-            policy.ran()
-        return await self._done(entry, number, call, plan)
 
-    async def _asked(self, plan: ToolPlan, why: str, place: str) -> Answer | None:
+class _Batch:
+    """The calls of one answer, as a `CallHost`."""
+
+    def __init__(self, runner: ToolRunner, entry: ToolsEntry) -> None:
+        self._runner, self._entry = runner, entry
+        self._screen = runner.screen
+
+    @property
+    def _is_shown(self) -> bool:
+        return self._runner.conversation.acting is self._entry
+
+    def is_stopped(self) -> bool:
+        """Return whether the person has stopped, or opened another conversation."""
+        return self._runner.is_stopped or not self._is_shown
+
+    async def plan(self, index: int, call: ToolCall) -> ToolPlan:
+        """Plan a call in a thread. Raises ToolError."""
+        return await asyncio.to_thread(self._runner.session.plan, call)
+
+    async def ask(self, index: int, call: ToolCall, plan: ToolPlan, why: str) -> Answer | ToolResult:
+        """Ask on a screen; leaving that screen stops the batch."""
         from chatterm.screens.approval import ApprovalScreen
 
-        info = self.screen.info
-        asked = ApprovalScreen(plan, why, place, model=info.label if info is not None else "The model")
-        return await self.screen.app.push_screen_wait(asked)
+        self._show(index, "asking")
+        count, info = len(self._entry.calls), self._screen.info
+        place = f", {index + 1} of {count}" if count > 1 else ""
+        approval = ApprovalScreen(plan, why, place, model=info.label if info is not None else "The model")
+        answer = await self._screen.app.push_screen_wait(approval)
+        if answer is None and self._is_shown:
+            self._runner.is_stopped = True
+        return answer or refused(call)
 
-    async def _done(self, entry: ToolsEntry, number: int, call: ToolCall, plan: ToolPlan) -> ToolResult:
+    async def warn(self, text: str) -> None:
+        """Show an error."""
+        self._screen.say(text, "error")
+
+    async def perform(self, index: int, call: ToolCall, plan: ToolPlan) -> ToolResult:
+        """Run a call in a thread and show its output meanwhile."""
         lock, pieces = threading.Lock(), list[str]()
 
         def say(text: str) -> None:
@@ -151,29 +138,31 @@ class Tooling(ScreenPart):
                 if sum(map(len, pieces[-50:])) > 20_000 or len(pieces) > 50:
                     pieces[:] = ["".join(pieces)[-8_000:]]
 
-        running = self._running = ToolRun(say=say)
+        running = self._runner.running = ToolRun(say=say)
         began = monotonic()
         work = asyncio.create_task(asyncio.to_thread(performed, call, plan, running))
         before = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH)
         try:
             while not work.done():
-                if self.conversation.acting is not entry:
+                if not self._is_shown:
                     running.stopped.set()
                 with lock:
                     said = "".join(pieces)
-                self._show(entry, number, "running", monotonic() - began, said)
+                self._show(index, "running", monotonic() - began, said)
                 await asyncio.wait([work], timeout=_LOOK)
             return work.result()
         finally:
             sys.setswitchinterval(before)
             running.stopped.set()
-            self._running = None
+            self._runner.running = None
 
-    def _show(
-        self, entry: ToolsEntry, number: int, state: str, seconds: float = 0.0, text: str | None = None
-    ) -> None:
-        entry.show_state(number, state, seconds, text)
-        if self.conversation.acting is entry:
-            self.transcript.update()
-            self.transcript.new_text()
+    async def record(self, index: int, result: ToolResult) -> None:
+        """Show a result."""
+        self._show(index, result.state, result.seconds, result.text)
+
+    def _show(self, index: int, state: str, seconds: float = 0.0, text: str | None = None) -> None:
+        self._entry.show_state(index, state, seconds, text)
+        if self._is_shown:
+            self._runner.transcript.update()
+            self._runner.transcript.new_text()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chatterm.backends.backend import ToolCall, ToolResult
-from chatterm.cli.headless_tools import Unasked
+from chatterm.cli.headless_tools import HeadlessTools
 from chatterm.cli.main import call
 from chatterm.cli.oneshot import answer
 from chatterm.cli.usage import WrongUsage
@@ -116,7 +116,7 @@ def test_in_a_script_only_what_was_named_runs_and_the_exit_code_says_so(folder: 
     calls += [ToolCall("read_file", text) for text in MALFORMED]
     model = ScriptedBackend([Script("I obey.", calls=tuple(calls)), Script("Done.")])
     out, err = io.StringIO(), io.StringIO()
-    code = answer(model, ["Go."], tools=Unasked(names, False, folder), out=out, err=err)
+    code = answer(model, ["Go."], tools=HeadlessTools(names, False, folder), out=out, err=err)
     assert code == 3
     assert out.getvalue() == "I obey.\nDone.\n"
     found = told(model)
@@ -131,7 +131,9 @@ def test_in_a_script_only_what_was_named_runs_and_the_exit_code_says_so(folder: 
 def test_in_a_script_where_nothing_is_refused_the_exit_code_is_0(folder: Path) -> None:
     model = ScriptedBackend([Script("Well.", calls=(ToolCall("list_folder", "{}"),)), Script("Done.")])
     assert (
-        answer(model, ["Go."], tools=Unasked("read", False, folder), out=io.StringIO(), err=io.StringIO())
+        answer(
+            model, ["Go."], tools=HeadlessTools("read", False, folder), out=io.StringIO(), err=io.StringIO()
+        )
         == 0
     )
     assert "a.txt" in told(model)[0].text
@@ -140,7 +142,7 @@ def test_in_a_script_where_nothing_is_refused_the_exit_code_is_0(folder: Path) -
 @pytest.mark.parametrize("names", ["write", "run", "all", "read,write", "nonsense", "read_file,../x"])
 def test_what_changes_things_needs_a_flag_of_its_own(folder: Path, names: str) -> None:
     with pytest.raises(WrongUsage):
-        Unasked(names, False, folder)
+        HeadlessTools(names, False, folder)
 
 
 def test_with_the_flag_changes_are_made_but_nothing_that_needs_a_second_look(folder: Path) -> None:
@@ -151,7 +153,7 @@ def test_with_the_flag_changes_are_made_but_nothing_that_needs_a_second_look(fol
     )
     model = ScriptedBackend([Script("Well.", calls=calls), Script("Done.")])
     code = answer(
-        model, ["Go."], tools=Unasked("write,run", True, folder), out=io.StringIO(), err=io.StringIO()
+        model, ["Go."], tools=HeadlessTools("write,run", True, folder), out=io.StringIO(), err=io.StringIO()
     )
     assert code == 3
     assert [result.state for result in told(model)] == ["done", "refused", "refused"]
@@ -161,7 +163,7 @@ def test_with_the_flag_changes_are_made_but_nothing_that_needs_a_second_look(fol
 def test_a_model_that_never_ends_is_ended(folder: Path) -> None:
     model = ScriptedBackend([Script("More.", calls=(ToolCall("list_folder", "{}"),))])
     err = io.StringIO()
-    assert answer(model, ["Go."], tools=Unasked("read", False, folder), out=io.StringIO(), err=err) == 3
+    assert answer(model, ["Go."], tools=HeadlessTools("read", False, folder), out=io.StringIO(), err=err) == 3
     assert "no further calls are run" in err.getvalue()
 
 
