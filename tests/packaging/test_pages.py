@@ -1,4 +1,4 @@
-"""README.md and the pages in docs/: everything they refer to exists."""
+"""README.md, the pages in docs/ and those beside the results: everything they refer to exists."""
 
 import re
 from collections import Counter
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = ["chatterm", "engine", "models", "benchmarks", "docs", "tests"]
 README = ROOT / "README.md"
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")])
 PAGES = [README, ROOT / "examples" / "README.md", *DOCS]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

@@ -86,7 +86,7 @@ FEW_TILES: Mapping[tuple[int, int, bool], Tile] = MappingProxyType(
     }
 )
 """Keys are outputs, inputs and whether gated: products of Qwen3-0.6B, 1.7B and 4B, of Llama-3.2-1B, and of Qwen3-8B and
-32B divided among two GPUs, for up to FEW rows. Their gain in whole steps is in docs/decode-speed.md."""
+32B divided among two GPUs, for up to FEW rows. Their gain in whole steps is in benchmarks/results/decode-speed.md."""
 
 
 def choose_tile(outputs: int, inputs: int, gated: bool, few: bool = False) -> Tile:
@@ -187,7 +187,7 @@ def choose_warpgroup_tile(
 ) -> WarpgroupTile | None:
     """Return the fastest tile on an H200 for `count` rows; None means that what `choose_wide_tile` returns is as fast.
 
-    Other arguments are as for `choose_wide_tile`. The gain in whole steps is in docs/decode-speed.md.
+    Other arguments are as for `choose_wide_tile`. The gain in whole steps is in benchmarks/results/decode-speed.md.
     """
     rows, lines = rounded(count), outputs * (2 if gated else 1)
     weights = lines * inputs
