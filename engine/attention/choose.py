@@ -16,6 +16,7 @@ from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.device import FULL_SPEED, is_amd
 from engine.errors import EngineError
+from engine.kernels import flash
 from engine.kernels.on_gpu import triton_problem
 from models.features import Feature
 from models.spec import Attention
@@ -115,7 +116,7 @@ class _Package:
 
 
 _PACKAGES = {
-    "flash": _Package("flash-attn", "flash_attn", "pip install 'flash-attn>=2.8,<3' --no-build-isolation"),
+    "flash": _Package("flash-attn", flash.MODULE, "pip install 'flash-attn>=2.8,<3' --no-build-isolation"),
     "triton": _Package("triton", "triton", "pip install triton"),
 }
 

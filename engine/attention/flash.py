@@ -4,8 +4,9 @@ Written for flash-attn 2.8 (https://github.com/Dao-AILab/flash-attention), which
 not sinks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -19,10 +20,10 @@ from engine.attention.triton import TritonBackend
 from engine.attention.unusual import Layers
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
+from engine.kernels.flash import MODULE, attend_pages, attend_ragged
 from models.reference.attention import Attention
 from models.spec import Attention as AttentionSpec
 
-Kernel = Callable[..., Tensor]
 Options = Mapping[int, dict[str, Any]]
 """By layer index, the arguments that each unusual layer passes to the kernels."""
 
@@ -51,27 +52,23 @@ class FlashBackend:
 
         Raises ValueError for a block size that it cannot page, and whatever importing a broken package raises.
         """
-        from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
-
+        import_module(MODULE)
         if cache.block_size % PAGE:
             raise ValueError(f"flash-attn needs blocks of a multiple of {PAGE} rows, not {cache.block_size}")
         self._cache = cache
         self._bytes = TritonBackend(cache, groups, unusual) if cache.row.is_quantized else None
         self._options = {index: _options(layer.spec) for index, layer in unusual.items()}
         self._by_torch = cache.kv.is_cuda and torch.cuda.get_device_capability(cache.kv.device)[0] == HOPPER
-        self._attend: Kernel = flash_attn_with_kvcache
-        # This function, like the package's others, goes through autograd and operator dispatch: 0.3 ms per call.
-        self._attend_ragged: Kernel = flash_attn_varlen_func
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
         spans, counts = batch.spans, [span.count for span in batch.spans]
         if len(spans) == 1 and self._is_whole(spans[0]):
-            return _Whole(self._cache, self._attend, self._options, spans[0], self._by_torch)
+            return _Whole(self._cache, self._options, spans[0], self._by_torch)
         if self._bytes is not None:
             return self._bytes.plan(batch)
         if len(spans) == 1 or max(counts) == min(counts) <= FEW:
-            return _Paged(self._cache, self._attend, self._options, spans)
+            return _Paged(self._cache, self._options, spans)
         write, tables = WriteSpans(self._cache, spans), block_tables(self._cache, spans)
         most = max(span.stop for span in spans)
         return self.ragged(write, *ends(self._cache, spans), tables, max(counts), most)
@@ -83,9 +80,8 @@ class FlashBackend:
         if self._bytes is not None:
             return self._bytes.ragged(write, q_ends, k_ends, tables, tokens, rows)
         if len(tables) == 1:
-            return _Last(self._cache, self._attend, self._options, write, k_ends[1:], tables)
-        attend, options = self._attend_ragged, self._options
-        return _Ragged(self._cache, attend, options, write, q_ends, k_ends, tables, tokens, rows)
+            return _Last(self._cache, self._options, write, k_ends[1:], tables)
+        return _Ragged(self._cache, self._options, write, q_ends, k_ends, tables, tokens, rows)
 
     def _is_whole(self, span: Span) -> bool:
         if self._cache.row.is_quantized:
@@ -99,21 +95,20 @@ def _options(spec: AttentionSpec) -> dict[str, Any]:
     """Return flash-attn's arguments for a layer; a window counts the rows before a token and those after it (none)."""
     asked: dict[str, Any] = {}
     if spec.scale is not None:
-        asked["softmax_scale"] = spec.scale
+        asked["scale"] = spec.scale
     if spec.window is not None:
-        asked["window_size"] = (spec.window - 1, 0)
+        asked["window"] = (spec.window - 1, 0)
     if spec.score_cap is not None:
-        asked["softcap"] = spec.score_cap
+        asked["cap"] = spec.score_cap
     return asked
 
 
 class _Whole:
     """Attention of one span over all rows side by side, or over those in the window of a layer."""
 
-    def __init__(self, cache: KVCache, attend: Kernel, options: Options, span: Span, by_torch: bool) -> None:
+    def __init__(self, cache: KVCache, options: Options, span: Span, by_torch: bool) -> None:
         """`by_torch`: use torch's own kernel for plain layers of a long prompt with nothing before it."""
         self._rows = SpanRows(cache, span)
-        self._attend = attend
         self._options = options
         by_torch = by_torch and span.start == 0 and span.count >= LONG
         self._plain = GpuSpan(cache, span, gqa=True) if by_torch else None
@@ -123,18 +118,17 @@ class _Whole:
             return self._plain(layer_index, q, k, v)
         self._rows.write(layer_index, k, v)
         options = self._options.get(layer_index, {})
-        window = options["window_size"][0] + 1 if "window_size" in options else None
+        window = options["window"][0] + 1 if "window" in options else None
         seen = (x.unsqueeze(0) for x in self._rows.read(layer_index, window))
         # flash-attn's causal mask is aligned at the lower right: the last query sees the last row.
-        return self._attend(q.unsqueeze(0), *seen, causal=True, **options).squeeze(0)
+        return attend_pages(q.unsqueeze(0), *seen, **options).squeeze(0)
 
 
 class _Paged:
     """Attention of spans with the same number of tokens; the kernel also writes their K and V."""
 
-    def __init__(self, cache: KVCache, attend: Kernel, options: Options, spans: tuple[Span, ...]) -> None:
+    def __init__(self, cache: KVCache, options: Options, spans: tuple[Span, ...]) -> None:
         self._cache = cache
-        self._attend = attend
         self._options = options
         self._shape = (len(spans), spans[0].count)
         self._tables = block_tables(cache, spans)
@@ -143,15 +137,14 @@ class _Paged:
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         pages = (-1, self._cache.block_size, *k.shape[1:])
-        out = self._attend(
+        out = attend_pages(
             q.view(*self._shape, *q.shape[1:]),
             self._cache.k[layer_index].view(pages),
             self._cache.v[layer_index].view(pages),
             k=k.view(*self._shape, *k.shape[1:]),
             v=v.view(*self._shape, *v.shape[1:]),
-            cache_seqlens=self._starts,
-            block_table=self._tables,
-            causal=True,
+            rows=self._starts,
+            table=self._tables,
             **self._options.get(layer_index, {}),
         )
         return out.flatten(0, 1)
@@ -162,7 +155,6 @@ class _Last:
     """Attention of one span at the end of a step. Tokens before it are padding, as if they preceded its first row."""
 
     cache: KVCache
-    attend: Kernel
     options: Options
     write: Write
     rows: Tensor
@@ -173,13 +165,12 @@ class _Last:
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.write(layer_index, k, v)
         pages = (-1, self.cache.block_size, *k.shape[1:])
-        out = self.attend(
+        out = attend_pages(
             q.unsqueeze(0),
             self.cache.k[layer_index].view(pages),
             self.cache.v[layer_index].view(pages),
-            cache_seqlens=self.rows,
-            block_table=self.table,
-            causal=True,
+            rows=self.rows,
+            table=self.table,
             **self.options.get(layer_index, {}),
         )
         return out.squeeze(0)
@@ -190,7 +181,6 @@ class _Ragged:
     """Attention of spans of any lengths in one call; the tensors are those of `RaggedBackend.ragged`."""
 
     cache: KVCache
-    attend: Kernel
     options: Options
     write: Write
     q_ends: Tensor
@@ -202,15 +192,14 @@ class _Ragged:
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.write(layer_index, k, v)
         pages = (-1, self.cache.block_size, *k.shape[1:])
-        return self.attend(
+        return attend_ragged(
             q,
             self.cache.k[layer_index].view(pages),
             self.cache.v[layer_index].view(pages),
             self.q_ends,
             self.k_ends,
+            self.tables,
             max(self.most_tokens, 2),  # it would take 1 for a batch without padding
             self.most_rows,
-            causal=True,
-            block_table=self.tables,
             **self.options.get(layer_index, {}),
         )

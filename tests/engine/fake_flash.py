@@ -1,4 +1,4 @@
-"""What flash-attn 2.8 says of its functions, in plain torch: for tests on machines without it."""
+"""The compiled functions of flash-attn 2.8 (`flash_attn_2_cuda`) in plain torch, for machines without them."""
 
 from itertools import pairwise
 from typing import Any
@@ -7,6 +7,75 @@ import torch
 from torch import Tensor
 
 from tests.engine.attention_cases import plain
+
+
+def fwd_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    seqlens_k: Tensor | None,
+    rotary_cos: None,
+    rotary_sin: None,
+    cache_batch_idx: None,
+    leftpad_k: None,
+    block_table: Tensor | None,
+    alibi_slopes: None,
+    out: None,
+    softmax_scale: float,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    is_rotary_interleaved: bool,
+    num_splits: int,
+) -> tuple[Tensor, None]:
+    """Take what the compiled function takes; `num_splits` 0 lets it choose."""
+    assert rotary_cos is rotary_sin is cache_batch_idx is leftpad_k is alibi_slopes is out is None
+    assert num_splits == 0
+    window = (window_size_left, window_size_right)
+    found = flash_attn_with_kvcache(
+        q, k_cache, v_cache, causal=is_causal, k=k, v=v, cache_seqlens=seqlens_k, block_table=block_table,
+        softmax_scale=softmax_scale, window_size=window, softcap=softcap,
+    )  # fmt: skip
+    return found, None
+
+
+def varlen_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    seqused_k: None,
+    leftpad_k: None,
+    block_table: Tensor,
+    alibi_slopes: None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    p_dropout: float,
+    softmax_scale: float,
+    zero_tensors: bool,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    return_softmax: bool,
+    generator: None,
+) -> tuple[Tensor, None, None, None]:
+    """Take what the compiled function takes."""
+    assert out is seqused_k is leftpad_k is alibi_slopes is generator is None
+    assert not zero_tensors
+    assert not return_softmax
+    assert p_dropout == 0.0
+    window = (window_size_left, window_size_right)
+    found = flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=is_causal,
+        block_table=block_table, softmax_scale=softmax_scale, window_size=window, softcap=softcap,
+    )  # fmt: skip
+    return found, None, None, None
 
 
 def flash_attn_with_kvcache(

@@ -123,7 +123,7 @@ def test_the_gpu_path_of_sdpa(spans: list[tuple[int, int]], gqa: bool, scattered
 def test_flash_is_called_as_it_says(
     spans: list[tuple[int, int]], scattered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     made = case(spans, group=2, dim=16, block_size=256, dtype=torch.float32, scattered=scattered)
     assert made.error(made.run(FlashBackend(made.cache))) < 1e-5
 
@@ -144,7 +144,7 @@ ASKED: dict[str, dict[str, Any]] = {
 def test_windows_caps_and_scales_are_passed_on(
     name: str, spans: list[tuple[int, int]], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     made = case(spans, group=2, dim=16, block_size=256, dtype=torch.float32, **asked)
     assert made.unusual
     assert made.error(made.run(make_backend(name, made.cache, 2, made.unusual))) < 1e-5
@@ -154,24 +154,24 @@ def test_windows_caps_and_scales_are_passed_on(
 def test_of_a_layer_with_a_window_no_block_before_it_is_copied(
     scattered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     made = case(
         [(3000, 520)], group=2, dim=16, block_size=256, dtype=torch.float32, scattered=scattered, window=300
     )
     read: list[int] = []
-    attend = fake_flash.flash_attn_with_kvcache
+    attend = fake_flash.fwd_kvcache
 
-    def noting(q: Tensor, k: Tensor, *rest: Any, **options: Any) -> Tensor:
+    def noting(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, None]:
         read.append(k.shape[1])
-        return attend(q, k, *rest, **options)
+        return attend(q, k, *rest)
 
-    monkeypatch.setattr(fake_flash, "flash_attn_with_kvcache", noting)
+    monkeypatch.setattr(fake_flash, "fwd_kvcache", noting)
     assert made.error(made.run(FlashBackend(made.cache, made.unusual))) < 1e-5
     assert read == [3520 - 2560]  # row 3000 sees row 2701
 
 
 def test_flash_refuses_blocks_that_it_cannot_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     with pytest.raises(ValueError, match="multiple of 256 rows, not 4"):
         FlashBackend(cache(torch.float32))
 

@@ -27,15 +27,15 @@ def capability(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture
 def no_flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", None)
 
 
 @pytest.fixture
 def broken_flash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """A flash-attn that is installed and fails to import."""
-    (tmp_path / "flash_attn.py").write_text(request.param)
+    (tmp_path / "flash_attn_2_cuda.py").write_text(request.param)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    monkeypatch.delitem(sys.modules, "flash_attn_2_cuda", raising=False)
 
 
 def test_a_cpu_takes_sdpa_and_says_nothing() -> None:
@@ -115,7 +115,7 @@ def test_flash_is_not_for_fp32() -> None:
 
 
 def test_a_flash_attn_that_computes_nonsense_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     assert choose._tried("flash", CPU, torch.bfloat16, 64) is None
     monkeypatch.setattr(fake_flash, "plain", lambda q, *_, **asked: torch.zeros_like(q))
     problem = choose._tried("flash", CPU, torch.bfloat16, 64)
@@ -127,7 +127,7 @@ def test_a_flash_attn_that_computes_nonsense_is_found_out(monkeypatch: pytest.Mo
 def test_a_flash_attn_that_ignores_what_a_layer_asks_for_is_found_out(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     asked = kinds([Attention(8, 4, 64), Attention(8, 4, 64, window=4096, scale=0.5, score_cap=2.0)])
     assert choose._tried("flash", CPU, torch.bfloat16, 64, asked) is None
     exact = fake_flash.plain
@@ -173,7 +173,7 @@ def test_layers_of_the_same_kind_are_tried_once() -> None:
 
 def test_the_choice_makes_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     for name, size in choose.BLOCK_SIZES.items():
         cache = KVCache(1, 2, size, 1, 16, torch.float32, CPU)
         assert make_backend(name, cache, 2).name == name

@@ -180,7 +180,7 @@ def test_without_triton_nothing_is_fused_and_one_line_says_what_to_install(machi
     machine.patch.setattr(on_gpu, "triton_problem", lambda device: GCC)
     machine.patch.setattr("engine.attention.choose.triton_problem", lambda device: GCC)
     assert weight_loading.packs(torch.bfloat16, CUDA) is None, "quantised weights are expanded"
-    machine.patch.setitem(sys.modules, "flash_attn", None)
+    machine.patch.setitem(sys.modules, "flash_attn_2_cuda", None)
     assert choose_attention("auto", CUDA, torch.bfloat16, 64) == AttentionChoice("sdpa", 32)
     pieces, network = put_together(a_spec(), fused=False), a_network(a_spec())
     runner = pieces.runner

@@ -11,6 +11,7 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.plain_modules import plain_modules
 from engine.execute.cuda.slots import StepInput
+from engine.kernels.flash import attend_pages
 from models.network import Network
 
 
@@ -66,18 +67,9 @@ class _Step:
         self._write(layer_index, k, v)
         keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
         if self._flash:
-            from flash_attn import flash_attn_with_kvcache
-
             pages = (-1, self._cache.block_size, *k.shape[1:])
-            out: Tensor = flash_attn_with_kvcache(
-                q.unsqueeze(1),
-                keys.view(pages),
-                values.view(pages),
-                cache_seqlens=self._row + self._real,
-                block_table=self._tables,
-                causal=True,
-            )
-            return out.squeeze(1)
+            seen, rows = (keys.view(pages), values.view(pages)), self._row + self._real
+            return attend_pages(q.unsqueeze(1), *seen, rows=rows, table=self._tables).squeeze(1)
         from engine.kernels.triton.paged_attention import paged_attention
 
         return paged_attention(

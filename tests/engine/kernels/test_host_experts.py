@@ -132,7 +132,7 @@ def test_padding_chooses_no_experts(
     fetch_from: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     monkeypatch.setattr(host, "fetch_from", fetch_from)
     rows, mixed = [], HostExperts.mix
 

@@ -61,7 +61,7 @@ CONFIGS = pytest.mark.parametrize(
 def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
     tmp_path: Path, config: PretrainedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     model = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
     shape, layers = model.spec.attention, len(model.spec.layers)
     ids = torch.randint(160, (351,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -145,7 +145,7 @@ class Recorded:
 def test_prompts_are_recorded_unless_torch_attends(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     monkeypatch.setattr(padded_prefill, "ALONE", (16, 32))
     monkeypatch.setattr(padded_prefill, "TOGETHER", (32,))
     monkeypatch.setattr(padded_prefill, "SPANS", (2,))
@@ -192,7 +192,7 @@ MIXED = [
 def test_several_chunks_at_once_give_what_each_gives_alone(
     tmp_path: Path, config: PretrainedConfig, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     monkeypatch.setattr(padded_prefill, "ALONE", (4,))
     monkeypatch.setattr(padded_prefill, "TOGETHER", (8, 32) if cut else (16, 96))
     monkeypatch.setattr(padded_prefill, "SPANS", (3,) if cut else (4, 16))
