@@ -1,12 +1,12 @@
 """Whole decode steps with different cuts of their kernels, measured in turn in one process; random weights.
 
 python -m benchmarks.cuts --shape 8B --format q4_0 --rows 1,2,4,8 --context 512 [--kv-dtype fp8] [--ranks 2]
-    "12288 x 4096 gated = 4,2,2,4" "6144 x 4096 = 8,1,2,4; attention = 0,32,2"
+    "12288 x 4096 gated = 1,4,2,2,4" "6144 x 4096 = 1,8,1,2,4; attention = 0,32,2"
 
 Each argument is one way to cut the steps: a part of an operation's name, and the numbers of its cut in the order of
-`Tile`, `PackedTile` or `Split` in `engine/execute/cuda/tiles.py`. The names are printed first, with the cuts that are
+`Tile` or `AttentionSplit` in `engine/execute/cuda/tiles.py`. The names are printed first, with the cuts that are
 the default. Only candidates of the tuner are possible. With `--ranks`, the network is one GPU's part of that many,
-without the communication between them. Steps come without sampling. This is how the tables in `tiles.py` were found.
+without the communication between them. Steps come without sampling. This is how `configs/default.json` was found.
 """
 
 import argparse

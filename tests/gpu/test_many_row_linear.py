@@ -29,8 +29,9 @@ PDL = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 def test_the_tiles_of_larger_networks(
     rows: int, outputs: int, inputs: int, gated: bool, apart: bool, groups: bool
 ) -> None:
+    from engine.execute.cuda.kernel_configs import KernelConfigs
     from engine.execute.cuda.many_row_linear import warpgroup_product, wide_product
-    from engine.execute.cuda.tiles import choose_warpgroup_tile, choose_wide_tile, rounded
+    from engine.execute.cuda.tiles import choose_warpgroup_tile, rounded
     from engine.kernels.triton.launch import has_warpgroups
     from models.network import Linear, Weight
     from models.spec import FeedForward
@@ -44,7 +45,7 @@ def test_the_tiles_of_larger_networks(
     if groups:
         tile, multiply = choose_warpgroup_tile(rows, outputs, inputs, gated, apart), warpgroup_product
     else:
-        tile, multiply = choose_wide_tile(rounded(rows), outputs, inputs, gated, apart), wide_product
+        tile, multiply = KernelConfigs().wide(rounded(rows), outputs, inputs, gated, apart), wide_product
     assert tile is not None
     gate = FeedForward(outputs) if gated else None
     found = multiply(Linear((Weight.plain(weight),)), x, gate, tile, PDL).float()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from engine.attention.sdpa import SdpaBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.weight_loading import read_model
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.packed import ordered_plane_args, packed_embedding, packed_product
-from engine.execute.cuda.tiles import LANES, PACKED_TILES, PackedTile, choose_packed_tile
+from engine.execute.cuda.tiles import LANES, Tile
+from engine.execute.tuning.store import load_table
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from engine.schedule.loop import Loop
 from models.load import load_model
@@ -56,7 +59,7 @@ def packed(
     return Weight.packed(far, kind, rows, columns), numbers
 
 
-def product(weight: Weight, x: Tensor, norm: Tensor, residual: Tensor, tile: PackedTile, part: str) -> Tensor:
+def product(weight: Weight, x: Tensor, norm: Tensor, residual: Tensor, tile: Tile, part: str) -> Tensor:
     gated = part == "gated"
     outputs, out = weight.rows // (2 if gated else 1), torch.full_like(residual, float("nan"))
     packed_linear_kernel[(-(-outputs // tile.outputs(gated)),)](
@@ -127,7 +130,7 @@ def check_product(kind: Kind, part: str, rows: int, columns: int, ordered: bool 
     truth = expected(numbers.double(), x, norm, residual, part)
     rounded = expected(numbers.to(BF16), x, norm, residual, part).to(BF16)
     theirs = errors(rounded, truth)
-    tile = choose_packed_tile(outputs, columns, part == "gated", kind)
+    tile = KernelConfigs().product(16, outputs, columns, part == "gated", kind)
     for lanes in (1, LANES) if PACKINGS[kind].shared == 1 else (1,):
         tile = replace(tile, lanes=lanes)
         alone = torch.cat(
@@ -141,8 +144,8 @@ def check_product(kind: Kind, part: str, rows: int, columns: int, ordered: bool 
             assert ours.max() <= 1.5 * theirs.max(), (ours.max(), theirs.max())
 
 
-@pytest.mark.parametrize("tile", PACKED_TILES, ids=str)
-def test_every_tile_that_may_be_chosen(tile: PackedTile) -> None:
+@pytest.mark.parametrize("tile", starmap(Tile, load_table().candidates["quantised"]), ids=str)
+def test_every_tile_that_may_be_chosen(tile: Tile) -> None:
     for kind, part in ((Kind.Q4_0, "gated"), (Kind.Q6_K, "residual"), (Kind.Q8_0, "norm")):
         weight, numbers = packed(kind, 208, 2560)
         outputs, generator = 208 // (2 if part == "gated" else 1), torch.Generator("cuda").manual_seed(3)

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from engine.execute.cuda.kernel_configs import fitted, table_cuts
+from engine.execute.cuda.kernel_configs import table_cuts
 from engine.execute.cuda.packed import matrix_args, plane_args
-from engine.execute.cuda.tiles import PackedTile, Tile, choose_expert_tile, choose_tile
+from engine.execute.cuda.tiles import FUSED, choose_expert_tile
 from engine.kernels.triton.experts import down_kernel, gate_up_kernel, packed_down_kernel
 from engine.kernels.triton.grouped_gemm import count_kernel, group_kernel, place_kernel, sum_kernel
 from engine.kernels.triton.launch import shared_bytes, split_alike
@@ -89,7 +89,7 @@ class ExpertStep:
             layer.feed_forward for layer in network.spec.layers if isinstance(layer.feed_forward, Experts)
         ]
         self._pdl = pdl
-        self._room = table_cuts(network.device).room
+        self._cuts = table_cuts(network.device)
 
         def buffer(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=network.device)
@@ -161,13 +161,10 @@ class ExpertStep:
         out = x if out is None else out
         first, size, hidden = weights.experts[0], spec.expert.size, x.shape[1]
         (weight,) = first.gate_up.parts
-        tile: Tile | PackedTile
         if weight.planes is None:
-            tile = fitted(choose_tile(size, hidden, True), hidden, self._room)
-            folds, lanes = tile.folds, {}
+            tile = self._cuts.product(FUSED, size, hidden, True, None)
         else:
-            tile, folds = choose_expert_tile(size, hidden, spec.chosen, True, weight.format), 1
-            lanes = {"LANES": tile.lanes}
+            tile = choose_expert_tile(size, hidden, spec.chosen, True, weight.format)
         kernel = gate_up_kernel[(triton.cdiv(size, tile.outputs(True)), spec.chosen, rows)](
             x,
             self._ids,
@@ -177,14 +174,14 @@ class ExpertStep:
             N=size,
             K=hidden,
             EPS=eps,
-            FOLDS=folds,
+            FOLDS=tile.folds,
             **matrix_args(weight),
             WARPS=tile.warps,
             TILES=tile.tiles,
             AHEAD=tile.ahead,
             PDL=self._pdl,
             bias=first.gate_up.bias,
-            **lanes,
+            LANES=tile.lanes,
             **activation(spec.expert),
             num_warps=tile.warps,
             launch_pdl=self._pdl,
@@ -193,7 +190,7 @@ class ExpertStep:
         (weight,) = first.down.parts
         matrices: dict[str, Any]
         if weight.planes is None:
-            tile = fitted(choose_tile(hidden, spec.chosen * size, False), spec.chosen * size, self._room)
+            tile = self._cuts.product(FUSED, hidden, spec.chosen * size, False, None)
             launch, matrices = down_kernel, {"weight": weight.data, "FOLDS": tile.folds}
             outputs = 16 // tile.folds
         else:

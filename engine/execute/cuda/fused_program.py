@@ -61,7 +61,6 @@ from engine.execute.cuda.tiles import (
     MOST_CHUNKS,
     SMALLEST,
     SMALLEST_OUTPUTS,
-    Tile,
     choose_chunking,
     choose_chunkings,
     most_chunks,
@@ -130,8 +129,8 @@ class FusedDecoder:
         self._deterministic = deterministic
         self._on_host = on_host
         self._exchange = exchange
-        self._wide = WideProducts(pdl, has_warpgroups(network.device))
         self.cuts = cuts or table_cuts(network.device)
+        self._wide = WideProducts(pdl, self.cuts, has_warpgroups(network.device))
         self._machine = (1, 0)
         if network.device.type == "cuda":
             device = torch.cuda.get_device_properties(network.device)
@@ -373,7 +372,7 @@ class FusedDecoder:
             kind = weight.format if weight.planes is not None else None
             tile = self.cuts.product(rows, outputs, weight.columns, gated, kind)
             limit = {}
-            if isinstance(tile, Tile):
+            if kind is None:
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
             else:
                 launch = packed_linear_kernel

@@ -1,25 +1,15 @@
 """How the kernels of a decode step are cut: as measured on this machine, or else by the tables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, fields, replace
+from itertools import starmap
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from engine.execute.cuda.tiles import (
-    FEW,
-    FUSED,
-    LATE_WIDTH,
-    PACKED_TILES,
-    SPLITS,
-    TILES,
-    AttentionSplit,
-    PackedTile,
-    Tile,
-    choose_packed_tile,
-    choose_tile,
-)
+from engine.execute.cuda.tiles import FEW, FUSED, LATE_WIDTH, AttentionSplit, Tile, WideTile
+from engine.execute.tuning.store import Table, load_table
 from models.network import Linear
 from models.spec import Attention
 from models.weights.block_formats import Kind
@@ -28,50 +18,18 @@ from models.weights.packing import PACKINGS
 if TYPE_CHECKING:
     from engine.kernels.triton.prompt_attention import Tile as PromptTile
 
-Cut: TypeAlias = "Tile | PackedTile | AttentionSplit | PromptTile"
+Cut: TypeAlias = "Tile | AttentionSplit | PromptTile"
 Chosen = Mapping[str, tuple[int, ...]]
 """The numbers of a cut, by the name of the operation."""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelDefaults:
-    """The defaults for a kind of GPU, before anything has been measured on it."""
-
-    room: int
-    """Bytes of shared memory in which a program may hold weights."""
-    why: str
-
-
-STARTS: Mapping[tuple[int, int], KernelDefaults] = MappingProxyType(
-    {
-        (8, 0): KernelDefaults(
-            80 << 10, "A100: 164 KB, 108 multiprocessors: two of 80 KB; 2 TB/s need 13 KB on the way"
-        ),
-        (8, 6): KernelDefaults(
-            48 << 10, "RTX 30: 100 KB, 82 multiprocessors: two of 48 KB; 0.9 TB/s need 8 KB on the way"
-        ),
-        (8, 9): KernelDefaults(
-            48 << 10, "RTX 40: 100 KB, 128 multiprocessors: two of 48 KB; 72 MB of L2 hold no step"
-        ),
-        (9, 0): KernelDefaults(
-            227 << 10, "H100, H200: 228 KB, 132 multiprocessors: measured there; two of the largest, 96 KB"
-        ),
-        (10, 0): KernelDefaults(
-            227 << 10, "B200: 228 KB, 148 multiprocessors: as an H100; 8 TB/s need 43 KB on the way"
-        ),
-        (12, 0): KernelDefaults(
-            48 << 10, "RTX 50: 100 KB, 170 multiprocessors: two of 48 KB, of which one may wait (PDL)"
-        ),
-    }
-)
-"""By compute capability. All have 65,536 registers per multiprocessor. Only (9, 0) was measured; the others start with
-what was fastest there, within the shared memory that lets two programs run side by side."""
-
-
 def weight_room(capability: tuple[int, int], shared_bytes: int) -> int:
     """Return the bytes in which a program may hold weights; for an unlisted GPU, derive them from its shared memory."""
-    known = STARTS.get(capability)
-    return known.room if known is not None else shared_bytes // 2 - 2048
+    return _table(capability).room or shared_bytes // 2 - 2048
+
+
+def _table(capability: tuple[int, int]) -> Table:
+    return load_table("sm_{}{}".format(*capability))
 
 
 def table_cuts(device: torch.device) -> "KernelConfigs":
@@ -79,26 +37,12 @@ def table_cuts(device: torch.device) -> "KernelConfigs":
     if device.type != "cuda":
         return KernelConfigs()
     found = torch.cuda.get_device_properties(device)
-    shared = found.shared_memory_per_multiprocessor
-    return KernelConfigs(weight_room((found.major, found.minor), shared), most=shared - 1024)
+    shared, capability = found.shared_memory_per_multiprocessor, (found.major, found.minor)
+    return KernelConfigs(weight_room(capability, shared), most=shared - 1024, table=_table(capability))
 
 
-def fitted(tile: Tile, inputs: int, room: int) -> Tile:
+def fitted(tile: Tile, inputs: int, kind: Kind | None, room: int) -> Tile:
     """Return `tile` if it fits in `room`; otherwise reduce first the copies ahead, then the outputs, then the warps."""
-    while tile.shared(inputs) > room:
-        if tile.ahead > 2:
-            tile = replace(tile, ahead=tile.ahead - 1)
-        elif tile.tiles > 1:
-            tile = replace(tile, tiles=tile.tiles // 2)
-        elif tile.warps > 1:
-            tile = replace(tile, warps=tile.warps // 2)
-        else:
-            break
-    return tile
-
-
-def fitted_packed(tile: PackedTile, inputs: int, kind: Kind, room: int) -> PackedTile:
-    """Fit a tile for quantised weights as `fitted` does."""
     while tile.shared(inputs, kind) > room:
         if tile.ahead > 2:
             tile = replace(tile, ahead=tile.ahead - 1)
@@ -114,42 +58,98 @@ def fitted_packed(tile: PackedTile, inputs: int, kind: Kind, room: int) -> Packe
 class KernelConfigs:
     """How each kernel is cut. A chosen cut is used only if it is among the candidates."""
 
-    __slots__ = ("_chosen", "_most", "_taken", "candidates", "room")
+    __slots__ = ("_chosen", "_most", "_products", "_table", "_taken", "candidates", "room")
 
     def __init__(
-        self, room: int = 227 << 10, chosen: Chosen = MappingProxyType({}), most: int = 227 << 10
+        self,
+        room: int = 227 << 10,
+        chosen: Chosen = MappingProxyType({}),
+        most: int = 227 << 10,
+        table: Table | None = None,
     ) -> None:
         """`room` is as in `weight_room`; `most` is the most shared memory in bytes that a program may have at all."""
         self.room = room
         self._most = most
         self._chosen = chosen
+        self._table = table or load_table()
         self._taken: dict[str, Cut] = {}
+        self._products: dict[tuple[int, int, int, bool, Kind | None], Tile] = {}
         self.candidates: dict[str, tuple[Cut, ...]] = {}
         """The candidates of everything asked for so far, by name; the first one is the default."""
 
     def with_(self, chosen: Chosen) -> "KernelConfigs":
         """Return the cuts of the same GPU with other choices."""
-        return KernelConfigs(self.room, chosen, self._most)
+        return KernelConfigs(self.room, chosen, self._most, self._table)
 
-    def product(
-        self, rows: int, outputs: int, inputs: int, gated: bool, kind: Kind | None
-    ) -> Tile | PackedTile:
-        """Return the cut of a product for `rows` rows, of `kind` if quantised.
+    def product(self, rows: int, outputs: int, inputs: int, gated: bool, kind: Kind | None) -> Tile:
+        """Return the cut of a product of `outputs` (pairs of lines if gated) for `rows` rows, of `kind` if quantised.
 
-        Counts up to FEW have the same cut, or by the tables one that gives a row the same bits.
+        Counts up to FEW have the same cut, or by the tables one that gives a row the same bits: it may differ in tiles
+        and copies ahead, but not in warps or lanes.
         """
-        name = f"{_rows_key(rows)}{outputs} x {inputs}{' gated' if gated else ''}{f' {kind.name}' if kind else ''}"
-        few = rows <= FEW
-        if kind is None:
-            found = self._take(name, lambda: _tiles(outputs, inputs, gated, few, self.room, self._most))
-        else:
-            found = self._take(
-                name, lambda: _packed_tiles(outputs, inputs, gated, kind, few, self.room, self._most)
-            )
+        asked = rows, outputs, inputs, gated, kind
+        if asked not in self._products:
+            shape = f"{outputs} x {inputs}{' gated' if gated else ''}{f' {kind.name}' if kind else ''}"
+            name = f"{_rows_key(rows)}{shape}"
+            found = self._take(name, lambda: self._tiles(shape, 1 if rows <= FEW else FUSED, *asked[1:]))
             if found == self.candidates[name][0]:
-                found = _packed_tile(outputs, inputs, gated, kind, rows, self.room)
-        assert isinstance(found, Tile | PackedTile)
-        return found
+                found = self._tile(shape, *asked)
+            assert isinstance(found, Tile)
+            self._products[asked] = found
+        return self._products[asked]
+
+    def _tile(self, shape: str, rows: int, outputs: int, inputs: int, gated: bool, kind: Kind | None) -> Tile:
+        """Return the tile of the tables, made to fit."""
+        own = "3 to 4 rows: " if 2 < rows <= FEW // 2 else f"5 to {FEW} rows: "
+        keys = [own, _rows_key(rows)] if 2 < rows <= FEW else [_rows_key(rows)]
+        chosen = next(
+            (self._table.chosen[key + shape] for key in keys if key + shape in self._table.chosen), None
+        )
+        if chosen is not None:
+            return fitted(Tile(*chosen), inputs, kind, self.room)
+        properties = {"rows": rows, "outputs": outputs, "inputs": inputs, "gated": gated}
+        if kind is None:
+            rule = self._table.rule("plain", **properties)
+        else:
+            wide, nested = kind.block_bytes >= kind.block, kind.block > 32
+            programs = outputs // (8 if gated else 16)
+            rule = self._table.rule("quantised", **properties, programs=programs, wide=wide, nested=nested)
+        assert rule.numbers is not None
+        tile = Tile(*rule.numbers)
+        while rule.narrows and tile.warps > 1 and tile.columns(kind) > inputs:
+            tile = replace(tile, warps=tile.warps // 2)
+        return fitted(tile, inputs, kind, self.room)
+
+    def _tiles(
+        self, shape: str, rows: int, outputs: int, inputs: int, gated: bool, kind: Kind | None
+    ) -> Iterable[Tile]:
+        """Yield the candidates, of which no two compile to the same kernel: no more can be copied than there is."""
+
+        def works_as(tile: Tile) -> Tile:
+            return replace(tile, ahead=min(tile.ahead, -(-inputs // tile.columns(kind))))
+
+        first = self._tile(shape, rows, outputs, inputs, gated, kind)
+        yield first
+        seen, least = {works_as(first)}, Tile(1, 1, 1, 1).columns(kind)
+        lanes = rows <= FEW and kind is not None and PACKINGS[kind].shared == 1
+        for tile in starmap(Tile, self._table.candidates["plain" if kind is None else "quantised"]):
+            fits = tile.shared(inputs, kind) <= self._most and tile.columns(kind) < 2 * max(inputs, least)
+            if (tile.lanes == 1 or lanes) and works_as(tile) not in seen and fits:
+                seen.add(works_as(tile))
+                yield tile
+
+    def wide(self, rows: int, outputs: int, inputs: int, gated: bool, apart: bool) -> WideTile | None:
+        """Return the tile of a product of many `rows`, `rounded`; `outputs` are pairs of lines if gated.
+
+        With `apart`, sums may stay unreduced. None means the library's product is as fast. A program reads all rows, so
+        the more rows there are, the fewer weights a product may have; sums that stay unreduced have to be few beside
+        them.
+        """
+        lines = outputs * (2 if gated else 1)
+        properties = {"rows": rows, "lines": lines, "weights": lines * inputs, "gated": gated, "apart": apart}
+        more = {"inputs // lines": inputs // lines, "lines % 2048": lines % 2048}
+        numbers = self._table.rule("wide", **properties, **more).numbers
+        return None if numbers is None else WideTile(*numbers)
 
     def combines(self, layer: Linear) -> bool:
         """Return whether a product of one row combines the parts of its input: if small and, if quantised, in lanes.
@@ -161,7 +161,7 @@ class KernelConfigs:
             kind = weight.format if weight.planes is not None else None
             tile = self.product(1, weight.rows, weight.columns, False, kind)
             ordered = weight.planes is not None and weight.planes.order is not None
-            if isinstance(tile, PackedTile) and (tile.lanes == 1 or ordered):
+            if kind is not None and (tile.lanes == 1 or ordered):
                 return False
             if max(weight.rows, weight.columns) > LATE_WIDTH:
                 return False
@@ -180,7 +180,8 @@ class KernelConfigs:
         window = f" window {spec.window}" if spec.window is not None else ""
         plain = "" if possible or window else " sinks"
         name = f"{_rows_key(rows)}attention {spec.heads} / {spec.kv_heads} x {spec.head_dim}{window}{plain}"
-        found = self._take(name, lambda: _splits(spec.kv_heads, dim, tensor_cores, possible))
+        splits = starmap(AttentionSplit, self._table.candidates["attention"])
+        found = self._take(name, lambda: _splits(splits, spec.kv_heads, dim, tensor_cores, possible))
         assert isinstance(found, AttentionSplit)
         return found if found != self.candidates[name][0] else None
 
@@ -216,69 +217,24 @@ def describe(name: str, cut: Sequence[int]) -> str:
     """Describe stored numbers for people: "8 warps, 2 tiles, 4 ahead"."""
     if name.startswith("prompts"):
         return f"{cut[0]} tokens, {cut[1]} rows at once, {cut[2]} warps"
-    kind = (
-        AttentionSplit
-        if "attention" in name
-        else PackedTile
-        if name.split()[-1] in Kind.__members__
-        else Tile
-    )
-    if kind is AttentionSplit:
+    if "attention" in name:
         return f"{cut[1] * cut[2]} rows a part, {'tensor cores' if cut[0] else 'no tensor cores'}"
-    units = [
-        part.name if number != 1 else part.name.removesuffix("s")
-        for part, number in zip(fields(kind), cut, strict=False)
-        if (part.name, number) != ("lanes", 1)
-    ]
-    return ", ".join(f"{number} {unit}" for number, unit in zip(cut, units, strict=False))
+    hidden = {("lanes", 1), ("folds", 1)} if name.split()[-1] in Kind.__members__ else {("lanes", 1)}
+    named = [(part.name, number) for part, number in zip(fields(Tile), cut, strict=False)]
+    return ", ".join(
+        f"{number} {unit if number != 1 else unit.removesuffix('s')}"
+        for unit, number in named
+        if (unit, number) not in hidden
+    )
 
 
 def _rows_key(rows: int) -> str:
     return f"1 to {FEW} rows: " if rows <= FEW else f"{2 * FEW} rows: "
 
 
-def _tiles(outputs: int, inputs: int, gated: bool, few: bool, room: int, most: int) -> Iterable[Tile]:
-    first = fitted(choose_tile(outputs, inputs, gated, few), inputs, room)
-    yield first
-    seen = {_works_as(first, inputs)}
-    for tile in TILES:
-        same = _works_as(tile, inputs)
-        wide = 128 * tile.warps * tile.folds
-        if same not in seen and tile.shared(inputs) <= most and wide < 2 * max(inputs, 128):
-            seen.add(same)
-            yield tile
-
-
-def _works_as(tile: Tile, inputs: int) -> Tile:
-    """Return the same tile for all that compile to the same kernel: no more can be copied ahead than there is."""
-    return replace(tile, ahead=min(tile.ahead, -(-inputs // (128 * tile.warps * tile.folds))))
-
-
-def _packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind, rows: int, room: int) -> PackedTile:
-    return fitted_packed(choose_packed_tile(outputs, inputs, gated, kind, rows), inputs, kind, room)
-
-
-def _packed_tiles(
-    outputs: int, inputs: int, gated: bool, kind: Kind, few: bool, room: int, most: int
-) -> Iterable[PackedTile]:
-    first = _packed_tile(outputs, inputs, gated, kind, 1 if few else FUSED, room)
-    yield first
-    seen = {_works_as_packed(first, inputs)}
-    for tile in PACKED_TILES:
-        if tile.lanes > 1 and not (few and PACKINGS[kind].shared == 1):
-            continue
-        same = _works_as_packed(tile, inputs)
-        wide = 256 * tile.warps
-        if same not in seen and tile.shared(inputs, kind) <= most and wide < 2 * max(inputs, 256):
-            seen.add(same)
-            yield tile
-
-
-def _works_as_packed(tile: PackedTile, inputs: int) -> PackedTile:
-    return replace(tile, ahead=min(tile.ahead, -(-inputs // (256 * tile.warps))))
-
-
-def _splits(heads: int, dim: int, tensor_cores: bool, possible: bool) -> Iterable[AttentionSplit]:
+def _splits(
+    splits: Iterable[AttentionSplit], heads: int, dim: int, tensor_cores: bool, possible: bool
+) -> Iterable[AttentionSplit]:
     """Yield the candidates. The first stands for the tables, which cut alike up to 2,560 rows."""
     yield (
         AttentionSplit(tensor_cores, 64, 2)
@@ -286,6 +242,6 @@ def _splits(heads: int, dim: int, tensor_cores: bool, possible: bool) -> Iterabl
         else AttentionSplit(False, 32, min(heads, 2))
     )
     at_once = 1024 // dim * max(dim // 128, 1)
-    for split in SPLITS:
+    for split in splits:
         if (possible if split.tensor_cores else split.tile >= at_once) and split.tile % at_once == 0:
             yield split

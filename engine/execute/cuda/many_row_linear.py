@@ -7,14 +7,9 @@ import triton
 from torch import Tensor
 
 from engine.execute.cuda.experts import activation
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.prefill import LIBRARY, apply_gate
-from engine.execute.cuda.tiles import (
-    WarpgroupTile,
-    WideTile,
-    choose_warpgroup_tile,
-    choose_wide_tile,
-    rounded,
-)
+from engine.execute.cuda.tiles import WarpgroupTile, WideTile, choose_warpgroup_tile, rounded
 from engine.kernels.triton.gluon import described
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.warpgroup_linear import LINES, warpgroup_linear_kernel
@@ -26,9 +21,10 @@ from models.spec import FeedForward
 class WideProducts:
     """Implements `Products`, with kernels of our own where those of the library, which start late, are slower."""
 
-    def __init__(self, pdl: bool, warpgroups: bool = False) -> None:
+    def __init__(self, pdl: bool, cuts: KernelConfigs, warpgroups: bool = False) -> None:
         """`pdl` turns on programmatic dependent launch (sm_90 and later), `warpgroups` `warpgroup_linear_kernel`."""
         self.pdl = pdl
+        self._cuts = cuts
         self._warpgroups = warpgroups
 
     def product(self, linear: Linear, x: Tensor) -> Tensor:
@@ -51,7 +47,7 @@ class WideProducts:
             group = choose_warpgroup_tile(x.shape[0], *cut) if self._warpgroups and aligned else None
             if group is not None:
                 return warpgroup_product(linear, x, gate, group, self.pdl)
-            tile = choose_wide_tile(rounded(x.shape[0]), *cut)
+            tile = self._cuts.wide(rounded(x.shape[0]), *cut)
             if tile is not None:
                 return wide_product(linear, x, gate, tile, self.pdl)
         product = LIBRARY.product(linear, x)

@@ -1,8 +1,6 @@
 """How the work of a decode step is cut into programs of its kernels."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from models.weights.block_formats import Kind
 from models.weights.packing import INTEGERS, PACKINGS
@@ -15,8 +13,6 @@ FUSED = 16
 """Up to this many rows, products of a small or quantised network are fused with the operations around them."""
 FUSED_MOST = 8 << 20
 """The most weights in a layer's largest product of a small network; in larger ones only FEW rows are fused."""
-WIDE_MOST, WIDE_LINES = 128 << 20, 1 << 15
-"""The largest products, in weights and in lines of them, in which our kernel can be faster than the library's."""
 MOST_CHUNKS = 80
 """The most partial results per sequence that the attention leaves; combining them stays cheap."""
 SMALLEST = 640
@@ -32,88 +28,28 @@ SMALLEST_OUTPUTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut (see `linear_kernel`)."""
+    """How a product is cut (see `linear_kernel` and, for quantised weights, `packed_linear_kernel`)."""
 
     folds: int
+    """Rows of weights side by side in a line; 1 if quantised."""
     warps: int
     tiles: int
     ahead: int
+    lanes: int = 1
+    """Into how many sums the groups of columns go in turn: 1, or LANES if quantised."""
 
     def outputs(self, gated: bool) -> int:
         """Return the number of outputs of a program."""
         return 16 * self.tiles // (self.folds * (2 if gated else 1))
 
-    def shared(self, inputs: int) -> int:
-        """Return the bytes of shared memory in which a program holds weights."""
-        spans = _parts(inputs, 128 * self.warps * self.folds)
-        return 4096 * self.warps * self.tiles * min(self.ahead, spans)
+    def columns(self, kind: Kind | None) -> int:
+        """Return the columns that the warps read at once; `kind` is None for plain weights."""
+        return (128 if kind is None else 256) * self.warps * self.folds
 
-
-TILES = tuple(
-    Tile(*cut)
-    for cut in (
-        *((1, 4, 1, ahead) for ahead in (2, 3, 4, 6)),
-        *((1, 8, 1, ahead) for ahead in (2, 3, 4)),
-        *((2, 4, 1, ahead) for ahead in (2, 4)),
-        *((1, 4, 2, ahead) for ahead in (2, 4)),
-        *((1, 2, 1, 4), (1, 2, 2, 4), (1, 16, 1, 2), (2, 8, 1, 3), (2, 4, 2, 4), (2, 2, 1, 4), (1, 8, 2, 2)),
-        *((2, 2, 2, 2), (2, 4, 2, 2), (1, 2, 2, 3), (1, 2, 4, 2), (2, 8, 2, 2), (1, 8, 4, 1)),
-    )
-)
-"""The cuts worth measuring. Which is best depends on the GPU."""
-
-
-FEW_TILES: Mapping[tuple[int, int, bool], Tile] = MappingProxyType(
-    {
-        (4096, 1024, False): Tile(1, 4, 2, 2),
-        (1024, 2048, False): Tile(1, 16, 1, 2),
-        (3072, 1024, True): Tile(1, 8, 2, 2),
-        (1024, 3072, False): Tile(1, 8, 1, 3),
-        (4096, 2048, False): Tile(2, 4, 2, 4),
-        (3072, 2048, False): Tile(1, 8, 2, 2),
-        (2048, 2048, False): Tile(1, 16, 1, 2),
-        (2048, 4096, False): Tile(1, 16, 1, 2),
-        (2048, 6144, False): Tile(1, 16, 1, 2),
-        (2048, 8192, False): Tile(1, 16, 1, 2),
-        (2560, 9728, False): Tile(2, 4, 1, 2),
-        (3072, 4096, False): Tile(2, 4, 2, 2),
-        (5120, 4096, False): Tile(2, 4, 2, 2),
-        (5120, 12800, False): Tile(2, 2, 1, 4),
-        (6144, 4096, True): Tile(1, 2, 2, 3),
-        (12800, 5120, True): Tile(2, 4, 2, 2),
-        (6144, 2048, True): Tile(1, 2, 2, 3),
-        (8192, 2048, True): Tile(1, 2, 4, 2),
-    }
-)
-"""Keys are outputs, inputs and whether gated: products of Qwen3-0.6B, 1.7B and 4B, of Llama-3.2-1B, and of Qwen3-8B and
-32B divided among two GPUs, for up to FEW rows. Their gain in whole steps is in benchmarks/results/decode-speed.md."""
-
-
-def choose_tile(outputs: int, inputs: int, gated: bool, few: bool = False) -> Tile:
-    """Return the tile that was fastest on an H200 for `outputs` rows (pairs of rows if gated) of `inputs` columns.
-
-    It was measured in whole steps of Qwen3-0.6B and 8B: timing a product alone says little about how it runs between
-    its neighbours. `few` is for up to FEW rows of the batch.
-    """
-    if few:
-        found = FEW_TILES.get((outputs, inputs, gated))
-        if found is not None:
-            return found
-        if (inputs >= 2048 and outputs > 1 << 15) or (inputs >= 2560 and gated):
-            return Tile(2, 2, 2, 2)
-        if inputs > 8192 and outputs >= 4096:
-            return Tile(2, 4, 2, 2)
-    if (
-        inputs > 3072 and outputs < 2048 and not gated
-    ):  # otherwise there would be fewer programs than multiprocessors
-        return Tile(2, 8, 1, 3)
-    if inputs > 3072:
-        return Tile(1, 4 if not gated and 4096 < outputs <= 8192 else 8, 1, 3)
-    if gated:
-        return Tile(1, 4, 2, 4) if inputs <= 1152 and outputs > 4096 else Tile(1, 8, 1, 4)
-    if outputs > 1 << 15:  # two folds span 1,024 columns, so the last span may be nearly empty
-        return Tile(1, 4, 1, 4) if 1024 < inputs <= 1536 else Tile(2, 4, 2, 4)
-    return Tile(2 if outputs <= 2048 else 1, 4, 1, 4)
+    def shared(self, inputs: int, kind: Kind | None) -> int:
+        """Return the (for quantised weights approximate) bytes of shared memory in which a program holds weights."""
+        each = 4096 if kind is None else 4096 * kind.block_bytes // kind.block
+        return each * self.warps * self.tiles * min(self.ahead, _parts(inputs, self.columns(kind)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,37 +71,6 @@ def rounded(rows: int) -> int:
     return max(1 << (rows - 1).bit_length(), 16)
 
 
-def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: bool) -> WideTile | None:
-    """Return the fastest tile on an H200 for powers of two of rows, outputs (pairs of lines if gated) and inputs.
-
-    With `apart`, sums may stay unreduced. None means the library's product is as fast. A program reads all rows, so the
-    more rows there are, the fewer weights a product may have; sums that stay unreduced have to be few beside them.
-    """
-    lines = outputs * (2 if gated else 1)
-    weights = lines * inputs
-    if lines > WIDE_LINES or weights > WIDE_MOST:
-        return None
-    if rows == 16:
-        if gated:
-            return WideTile(64, 128, 3, 1, 1, 4)
-        if not apart:
-            return None
-        return WideTile(32, 256, 3, 4, 1, 4) if lines <= 2048 else WideTile(64, 128, 4, 2, 1, 4)
-    if rows == 32:
-        if gated and lines >= 1 << 14:  # enough programs even with larger tiles
-            return WideTile(64, 128, 3, 1, 2, 4)
-        if not gated and weights > 32 << 20:
-            return None
-        # Larger tiles are faster alone, but leave less shared memory to the attention that runs beside them.
-        return WideTile(32, 128, 4, 1 if not apart else 4 if lines < 4096 else 2, 2, 4)
-    if rows == 64 and not gated:
-        if weights <= 8 << 20 and not (apart and lines > 2048):
-            return WideTile(32, 128, 4, 4 if apart else 1, 2, 4)
-        if 8 << 20 < weights <= 64 << 20 and apart and inputs >= 3 * lines and lines % 2048 == 0:
-            return WideTile(64, 128, 3, 4, 2, 4)  # as many programs as multiprocessors, or twice as many
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class WarpgroupTile:
     """How a product of many rows is cut (see `warpgroup_linear_kernel`)."""
@@ -185,13 +90,13 @@ _ONE_EACH, _TWO_EACH = 200 << 10, 104 << 10
 def choose_warpgroup_tile(
     count: int, outputs: int, inputs: int, gated: bool, apart: bool
 ) -> WarpgroupTile | None:
-    """Return the fastest tile on an H200 for `count` rows; None means that what `choose_wide_tile` returns is as fast.
+    """Return the fastest tile on an H200 for `count` rows; None means that `KernelConfigs.wide` is as fast.
 
-    Other arguments are as for `choose_wide_tile`. The gain in whole steps is in benchmarks/results/decode-speed.md.
+    Other arguments are as for `KernelConfigs.wide`. The gain in whole steps is in benchmarks/results/decode-speed.md.
     """
     rows, lines = rounded(count), outputs * (2 if gated else 1)
     weights = lines * inputs
-    if rows > 128 or 64 < count <= 96 or lines > 2 * WIDE_LINES or inputs % 8:
+    if rows > 128 or 64 < count <= 96 or lines > 1 << 16 or inputs % 8:
         return None
     if rows == 16 and inputs < 2048:
         return None
@@ -218,104 +123,7 @@ def choose_warpgroup_tile(
     return replace(one, split=split)
 
 
-@dataclass(frozen=True, slots=True)
-class PackedTile:
-    """How a product with quantised weights is cut (see `packed_linear_kernel`)."""
-
-    warps: int
-    tiles: int
-    ahead: int
-    lanes: int = 1
-    """Into how many sums the groups of columns go in turn: 1 or LANES."""
-
-    def outputs(self, gated: bool) -> int:
-        """Return the number of outputs of a program."""
-        return 8 * self.tiles if gated else 16 * self.tiles
-
-    def shared(self, inputs: int, kind: Kind) -> int:
-        """Return the approximate bytes of shared memory in which a program holds weights."""
-        stages = min(self.ahead, _parts(inputs, 256 * self.warps))
-        return 4096 * kind.block_bytes // kind.block * self.warps * self.tiles * stages
-
-
-_PLAIN = (
-    *((warps, tiles, ahead) for warps in (2, 4, 8) for tiles in (1, 2) for ahead in (2, 4)),
-    *((8, 1, 1), (4, 1, 3), (8, 1, 3), (4, 4, 1), (4, 4, 2), (2, 4, 1), (16, 1, 2), (16, 2, 2)),
-)
-_IN_LANES = (
-    (2, 1, 2),
-    (2, 2, 2),
-    (4, 1, 2),
-    (4, 2, 2),
-    (4, 4, 2),
-    (8, 1, 1),
-    (8, 1, 2),
-    (8, 1, 3),
-    (8, 1, 4),
-    (16, 1, 2),
-)
-PACKED_TILES = (
-    *(PackedTile(*cut) for cut in _PLAIN),
-    *(PackedTile(*cut, LANES) for cut in _IN_LANES),
-)
-"""The cuts worth measuring. Which is best depends on the GPU."""
-
-
-FEW_PACKED_TILES: Mapping[tuple[int, int, bool, Kind], PackedTile] = MappingProxyType(
-    {
-        (4096, 1024, False, Kind.Q4_0): PackedTile(4, 1, 2, LANES),
-        (1024, 2048, False, Kind.Q4_0): PackedTile(8, 1, 2, LANES),
-        (3072, 1024, True, Kind.Q4_0): PackedTile(4, 1, 2, LANES),
-        (151936, 1024, False, Kind.Q6_K): PackedTile(2, 2, 2, LANES),
-        (6144, 4096, False, Kind.Q4_0): PackedTile(8, 1, 2, LANES),
-        (12288, 4096, True, Kind.Q4_0): PackedTile(4, 2, 2, LANES),
-        (5120, 4096, False, Kind.Q4_K): PackedTile(8, 1, 2, LANES),
-        (6144, 4096, False, Kind.Q4_K): PackedTile(8, 1, 2, LANES),
-        (4096, 4096, False, Kind.Q4_K): PackedTile(8, 1, 2, LANES),
-        (12288, 4096, True, Kind.Q4_K): PackedTile(4, 2, 2, LANES),
-        (4096, 12288, False, Kind.Q4_K): PackedTile(8, 1, 4, LANES),
-        (4096, 12288, False, Kind.Q6_K): PackedTile(8, 1, 4, LANES),
-        (151936, 4096, False, Kind.Q6_K): PackedTile(2, 2, 2, LANES),
-        (12288, 4096, True, Kind.Q8_0): PackedTile(4, 1, 2, LANES),
-    }
-)
-"""The same for quantised weights: products of Qwen3-0.6B and 8B that have lanes."""
-MORE_PACKED_TILES: Mapping[tuple[int, int, bool, Kind], tuple[PackedTile, PackedTile]] = MappingProxyType(
-    {
-        (6144, 4096, False, Kind.Q4_K): (PackedTile(8, 1, 2, LANES), PackedTile(8, 2, 2, LANES)),
-        (12288, 4096, True, Kind.Q4_K): (PackedTile(4, 4, 2, LANES), PackedTile(4, 2, 2, LANES)),
-        (4096, 12288, False, Kind.Q4_K): (PackedTile(8, 1, 3, LANES), PackedTile(8, 1, 3, LANES)),
-        (4096, 12288, False, Kind.Q6_K): (PackedTile(8, 1, 3, LANES), PackedTile(8, 1, 3, LANES)),
-        (12288, 4096, True, Kind.Q8_0): (PackedTile(4, 4, 2, LANES), PackedTile(4, 2, 2, LANES)),
-    }
-)
-"""What replaces them for three or four rows, and for more: other tiles and copies ahead. With other warps or lanes, the
-bits of a row would depend on the others."""
-
-
-def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind, rows: int = FUSED) -> PackedTile:
-    """Return the tile that was fastest on an H200 for the products of Qwen3-8B in Q4_0, Q8_0 and Q4_K.
-
-    Up to FEW rows of the batch have the same warps and lanes. Programs compute many outputs from one read of the rows
-    if that leaves more programs than multiprocessors. If there are few programs, more warps share the columns.
-    """
-    key = outputs, inputs, gated, kind
-    if 2 < rows <= FEW and key in MORE_PACKED_TILES:
-        return MORE_PACKED_TILES[key][rows > 4]
-    if rows <= FEW and key in FEW_PACKED_TILES:
-        return FEW_PACKED_TILES[key]
-    programs = outputs // (8 if gated else 16)
-    wide, nested = kind.block_bytes >= kind.block, kind.block > 32
-    if gated and programs >= 640 and not nested:
-        return PackedTile(4, 4, 1) if wide else PackedTile(2, 2, 2)
-    tiles = 4 if programs >= 640 else 2 if gated and programs >= 320 and not wide else 1
-    warps = 4 if programs >= 320 else 8
-    while warps > 1 and 256 * warps > inputs:
-        warps //= 2
-    return PackedTile(warps, tiles, 3 if inputs >= 8192 and not nested and tiles == 1 else 2)
-
-
-def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind: Kind) -> PackedTile:
+def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind: Kind) -> Tile:
     """Return how the expert products of a row are cut: gate and up of each expert, or down of all experts side by side.
 
     It was the fastest choice on an H200 for Qwen3-30B-A3B in Q4_0, Q4_K, Q8_0 and MXFP4, and for gpt-oss-20b.
@@ -328,9 +136,8 @@ def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind
     held = 2 * packing.tile_bytes * warps * tiles
     # A program computes one row, so lanes take no registers for others. Codes that are the numbers gain nothing.
     in_lanes = packing.shared == 1 and packing.planes != (8,) and packing.floats == INTEGERS
-    return PackedTile(
-        warps, tiles, min(ahead, _parts(spans, warps), max(1, HELD // held)), LANES if in_lanes else 1
-    )
+    ahead = min(ahead, _parts(spans, warps), max(1, HELD // held))
+    return Tile(1, warps, tiles, ahead, LANES if in_lanes else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,11 +163,6 @@ the output projection can do the same."""
 LATE_WIDTH = 2048
 """The most inputs and outputs of an output projection that combines the parts of a single sequence, which saves a
 launch: each of its programs reads all parts."""
-SPLITS = (
-    *(AttentionSplit(False, *cut) for cut in ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4))),
-    *(AttentionSplit(True, 64, tiles) for tiles in (1, 2, 4)),
-)
-"""The cuts worth measuring. A part has a power of two of rows, or the other sequences would change how one is cut."""
 
 
 @dataclass(frozen=True, slots=True)

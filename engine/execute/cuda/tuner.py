@@ -128,7 +128,9 @@ def model_identity(network: Network) -> str:
 def _sources() -> str:
     """Return a hash of the sources of the kernels and of the code that launches them."""
     rooms = Path(__file__).parent, Path(engine.kernels.triton.__file__).parent
-    files = [path for room in rooms for path in sorted(room.glob("*.py"))]
+    files = [path for room in rooms for path in sorted(room.glob("*.py"))] + sorted(
+        store.TABLES.glob("*.json")
+    )
     return sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 

@@ -1,12 +1,16 @@
-"""The file that keeps the choices for a model on a machine. Its content is never trusted, only looked up."""
+"""The files with choices: one that comes with each kind of GPU, and one that the tuner writes for a model on a machine.
+
+The content of the latter is never trusted, only looked up.
+"""
 
 import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from models.files import write_whole
 from models.hub.catalogue import cache_folder
 
 VERSION = 1
+TABLES = Path(__file__).parents[1] / "cuda" / "configs"
 LARGEST = 1 << 18
 """The most bytes of a file that is read at all; a normal one has a few thousand."""
 OLD_S = 3600.0
@@ -37,6 +42,69 @@ class Tuning:
         """The share of a token's time that is saved at batch 1."""
         before, after = next(iter(self.seconds.values()), (1.0, 1.0))
         return 1 - after / before
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A choice for everything whose properties lie within bounds."""
+
+    bounds: Mapping[str, tuple[float, float]]
+    """The least and the most of some properties."""
+    numbers: tuple[int, ...] | None
+    """None: no kernel of ours."""
+    narrows: bool
+    """Whether fewer warps are used where there are too few columns."""
+
+    def fits(self, properties: Mapping[str, int]) -> bool:
+        """Return whether all bounded properties lie within their bounds."""
+        return all(least <= properties[name] <= most for name, (least, most) in self.bounds.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The choices for a kind of GPU before anything has been measured on it: by name, or else by the first rule."""
+
+    room: int | None
+    """Bytes of shared memory in which a program may hold weights; None: as much as fits twice."""
+    chosen: Mapping[str, tuple[int, ...]]
+    """As the tuner writes them (see `KernelConfigs.product`)."""
+    rules: Mapping[str, tuple[Rule, ...]]
+    candidates: Mapping[str, tuple[tuple[int, ...], ...]]
+    """The choices worth measuring. Which is best depends on the GPU."""
+
+    def rule(self, kernel: str, **properties: int) -> Rule:
+        """Return the first rule for `kernel` that fits."""
+        return next(rule for rule in self.rules[kernel] if rule.fits(properties))
+
+
+@cache
+def load_table(name: str = "default") -> Table:
+    """Return the table `name` ("sm_90"); what it lacks is as in the default, and so is all for an unknown name."""
+    path = TABLES / f"{name}.json"
+    content = json.loads(path.read_bytes()) if path.exists() else {}
+    default = load_table() if name != "default" else Table(None, {}, {}, {})
+    rules = {kernel: tuple(map(_rule, rules)) for kernel, rules in content.get("rules", {}).items()}
+    candidates = {kernel: tuple(map(tuple, found)) for kernel, found in content.get("candidates", {}).items()}
+    return Table(
+        content.get("room"),
+        {**default.chosen, **{name: tuple(numbers) for name, numbers in content.get("chosen", {}).items()}},
+        {
+            kernel: rules.get(kernel, ()) + default.rules.get(kernel, ())
+            for kernel in {**default.rules, **rules}
+        },
+        {**default.candidates, **candidates},
+    )
+
+
+def _rule(content: dict[str, Any]) -> Rule:
+    """Read a rule: a bound is a number, or the least and the most, null if there is none."""
+    take, narrows, _ = content.pop("take"), content.pop("narrows", False), content.pop("why", None)
+    pairs = {name: bound if isinstance(bound, list) else [bound, bound] for name, bound in content.items()}
+    bounds = {
+        name: (-inf if least is None else least, inf if most is None else most)
+        for name, (least, most) in pairs.items()
+    }
+    return Rule(bounds, None if take is None else tuple(take), bool(narrows))
 
 
 def keep(identity: Identity, tuning: Tuning) -> None:

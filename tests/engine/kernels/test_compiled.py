@@ -16,7 +16,8 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
-from engine.execute.cuda.tiles import choose_chunking, choose_tile
+from engine.execute.cuda.kernel_configs import KernelConfigs
+from engine.execute.cuda.tiles import choose_chunking
 from models.weights.block_formats import Kind
 
 TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp32", "lse": "*fp32"} | {
@@ -66,7 +67,7 @@ def of_bytes(fp8, capability):
     return {"early": int("griddepcontrol" in text), "held": int(capability >= 90), "shared": needed}
 
 def linear(outputs, inputs, **flags):
-    tile = choose_tile(outputs, inputs, flags.get("GATED", False))
+    tile = KernelConfigs().product(16, outputs, inputs, flags.get("GATED", False), None)
     constants = dict(COUNT=8, N=outputs, K=inputs, EPS=1e-6, NORM=False, BIAS=False, GATED=False, RESIDUAL=False)
     cut = dict(FOLDS=tile.folds, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
     text, shared = ptx(linear_kernel, tile.warps, constants | cut | flags)
@@ -112,13 +113,13 @@ from engine.kernels.triton.experts import down_kernel, gate_up_kernel
 from engine.kernels.triton.grouped_gemm import group_kernel, place_kernel
 from engine.kernels.triton.routing import router_kernel
 
-tile = choose_tile(768, 2048, True)
+tile = KernelConfigs().product(16, 768, 2048, True, None)
 cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
 gate, _ = ptx(gate_up_kernel, tile.warps, cut | dict(CHOSEN=8, N=768, K=2048, EPS=1e-6, TILES=tile.tiles))
 clamped = dict(bias="pointer", GAIN=1.702, LIMIT=7.0, UP_OFFSET=1.0)
 shape = dict(CHOSEN=4, N=2880, K=2880, EPS=1e-6, TILES=tile.tiles)
 ptx(gate_up_kernel, tile.warps, cut | shape | clamped)
-tile = choose_tile(2048, 8 * 768, False)
+tile = KernelConfigs().product(16, 2048, 8 * 768, False, None)
 cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
 down, _ = ptx(down_kernel, tile.warps, cut | dict(CHOSEN=8, N=2048, K=768))
 odd = dict(CHOSEN=3, N=328, K=200, FOLDS=2, WARPS=4, AHEAD=4, PDL=True)
@@ -158,7 +159,8 @@ print(json.dumps(found))
 
 
 PACKED = """
-from engine.execute.cuda.tiles import LANES, choose_packed_tile
+from engine.execute.cuda.kernel_configs import KernelConfigs
+from engine.execute.cuda.tiles import LANES
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.weights.packing import PACKINGS
 
@@ -167,7 +169,7 @@ cases = [(kind, packing, 1, 1) for kind, packing in PACKINGS.items()]
 laned = [kind for kind, packing in PACKINGS.items() if packing.shared == 1]
 cases += [(kind, PACKINGS[kind], LANES, (1, 2, 3, 8)[i % 4]) for i, kind in enumerate(laned)]
 for kind, packing, lanes, count in cases:
-    tile = choose_packed_tile(4096, 12288, False, kind)
+    tile = KernelConfigs().product(16, 4096, 12288, False, kind)
     scales = {torch.int8: "*i8", torch.uint8: "*u8", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
     TYPES |= {"codes": "*i32", "more": "*i32", "scales": scales.get(packing.scales, "*fp16"), "supers": "*fp16"}
     constants = dict(COUNT=count, N=4096, K=12288, STRIDE=4096, EPS=1e-6, NORM=True, BIAS=False, GATED=False)
@@ -235,7 +237,7 @@ print(json.dumps(found))
 """
 
 WIDE = """
-from engine.execute.cuda.tiles import choose_wide_tile
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.kernels.triton.wide_linear import wide_linear_kernel
 
 found = []
@@ -244,7 +246,7 @@ for rows, outputs, inputs, gated, apart in (
     (32, 3072, 1024, True, False), (64, 1024, 3072, False, True), (64, 4096, 1000, False, False),
     (32, 4096, 6144, False, True), (32, 12288, 4096, True, False), (64, 4096, 12288, False, True),
 ):
-    tile = choose_wide_tile(rows, outputs, inputs, gated, apart)
+    tile = KernelConfigs().wide(rows, outputs, inputs, gated, apart)
     TYPES["out"] = "*fp32" if tile.split > 1 else "*bf16"
     constants = dict(COUNT=rows, ROWS=rows, N=outputs, K=inputs, BIAS=False, GATED=gated, OUTPUTS=tile.outputs)
     constants |= dict(COLUMNS=tile.columns, STAGES=tile.stages, SPLIT=tile.split, DOWN=tile.down, PDL=True)

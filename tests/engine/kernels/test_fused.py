@@ -11,8 +11,9 @@ from engine.attention.sdpa import SdpaBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.slots import Slots
-from engine.execute.cuda.tiles import Tile, choose_chunking, choose_tile
+from engine.execute.cuda.tiles import Tile, choose_chunking
 from engine.kernels.triton.linear import linear_kernel
 from models.load import load_model
 from models.reference.decoder import Decoder
@@ -174,7 +175,7 @@ def test_the_chunks_cover_every_row_and_fit_the_buffers(limit: int) -> None:
 @pytest.mark.parametrize("gated", [True, False])
 def test_tiles_are_powers_of_two_and_fit_a_multiprocessor(inputs: int, gated: bool) -> None:
     for outputs in (96, 1024, 4096, 151936):
-        tile = choose_tile(outputs, inputs, gated)
+        tile = KernelConfigs().product(16, outputs, inputs, gated, None)
         for size in (tile.folds, tile.warps, tile.tiles, tile.outputs(gated)):
             assert size >= 1
             assert size & (size - 1) == 0

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.packed import ordered_plane_args, packed_embedding, packed_product
-from engine.execute.cuda.tiles import LANES, PackedTile, choose_packed_tile
+from engine.execute.cuda.tiles import LANES, Tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.network import Weight
 from models.weights.block_formats import Kind
@@ -23,12 +24,12 @@ pytestmark = pytest.mark.skipif(
 
 
 CASES = {
-    "plain": (PackedTile(1, 1, 2), 1, 21, 768),
-    "norm": (PackedTile(2, 2, 1), 2, 40, 768),
-    "bias": (PackedTile(2, 1, 2), 8, 30, 512),
-    "gated": (PackedTile(1, 2, 2), 3, 24, 256),
-    "gated norm": (PackedTile(4, 1, 1), 8, 16, 768),
-    "residual": (PackedTile(2, 1, 1), 1, 32, 1280),
+    "plain": (Tile(1, 1, 1, 2), 1, 21, 768),
+    "norm": (Tile(1, 2, 2, 1), 2, 40, 768),
+    "bias": (Tile(1, 2, 1, 2), 8, 30, 512),
+    "gated": (Tile(1, 1, 2, 2), 3, 24, 256),
+    "gated norm": (Tile(1, 4, 1, 1), 8, 16, 768),
+    "residual": (Tile(1, 2, 1, 1), 1, 32, 1280),
 }
 """By what stands around the product: its tile, rows, outputs and inputs."""
 OTHERS = [part for part in CASES if part not in ("plain", "gated norm")]
@@ -171,10 +172,11 @@ def test_a_product_of_many_rows_takes_a_part_of_a_matrix_at_a_time(monkeypatch: 
 
 @pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
 def test_tiles_are_powers_of_two_and_fit_a_multiprocessor(kind: Kind) -> None:
+    cuts = KernelConfigs()
     for inputs in (64, 1024, 3072, 4096, 12288, 28672):
         for outputs, gated in ((1024, False), (4096, False), (12288, True), (151936, False)):
             for rows in (1, 4, 8, 16):
-                tile = choose_packed_tile(outputs, inputs, gated, kind, rows)
+                tile = cuts.product(rows, outputs, inputs, gated, kind)
                 for size in (tile.warps, tile.tiles, tile.outputs(gated)):
                     assert size >= 1
                     assert size & (size - 1) == 0

@@ -17,8 +17,9 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.cuda import experts as launching
 from engine.execute.cuda.experts import ExpertStep, GroupTile, apart, mix
 from engine.execute.cuda.fused_program import FusedDecoder, unsupported
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.prefill import FusedPrefill
-from engine.execute.cuda.tiles import PackedTile
+from engine.execute.cuda.tiles import Tile
 from models.assemble import TensorStore, assemble
 from models.load import load_model
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights, Weight
@@ -37,23 +38,23 @@ pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
 )
 CLAMPED = FeedForward(256, bias=True, gain=1.7, limit=0.5, up_offset=1.0)
-TILES = PackedTile(2, 4, 1), PackedTile(4, 4, 1)
+TILES = Tile(1, 2, 4, 1), Tile(1, 4, 4, 1)
 UNUSUAL = {
-    "one": (Kind.Q4_0, Experts(3, 1, FeedForward(64)), 96, PackedTile(1, 2, 4, 4), PackedTile(1, 4, 4)),
-    "uneven": (Kind.Q8_0, Experts(3, 2, FeedForward(160)), 96, PackedTile(1, 4, 4), PackedTile(2, 2, 2, 4)),
+    "one": (Kind.Q4_0, Experts(3, 1, FeedForward(64)), 96, Tile(1, 1, 2, 4, 4), Tile(1, 1, 4, 4)),
+    "uneven": (Kind.Q8_0, Experts(3, 2, FeedForward(160)), 96, Tile(1, 1, 4, 4), Tile(1, 2, 2, 2, 4)),
     "clamped": (
         Kind.MXFP4,
         Experts(4, 3, replace(CLAMPED, size=160), router_bias=True),
         288,
-        PackedTile(2, 4, 2),
-        PackedTile(4, 4, 1),
+        Tile(1, 2, 4, 2),
+        Tile(1, 4, 4, 1),
     ),
     "supers": (
         Kind.Q6_K,
         Experts(3, 2, CLAMPED, router_bias=True),
         512,
-        PackedTile(4, 4, 1),
-        PackedTile(2, 4, 1),
+        Tile(1, 4, 4, 1),
+        Tile(1, 2, 4, 1),
     ),
 }
 """By what is special: a type, the experts, the size of what they are given, and the tiles."""
@@ -114,8 +115,8 @@ def check_steps(
     kind: Kind,
     spec: Experts,
     hidden: int,
-    gate_up: PackedTile,
-    down: PackedTile,
+    gate_up: Tile,
+    down: Tile,
     patch: pytest.MonkeyPatch,
     rows: int = 3,
 ) -> None:
@@ -266,7 +267,7 @@ def test_steps_give_what_they_give_with_expanded_weights_and_rows_their_own_bits
     path: Path, model: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching, "choose_expert_tile", lambda *given: TILES[0] if given[-2] else TILES[1])
-    monkeypatch.setattr("engine.execute.cuda.kernel_configs.choose_packed_tile", lambda *given: TILES[0])
+    monkeypatch.setattr(KernelConfigs, "product", lambda *given: TILES[0])
     case = Case(model, [17, 5, 0, 3, 1, 2, 1, 1, 1])
     decoder = FusedDecoder(model, case.cache, case.slots.given, pdl=False)
     alone, _ = case.run(decoder, [1], 1)

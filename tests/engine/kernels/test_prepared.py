@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from engine.execute.cuda import fused_program
 from engine.execute.cuda.packed import plane_args
-from engine.execute.cuda.tiles import PackedTile, Tile
+from engine.execute.cuda.tiles import Tile
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.load import load_model
@@ -55,7 +55,7 @@ class Kernel:
 
 def multiply(weight: Weight, warps: int, tiles: int, gated: bool, **given: Any) -> int:
     """Launch a product of `weight`; return its number of programs."""
-    tile = Tile(1, warps, tiles, 2) if weight.planes is None else PackedTile(warps, tiles, 2)
+    tile = Tile(1, warps, tiles, 2)
     outputs = weight.rows // (2 if gated else 1)
     programs = -(-outputs // tile.outputs(gated))
     kernel, matrix = linear_kernel, {"weight": weight.data, "FOLDS": 1}

@@ -13,18 +13,19 @@ from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import (
     MOST_CHUNKS,
     SMALLEST,
-    SPLITS,
     AttentionSplit,
     Tile,
     choose_chunkings,
     context_limit,
     most_chunks,
 )
+from engine.execute.tuning.store import load_table
 from engine.kernels.triton.linear import linear_kernel
 from models.load import load_model
 from models.network import Network
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
+SPLITS = [AttentionSplit(bool(cores), *cut) for cores, *cut in load_table().candidates["attention"]]
 DEVICE = torch.device("cpu")
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"

@@ -10,27 +10,11 @@ from collections.abc import Callable, Sequence
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda import step_bench
 from engine.execute.cuda.fused_program import FusedDecoder
-from engine.execute.cuda.kernel_configs import (
-    STARTS,
-    KernelConfigs,
-    describe,
-    fitted,
-    fitted_packed,
-    numbers,
-    weight_room,
-)
+from engine.execute.cuda.kernel_configs import KernelConfigs, describe, fitted, numbers, weight_room
 from engine.execute.cuda.step_bench import StepBench
-from engine.execute.cuda.tiles import (
-    FEW_PACKED_TILES,
-    LANES,
-    MORE_PACKED_TILES,
-    AttentionSplit,
-    PackedTile,
-    Tile,
-    choose_packed_tile,
-    choose_tile,
-)
+from engine.execute.cuda.tiles import LANES, AttentionSplit, Tile
 from engine.execute.cuda.tuner import every, tune
+from engine.execute.tuning.store import TABLES, load_table
 from engine.machine.shapes import CONFIGS, known_shape
 from models.load import load_model
 from models.network import Network
@@ -169,35 +153,49 @@ def test_sequences_of_the_bench_read_rows_of_their_own(
 def test_what_is_no_candidate_is_not_taken() -> None:
     usual = KernelConfigs().product(1, 4096, 1024, False, None)
     name = "1 to 8 rows: 4096 x 1024"
-    for wrong in ((3, 5, 7, 9), (1, 4), (), (1, 4, 1, 1000), (0, 0, 0, 0)):
+    for wrong in ((3, 5, 7, 9, 1), (1, 4), (), (1, 4, 1, 1000, 1), (0, 0, 0, 0, 0)):
         assert KernelConfigs(chosen={name: wrong}).product(1, 4096, 1024, False, None) == usual
     many = KernelConfigs().product(16, 4096, 1024, False, None)
-    right = KernelConfigs(chosen={name: (1, 8, 2, 2)})
+    right = KernelConfigs(chosen={name: (1, 8, 2, 2, 1)})
     assert Tile(1, 8, 2, 2) not in (usual, many)
     assert right.product(8, 4096, 1024, False, None) == Tile(1, 8, 2, 2)
     assert right.product(16, 4096, 1024, False, None) == many, "more rows have choices of their own"
     assert right.product(1, 4096, 1024, True, None) != Tile(1, 8, 2, 2)
-    assert right.product(1, 4096, 1024, False, Kind.Q4_0) == choose_packed_tile(
-        4096, 1024, False, Kind.Q4_0, 1
+    assert right.product(1, 4096, 1024, False, Kind.Q4_0) == KernelConfigs().product(
+        1, 4096, 1024, False, Kind.Q4_0
     )
 
 
 @pytest.mark.parametrize("room", [227 << 10, 113 << 10, 50 << 10, 30 << 10, 8 << 10])
 def test_up_to_eight_rows_have_the_warps_and_lanes_of_one(room: int) -> None:
     several = 0
-    for outputs, inputs, gated, kind in (*FEW_PACKED_TILES, (4096, 4096, False, Kind.Q5_K)):
-        cuts = [KernelConfigs(room).product(rows, outputs, inputs, gated, kind) for rows in range(1, 9)]
+    names = [name for name in load_table().chosen if name.split()[-1] in Kind.__members__]
+    shapes = {name.partition(": ")[2] for name in names if name.startswith("1 to 8")}
+    own = {name.partition(": ")[2] for name in names if not name.startswith("1 to 8")}
+    for shape in (*shapes, "4096 x 4096 Q5_K"):
+        outputs, _, inputs, *gated, kind = shape.split()
+        asked = int(outputs), int(inputs), bool(gated), Kind[kind]
+        cuts = [KernelConfigs(room).product(rows, *asked) for rows in range(1, 9)]
         several += len(set(cuts)) > 1
-        alike = {(cut.warps, cut.lanes) for cut in cuts if isinstance(cut, PackedTile)}
-        assert len(alike) == 1, (outputs, inputs, kind)
-    assert MORE_PACKED_TILES.keys() <= FEW_PACKED_TILES.keys()
+        assert len({(cut.warps, cut.lanes) for cut in cuts}) == 1, shape
+    assert own <= shapes
     if room > 100 << 10:  # with less, tiles that do not fit may become the same
-        assert several == len(MORE_PACKED_TILES)
-    chosen = KernelConfigs(room, {"1 to 8 rows: 12288 x 4096 gated Q4_K": (8, 1, 2, LANES)})
+        assert several == len(own) == 5
+    chosen = KernelConfigs(room, {"1 to 8 rows: 12288 x 4096 gated Q4_K": (1, 8, 1, 2, LANES)})
     assert len({chosen.product(rows, 12288, 4096, True, Kind.Q4_K) for rows in range(1, 9)}) == 1
 
 
-@pytest.mark.parametrize("capability", STARTS, ids=str)
+CAPABILITIES = {(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)}
+
+
+def test_each_kind_of_gpu_has_a_table() -> None:
+    tables = {path.stem for path in TABLES.glob("sm_*.json")}
+    assert tables == {f"sm_{major}{minor}" for major, minor in CAPABILITIES}
+    assert all(load_table(name).room for name in tables)
+    assert load_table("sm_87") == load_table()
+
+
+@pytest.mark.parametrize("capability", sorted(CAPABILITIES), ids=str)
 def test_every_kind_of_gpu_begins_with_what_fits_there(capability: tuple[int, int]) -> None:
     kilobytes = {(8, 0): 164, (9, 0): 228, (10, 0): 228}.get(capability, 100)
     room = weight_room(capability, kilobytes << 10)
@@ -213,20 +211,20 @@ def test_every_kind_of_gpu_begins_with_what_fits_there(capability: tuple[int, in
         ]
         for outputs, inputs, gated in shapes:
             cuts = KernelConfigs(room, most=(kilobytes - 1) << 10)
+            measured = KernelConfigs(1 << 30)
             tile = cuts.product(1, outputs, inputs, gated, None)
-            assert isinstance(tile, Tile)
-            assert tile.shared(inputs) <= room
+            assert tile.shared(inputs, None) <= room
             if capability == (9, 0):
-                assert tile == choose_tile(outputs, inputs, gated, few=True), "what was measured there"
+                assert tile == measured.product(1, outputs, inputs, gated, None)
             for kind in PACKINGS:
                 packed = cuts.product(1, outputs, inputs, gated, kind)
-                assert isinstance(packed, PackedTile)
                 assert packed.shared(inputs, kind) <= room
                 if capability == (9, 0):
-                    assert packed == choose_packed_tile(outputs, inputs, gated, kind, 1)
+                    assert packed == measured.product(1, outputs, inputs, gated, kind)
             assert all(
-                cut.shared(inputs) < kilobytes << 10
+                cut.shared(inputs, kind) < kilobytes << 10
                 for name, known in cuts.candidates.items()
+                for kind in (Kind.__members__.get(name.split()[-1]),)
                 for cut in known
                 if isinstance(cut, Tile)
             )
@@ -236,18 +234,16 @@ def test_a_gpu_that_nobody_knows_begins_as_its_shared_memory_says() -> None:
     assert weight_room((8, 7), 164 << 10) == 80 << 10
     assert weight_room((12, 1), 100 << 10) == 48 << 10
     for room in (1, 5000, 48 << 10):  # too small for anything: as small as it gets, and no endless loop
-        assert fitted(Tile(1, 16, 2, 6), 12_288, room).warps >= 1
-        assert fitted_packed(PackedTile(16, 4, 8), 12_288, Kind.Q8_0, room).warps >= 1
+        assert fitted(Tile(1, 16, 2, 6), 12_288, None, room).warps >= 1
+        assert fitted(Tile(1, 16, 4, 8), 12_288, Kind.Q8_0, room).warps >= 1
 
 
 def test_choices_are_told_in_words() -> None:
     assert (
         describe("1 to 8 rows: 4096 x 1024", numbers(Tile(2, 8, 1, 3))) == "2 folds, 8 warps, 1 tile, 3 ahead"
     )
-    assert (
-        describe("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(4, 2, 2))) == "4 warps, 2 tiles, 2 ahead"
-    )
-    in_lanes = describe("1 to 8 rows: 4096 x 1024 Q4_0", numbers(PackedTile(8, 1, 2, 4)))
+    assert describe("1 to 8 rows: 4096 x 1024 Q4_0", numbers(Tile(1, 4, 2, 2))) == "4 warps, 2 tiles, 2 ahead"
+    in_lanes = describe("1 to 8 rows: 4096 x 1024 Q4_0", numbers(Tile(1, 8, 1, 2, 4)))
     assert in_lanes == "8 warps, 1 tile, 2 ahead, 4 lanes"
     assert (
         describe("1 to 8 rows: attention 16 / 8 x 128", numbers(AttentionSplit(True, 64, 2)))
