@@ -50,7 +50,7 @@ def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> No
     assert files.gguf is not None
     engine = Engine.load(files, device="cpu", context=CONTEXT)
     engine.tokenizer = thinking_tokenizer(files.gguf)
-    engine_step = follow_script(engine, stride)
+    scripted = follow_script(engine, stride)
     chats: list[Chat] = []
     params = SamplingParams(temperature=0.0, speculation="auto")  # as the screen sets it
 
@@ -61,7 +61,7 @@ def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> No
     def ask(
         user: str, stream: list[int], prompt: list[int], reading_s: float, typing_s: float
     ) -> dict[str, Any]:
-        chat, engine_step.answer = chats[0], stream
+        chat, scripted.answer = chats[0], stream
         time.sleep(reading_s)
         began = time.perf_counter()
         for at, draft in strokes(user, typing_s, RATE):
@@ -79,8 +79,8 @@ def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> No
         chat.settle()
         assert chat.last is not None
         same = chat.last.token_ids == stream and chat.history.token_ids[: len(prompt)] == prompt
-        computed = engine_step.rows_between(began, asked.first_token)
-        engine_step.steps.clear()
+        computed = scripted.rows_between(began, asked.first_token)
+        scripted.steps.clear()
         return {"computed": computed, "ttft_s": ttft_s, "same": same}
 
     serve(pipe, {"open": open_chat, "ask": ask})

@@ -84,7 +84,7 @@ def keeping(
 
         def begin() -> DiskTier:
             tier = DiskTier(
-                folder, 10**12, engine._cache, engine._blocks, engine._loop.post, lambda: {"seed": "0"}
+                folder, 10**12, engine._pieces.cache, engine._blocks, engine._loop.post, lambda: {"seed": "0"}
             )
             tier.costs = Always()
             engine._disk = engine._engine_step.disk = tier
@@ -196,7 +196,7 @@ def measured(
             engine._loop.call(engine._blocks.evict_all)
             took = {"computed": first_token(engine, [*prompt, 4]), "running": first_token(engine, question)}
             expected = asked(engine, question)
-            token_bytes = engine._cache.kv[:, :, :1].nbytes
+            token_bytes = engine._pieces.cache.kv[:, :, :1].nbytes
             took["write rate"] = len(prompt) * token_bytes / written(engine, f"r{attempt}", prompt)
             path = next(folder.rglob(f"r{attempt}.kv"))
             dropped(path)

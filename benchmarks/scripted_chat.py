@@ -6,7 +6,7 @@ template leaves think spans out of the history as Qwen3's does, and two unused t
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -16,9 +16,8 @@ from benchmarks.rivers import prose
 from engine import Engine
 from engine.batch import StepBatch
 from engine.sampling.sampler import SampledToken
-from engine.schedule.scheduler import PromptChunk
+from engine.schedule.answers import Answers
 from engine.schedule.sequence import Sequence as Request
-from engine.schedule.step import EngineStep
 from models.text.gguf_tokenizer import parts_from_gguf
 from models.text.tokenizer import Message, Tokenizer
 from models.text.tokenizer_parts import ThinkMarkers
@@ -91,8 +90,8 @@ def _text(tokenizer: Tokenizer, rng: random.Random, tokens: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class ScriptedStep(EngineStep):
-    """A step that computes and samples as usual, and then takes the script's token instead.
+class ScriptedAnswers(Answers):
+    """Samples as usual, and then takes the script's token instead.
 
     The first token of an answer is a step of its own. The others are taken `stride` at a time and computed in one step,
     which leaves the same rows in the cache as single steps and makes a chat of 20 turns take about a minute.
@@ -104,31 +103,32 @@ class ScriptedStep(EngineStep):
     steps: list[tuple[float, int]] = field(default_factory=list)
     """When each step was done, in seconds of `perf_counter`, and its number of rows."""
 
-    def _logits(self, prompts: list[PromptChunk], batch: StepBatch) -> list[torch.Tensor]:
-        logits = EngineStep._logits(self, prompts, batch)
-        self.steps.append((perf_counter(), sum(span.count for span in batch.spans)))
-        return logits
-
     def rows_between(self, begin: float, end: float) -> int:
         """Return the rows of the steps that ended after `begin` and not after `end`."""
         return sum(rows for at, rows in self.steps if begin < at <= end)
 
-    def _sample(self, sequence: Request, logits: torch.Tensor) -> SampledToken:
-        EngineStep._sample(self, sequence, logits)
+    def sample(self, sequence: Request, logits: torch.Tensor) -> SampledToken:
+        Answers.sample(self, sequence, logits)
         at = len(sequence.generated)
         now = self.answer[at : at + self.stride] if at else self.answer[:1]
         for token_id in now[:-1]:
-            self._take(sequence, SampledToken(token_id))
+            self.take(sequence, SampledToken(token_id))
         return SampledToken(now[-1])
 
 
-def follow_script(engine: Engine, stride: int = 64) -> ScriptedStep:
-    """Make the engine write the step's `answer` from now on."""
-    before = engine._engine_step
-    engine._engine_step = engine_step = ScriptedStep(
-        **{item.name: getattr(before, item.name) for item in fields(EngineStep) if item.init}, stride=stride
-    )
-    return engine_step
+def follow_script(engine: Engine, stride: int = 64) -> ScriptedAnswers:
+    """Make the engine write the `answer` of the result from now on."""
+    step = engine._engine_step
+    step.answers = answers = ScriptedAnswers(step.scheduler, step.answers.stop_ids, stride=stride)
+    run = step.computing.runner.run
+
+    def noted(batch: StepBatch) -> list[torch.Tensor]:
+        logits = run(batch)
+        answers.steps.append((perf_counter(), sum(span.count for span in batch.spans)))
+        return logits
+
+    step.computing.runner.run = noted  # type: ignore[method-assign]
+    return answers
 
 
 def strokes(message: str, seconds: float, rate: float) -> list[tuple[float, str]]:

@@ -145,13 +145,13 @@ def scripted(engine: Any, streams: int, pace: str) -> Any:
 
     def change() -> None:
         ctypes.CDLL(None).prctl(15, b"engine", 0, 0, 0)  # Linux shows the thread under this name
-        steps.stop_ids = frozenset()
-        steps.runner = ScriptedPrompts(size, clock, pace != "none")
-        steps.others.are_busy = lambda: False
+        steps.answers.stop_ids = frozenset()
+        steps.computing.runner = ScriptedPrompts(size, clock, pace != "none")
+        steps.computing.others.are_busy = lambda: False
         steps.decode_with(ScriptedRunner(streams, range(256, size - 3), pace_of(pace), clock))
         steps.scheduler.max_chunk = 8192
 
-    steps.others = type("Nobody", (), {})()
+    steps.computing.others = type("Nobody", (), {})()
     engine._loop.call(change)
     return engine
 

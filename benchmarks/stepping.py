@@ -22,7 +22,7 @@ def on_runner(engine: Engine, function: Callable[["DecodeRunner"], T]) -> T:
     """Call `function` on the loop thread between two steps. Raises EngineError if there is no runner or it is busy."""
 
     def job() -> T:
-        runner = engine._decode_runner
+        runner = engine._pieces.decode_runner
         if runner is None or engine._scheduler.has_work:
             raise EngineError(
                 "There is no decode runner to measure, or it is busy; it needs a GPU and Triton."

@@ -96,6 +96,7 @@ class Options:
 class Pieces:
     """The parts of an engine. They belong to the loop thread."""
 
+    network: Network
     cache: KVCache
     blocks: BlockManager
     scheduler: Scheduler
@@ -165,6 +166,7 @@ def build(
     manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window)
     backend = make_backend(choice.name, cache, spec.attention.groups, unusual_layers(network))
     pieces = Pieces(
+        network,
         cache,
         manager,
         Scheduler(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from engine.build import Options, build
+from engine.build import Options, Pieces, build
 from engine.cache.block_map import BlockMap, block_map
 from engine.cache.offload import common_prefix
 from engine.cache.prefix_index import Key
@@ -24,6 +24,8 @@ from engine.machine.bandwidth import known_bandwidth
 from engine.machine.expected import read_bytes
 from engine.parallel.ranks import Ranks
 from engine.params import SUPPRESSED, UNRECOMMENDED, SamplingParams
+from engine.schedule.answers import Answers
+from engine.schedule.computing import Computing
 from engine.schedule.hide_rows import move_up
 from engine.schedule.limits import check_rows
 from engine.schedule.loop import Loop
@@ -76,6 +78,7 @@ class EngineCore:
         if ranks is not None:
             ranks.lead(pieces)
             parts = ranks.count
+        self._held: Pieces | None = pieces
         self.model_name = name
         self.device, self.dtype = device, dtype
         self.tokenizer = tokenizer
@@ -84,45 +87,46 @@ class EngineCore:
         self.context_length = pieces.context_length
         self.spec = network.whole
         self.vocab_size = self.spec.vocab_size
-        self._weight_bytes = network.nbytes * parts
-        self._network = network
         self._tuner: Tuner | None = None
         self._disk: DiskTier | None = None
         self._no_disk: DiskFigures | None = None
-        self._cache = pieces.cache
-        self._kv_bytes = pieces.cache.kv.nbytes * parts
-        self._kv_share = pieces.kv_share
-        self._kv_row = pieces.cache.row
-        self._kv_token_bytes = 2 * len(network.spec.layers) * pieces.cache.row.nbytes * parts
-        self._host = pieces.cache.host
-        self._blocks, self._scheduler = pieces.blocks, pieces.scheduler
-        self._runner = pieces.runner
-        self._decode_runner = pieces.decode_runner
-        self._host_experts = pieces.on_host
-        self._attention_name, self._decode_name = pieces.attention_name, pieces.decode_name
-        self._notes = pieces.notes
-        self._host_bytes = pieces.on_host.nbytes if pieces.on_host is not None else 0
+        # Figures are asked for after `close` and after the host tier was dropped, too.
+        self._blocks, self._scheduler, self._host = pieces.blocks, pieces.scheduler, pieces.cache.host
+        host_bytes = pieces.on_host.nbytes if pieces.on_host is not None else 0
         # Host memory is read at another rate.
-        self._bandwidth = known_bandwidth(device, parts) if not self._host_bytes else None
-        self._read_bytes = read_bytes(self.spec, self._weight_bytes) if self._bandwidth else 0
+        bandwidth = known_bandwidth(device, parts) if not host_bytes else None
+        self._figures = Figures(
+            model_name=name,
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+            attention=pieces.attention_name,
+            context_length=pieces.context_length,
+            weight_bytes=network.nbytes * parts,
+            kv_bytes=pieces.cache.kv.nbytes * parts,
+            block_size=pieces.blocks.block_size,
+            decode=pieces.decode_name,
+            notes=pieces.notes,
+            bandwidth=bandwidth,
+            read_bytes=read_bytes(self.spec, network.nbytes * parts) if bandwidth else 0,
+            kv_dtype=pieces.cache.row.name,
+            kv_token_bytes=2 * len(network.spec.layers) * pieces.cache.row.nbytes * parts,
+            kv_share=pieces.kv_share,
+            host_bytes=host_bytes,
+        )
         self._engine_step = EngineStep(
-            device,
-            tokenizer.stop_ids,
-            self._scheduler,
-            self._blocks,
-            self._cache,
-            self._runner,
-            pieces.threads,
+            pieces.scheduler,
+            Computing(device, pieces.scheduler, pieces.cache, pieces.runner, pieces.threads),
+            Answers(pieces.scheduler, tokenizer.stop_ids),
             jumps=not options.get("deterministic", False),
         )
         if ranks is not None:
-            self._engine_step.watch = ranks.watch
+            self._engine_step.answers.watch = ranks.watch
         if pieces.decode_runner is not None:
             self._engine_step.decode_with(pieces.decode_runner)
         self._speculating = self._engine_step.speculating = make_speculating(
-            self._scheduler, pieces.runner, pieces.decode_runner, pieces.draft
+            pieces.scheduler, pieces.runner, pieces.decode_runner, pieces.draft
         )
-        self.block_size = self._blocks.block_size
+        self.block_size = pieces.blocks.block_size
         self._pauses, self._loop = count(1), loop
         # Not the step's own bound methods: the loop outlives the step (see `close`).
         loop.work(
@@ -177,33 +181,18 @@ class EngineCore:
             if sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
                 done = max(sequence.computed - sequence.cached_tokens, 0)
                 total = sequence.prompt_tokens - sequence.cached_tokens
-        return Figures(
-            model_name=self.model_name,
-            device=str(self.device),
-            dtype=str(self.dtype).removeprefix("torch."),
-            attention=self._attention_name,
-            context_length=self.context_length,
-            weight_bytes=self._weight_bytes,
-            kv_bytes=self._kv_bytes,
-            kv_share=self._kv_share,
-            kv_dtype=self._kv_row.name,
-            kv_token_bytes=self._kv_token_bytes,
-            block_size=self.block_size,
+        fixed, host, drafts = self._figures, self._host, self._drafts
+        parts = self._tuner, self._speculating, self._disk
+        return replace(
+            fixed,
             blocks_free=self._blocks.num_free,
             blocks_cached=self._blocks.num_cached,
             blocks_held=self._blocks.num_held,
             prefill_done=done,
             prefill_total=total,
-            decode=self._decode_name,
-            notes=sum(
-                (one.notes for one in (self._tuner, self._speculating, self._disk) if one is not None),
-                self._notes,
-            ),
-            bandwidth=self._bandwidth,
-            read_bytes=self._read_bytes,
-            host_bytes=self._host_bytes,
-            draft_bytes=self._drafts.nbytes if self._drafts is not None else 0,
-            offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
+            notes=sum((part.notes for part in parts if part is not None), fixed.notes),
+            draft_bytes=drafts.nbytes if drafts is not None else 0,
+            offload=host.figures(self._blocks.tier) if host is not None else None,
             speculation=how_speculated(self._speculating, self.device.type),
             disk=self._disk.figures() if self._disk is not None else self._no_disk,
         )
@@ -218,13 +207,19 @@ class EngineCore:
     @property
     def kv_token_bytes(self) -> int:
         """Bytes that a token takes in the KV cache."""
-        return self._kv_token_bytes
+        return self._figures.kv_token_bytes
 
     @property
     def copied_bytes(self) -> int:
         """Bytes of mapped weights that were copied since loading."""
-        owners = self.__dict__.get("_runner"), self._drafts  # both None once closed
+        owners = self._held.runner if self._held is not None else None, self._drafts
         return sum(owner.copied_bytes for owner in owners if owner is not None)
+
+    @property
+    def _pieces(self) -> Pieces:
+        if (pieces := self._held) is None:
+            raise EngineError("The engine is closed; load the model again.")
+        return pieces
 
     @property
     def _drafts(self) -> DraftSource | None:
@@ -239,7 +234,7 @@ class EngineCore:
         def job() -> None:
             running = [s.rows.keys for s in self._scheduler.running if s.priority is Priority.PERSON]
             found = block_map(self._blocks, running[-1] if running else keys)
-            seen(replace(found, kv_dtype=self._kv_row.name, token_bytes=self._kv_token_bytes))
+            seen(replace(found, kv_dtype=self._figures.kv_dtype, token_bytes=self.kv_token_bytes))
 
         self._loop.post(job)
 
@@ -260,39 +255,35 @@ class EngineCore:
             self._tuner.join()
             self._tuner = None
         self.tokenizer.close()
-        if self.lost_gpu:
-            return  # nothing can be freed
-        if self._host is not None:
-            self._host.close()
-            self._host = None
-        self._speculating = None
-        if self._host_experts is not None:
-            self._host_experts.close()
-            self._host_experts = None
-        self._blocks.carry_out = lambda copy: None
-        for owner_of_memory in ("_cache", "_network", "_runner", "_decode_runner", "_engine_step"):
-            self.__dict__.pop(owner_of_memory, None)
+        if self.lost_gpu or self._held is None:
+            return  # nothing can be freed, or all was
+        for on_host in (self._host, self._held.on_host):
+            if on_host is not None:
+                on_host.close()
+        self._blocks.carry_out, self._scheduler.leave = lambda copy: None, lambda sequence: None
+        self._held = self._host = self._speculating = None
+        del self._engine_step
         if self.device.type == "cuda":  # free the memory for the next model and for other programs
             gc.collect()
             torch.cuda.empty_cache()
 
     def tuner(self) -> "Tuner":
         """Return a tuner, which measures how the decode kernels run best here. Raises EngineError if it cannot."""
-        decode_runner = self._decode_runner
+        pieces = self._pieces
         if self._ranks is not None:
             raise EngineError("A model that several GPUs compute together cannot be tuned or profiled yet.")
-        if decode_runner is None or not hasattr(decode_runner.program, "cuts"):
+        if pieces.decode_runner is None or pieces.decode_runner.program.cuts is None:
             reason = f" ({why})" if (why := on_gpu.problem(self.device)) else ""
             raise EngineError(
                 "Only the fused kernels of a GPU can be tuned or profiled; this model is computed by "
-                f"{self._decode_name}{reason}."
+                f"{pieces.decode_name}{reason}."
             )
         from engine.execute.cuda.tuner import Tuner
 
         return Tuner.of(
-            self._network,
-            self._cache,
-            self._attention_name == "triton",
+            pieces.network,
+            pieces.cache,
+            pieces.attention_name == "triton",
             self.model_name,
             self._loop.call,
             lambda: self._engine_step.is_busy,
@@ -485,7 +476,14 @@ class EngineCore:
             try:
                 self._loop.call(
                     lambda: move_up(
-                        self._blocks, self._cache, self._scheduler, rows, hidden, spans, keep_rows, idle
+                        self._blocks,
+                        self._pieces.cache,
+                        self._scheduler,
+                        rows,
+                        hidden,
+                        spans,
+                        keep_rows,
+                        idle,
                     )
                 )
             except (RuntimeError, MemoryError) as error:

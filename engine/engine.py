@@ -235,18 +235,19 @@ class Engine(EngineCore):
             why = "the model is divided" if self._ranks is not None else "every layer sees only a window"
             self._no_disk = DiskFigures.none(f"nothing is kept, because {why}")
             return
-        row, threads = self._cache.row, torch.get_num_threads() if self.device.type == "cpu" else 0
+        pieces = self._pieces
+        row, threads = pieces.cache.row, torch.get_num_threads() if self.device.type == "cpu" else 0
         place = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-        kernels = f"{self._attention_name}, {self._decode_name}, {self._runner.name}"
+        kernels = f"{pieces.attention_name}, {pieces.decode_name}, {pieces.runner.name}"
         facts = {
             "spec": repr(self.spec),
-            "weights": repr(sorted((w.format, w.rows, w.columns) for w in self._network.parts(Weight))),
+            "weights": repr(sorted((w.format, w.rows, w.columns) for w in pieces.network.parts(Weight))),
             "dtype": f"{self.dtype}, {row}, {self.block_size}",
             "kernels": f"{kernels}, {threads}, {place}{', deterministic' * deterministic}",
         }
         # The hashes require reading files, so the disk tier calls this where nobody waits.
         self._disk = self._engine_step.disk = DiskTier(
-            folder, most_bytes, self._cache, self._blocks, self._loop.post,
+            folder, most_bytes, pieces.cache, self._blocks, self._loop.post,
             lambda: {**facts, "files": of_weights(files), "code": of_code()},
         )  # fmt: skip
 
@@ -254,7 +255,7 @@ class Engine(EngineCore):
     def weight_format(self) -> str:
         """The format of most of the weights, by size: BF16, Q4_0, ..."""
         sizes = Counter[str]()
-        for weight in self._network.parts(Weight):
+        for weight in self._pieces.network.parts(Weight):
             sizes[weight.format.name] += weight.nbytes
         return next((name for name, _ in sizes.most_common(1)), "")
 

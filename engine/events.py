@@ -278,13 +278,13 @@ class Figures:
     kv_bytes: int
     """Bytes of the whole KV cache; it never grows."""
     block_size: int
-    blocks_free: int
-    blocks_cached: int
+    blocks_free: int = 0
+    blocks_cached: int = 0
     """Blocks that no sequence holds but that the prefix index can still find."""
-    blocks_held: int
-    prefill_done: int
+    blocks_held: int = 0
+    prefill_done: int = 0
     """Tokens computed so far of the request that is being prefilled."""
-    prefill_total: int
+    prefill_total: int = 0
     """Tokens to compute in that request; 0 when nothing is being prefilled."""
     decode: str = "plain modules"
     """The program of a decode step: "plain modules", "fused kernels, CUDA graph", ..."""

@@ -49,7 +49,7 @@ def an_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
             **room_for(arguments.streams),
         )
         step = getattr(engine, "_engine_step", None) or engine._stepper  # of an older tree
-        step.stop_ids = frozenset()
+        getattr(step, "answers", step).stop_ids = frozenset()
         try:
             yield engine
         finally:

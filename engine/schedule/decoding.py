@@ -15,16 +15,19 @@ the masks. So the device does not wait here either.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 
 from torch import Tensor
 
-from engine.cache.blocks import BlockManager
 from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.sampling.sampler import SampledToken
-from engine.schedule.sequence import Sequence
+from engine.schedule.answers import Answers
+from engine.schedule.ending import Ending
+from engine.schedule.forced_tokens import FEWEST_FORCED
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.sequence import Sequence, SequenceStatus
 
 
 @dataclass(slots=True)
@@ -37,7 +40,9 @@ class Decoding:
     """
 
     runner: DecodeRunner[Sequence]
-    blocks: BlockManager
+    scheduler: Scheduler
+    answers: Answers
+    ending: Ending
     joined: set[Sequence] = field(default_factory=set)
     in_flight: deque[set[Sequence]] = field(default_factory=deque)
     """For each `join` and `launch` that was not read, oldest first, the sequences that still want its tokens."""
@@ -45,9 +50,17 @@ class Decoding:
     """The same for a step that was launched but whose draws are not enqueued yet."""
     behind: int = 0
     """How many of the newest entries in flight came after the last `launch`."""
+    _guided: dict[Sequence, None] = field(default_factory=dict)
+    """Constrained sequences whose tokens were just read, in reading order."""
 
     def join(self, sequence: Sequence, logits: Tensor | None) -> None:
-        """Decode `sequence` from now on. All its rows are computed; without `logits`, all except the last one."""
+        """Decode `sequence` from now on, if no other comes before it. All its rows are computed; without `logits`
+        [vocab], all except the last one."""
+        # Idle work has a slot, or had one before a person waited for it.
+        if len(self.joined) == self.runner.capacity:
+            self.scheduler.preempt(max(*self.joined, sequence, key=lambda s: (s.priority, s.place)))
+        if sequence.status is not SequenceStatus.RUNNING:
+            return
         self.runner.join(sequence, logits)
         sequence.joined, sequence.unread = True, int(logits is not None)
         self.joined.add(sequence)
@@ -56,7 +69,7 @@ class Decoding:
             self.behind += 1
 
     def launch(self, sequences: list[Sequence]) -> bool:
-        """Enqueue a step of these. Return True if its draws wait for the tokens before; then `read` enqueues them."""
+        """Enqueue a step of these. Return True if its draws wait for the tokens before; then `draw` enqueues them."""
         self.undrawn, self.behind = None, 0
         waits, wanted = self.runner.launch(sequences), set(sequences)
         if waits:
@@ -69,16 +82,18 @@ class Decoding:
                 self._commit(sequence)
         return waits
 
-    def read(
-        self,
-        ahead: int,
-        take: Callable[[Sequence, SampledToken], None],
-        failed: Callable[[Sequence, Exception], None],
-    ) -> None:
-        """Wait for tokens and pass them to `take`, until only the newest `ahead` in flight are left.
+    def draw(self) -> None:
+        """Enqueue the draws of the launched step once the tokens before are read."""
+        self._read(1)
 
-        Draws that wait for these tokens are enqueued before that. `failed` gets the sequences that cannot continue.
-        """
+    def read(self, ahead: int) -> None:
+        """Wait for tokens and take them, until only the newest `ahead` in flight are left. An error ends all sequences
+        in slots."""
+        if self.in_flight:
+            with self.ending.of(lambda: [*self.joined]):
+                self._read(ahead)
+
+    def _read(self, ahead: int) -> None:
         before: list[tuple[Sequence, SampledToken]] = []
         while len(self.in_flight) + (self.undrawn is not None) > ahead:
             wanted = self.in_flight.popleft()
@@ -87,23 +102,42 @@ class Decoding:
             if self.undrawn is not None:
                 before += drawn
             else:
-                self._take(drawn, take)
+                self._take_all(drawn)
         if self.undrawn is not None:
-            self._draw(before, failed)
-            self._take(before, take)
+            self._draw(before)
+            self._take_all(before)
 
-    def _take(
-        self, drawn: list[tuple[Sequence, SampledToken]], take: Callable[[Sequence, SampledToken], None]
-    ) -> None:
+    def _take_all(self, drawn: list[tuple[Sequence, SampledToken]]) -> None:
         for sequence, token in drawn:
             if sequence.joined:
                 sequence.unread -= 1
-                take(sequence, token)
+                self._take(sequence, token)
                 self._commit(sequence)
 
-    def _draw(
-        self, drawn: list[tuple[Sequence, SampledToken]], failed: Callable[[Sequence, Exception], None]
-    ) -> None:
+    def _take(self, sequence: Sequence, drawn: SampledToken) -> None:
+        try:
+            if sequence.known:
+                self._take_again(sequence, drawn.token_id)
+            else:
+                self.answers.take(sequence, drawn)
+            if sequence.guide is not None:
+                self._guided[sequence] = None
+        except Exception as error:  # noqa: BLE001 - the other sequences still get their tokens
+            self._fail(sequence, error)
+
+    def _take_again(self, sequence: Sequence, token_id: int) -> None:
+        """Take a token that was reported before. If another one is drawn now, leave the slot: the next step then gets
+        the earlier one."""
+        known = sequence.known.pop(0)
+        sequence.generated.append(known)
+        sequence.rows.append(known)
+        if known != token_id:
+            self.leave(sequence)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        self.scheduler.finish(sequence, None, error)
+
+    def _draw(self, drawn: list[tuple[Sequence, SampledToken]]) -> None:
         """Enqueue the draws of the launched step. `drawn` has the newest tokens of some of its sequences; all tokens of
         the others are known."""
         assert self.undrawn is not None
@@ -112,26 +146,20 @@ class Decoding:
             try:
                 self.runner.guide(sequence, newest.get(sequence))
             except Exception as error:  # noqa: BLE001 - the error concerns this sequence alone
-                failed(sequence, error)
+                self._fail(sequence, error)
         self.runner.draw()
         self.in_flight.append(self.undrawn)
         self.undrawn = None
 
-    def check_guesses(
-        self,
-        spans: list[tuple[Sequence, tuple[int, ...]]],
-        take: Callable[[Sequence, SampledToken], None],
-        failed: Callable[[Sequence, Exception], None],
-    ) -> list[tuple[Sequence, int, int]]:
-        """Run a step of each sequence's newest token and the guesses after it, and pass the tokens drawn to `take`;
-        `failed` gets the sequences that cannot continue.
+    def check_guesses(self, spans: list[tuple[Sequence, tuple[int, ...]]]) -> list[tuple[Sequence, int, int]]:
+        """Run a step of each sequence's newest token and the guesses after it, and take the tokens drawn.
 
-        Nothing is in flight before or after it. Return, for each of the other sequences, how many guesses it had and
-        how many were right.
+        Nothing is in flight before or after it. Return, for each of the sequences that can continue, how many guesses
+        it had and how many were right.
         """
         assert not self.in_flight
         assert self.undrawn is None
-        drawn, had = self.runner.check(spans, failed), dict(spans)
+        drawn, had = self.runner.check(spans, self._fail), dict(spans)
         for sequence, tokens in drawn:
             for token, guess in zip(tokens, chain(had[sequence], repeat(-1)), strict=False):
                 if not sequence.joined:
@@ -140,10 +168,19 @@ class Decoding:
                 sequence.unread = 1  # the row of the newest token was computed, and its id is known
                 self._commit(sequence)
                 sequence.unread = 0
-                take(sequence, token)
+                self._take(sequence, token)
             if sequence.joined and sequence.table is not None:
-                self.blocks.trim(sequence.table)
+                self.scheduler.blocks.trim(sequence.table)
         return [(sequence, len(had[sequence]), len(tokens) - 1) for sequence, tokens in drawn]
+
+    def jump_ahead(self, jumps: bool) -> None:
+        """Have sequences leave their slots and take forced tokens, if `jumps`, where that saves far more steps than it
+        costs the others."""
+        guided, self._guided = self._guided, {}
+        for sequence in guided:
+            if jumps and sequence.joined:
+                with self.ending.of(lambda: [sequence]):  # noqa: B023 - it is called here
+                    self.answers.jump(sequence, FEWEST_FORCED * len(self.joined))
 
     def leave(self, sequence: Sequence) -> None:
         """Release the slot of `sequence`; its tokens that were not read are discarded."""
@@ -158,7 +195,7 @@ class Decoding:
         table, keys = sequence.table, sequence.rows.keys
         if table is not None:
             launched = keys[table.length : len(keys) + sequence.unread - 1]
-            self.blocks.commit(table, launched, repeat(sequence.origin))
+            self.scheduler.blocks.commit(table, launched, repeat(sequence.origin))
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Raise AssertionError unless sequences in slots are running, have one slot each, and wait for their tokens."""

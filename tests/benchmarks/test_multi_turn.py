@@ -37,12 +37,12 @@ def test_the_engine_follows_the_script_and_is_asked_its_prompts(smollm2: Path) -
     params = SamplingParams(temperature=0.0)
     engine = Engine.load(ModelFiles("smollm2", gguf=smollm2), device="cpu", context=512)
     engine.tokenizer = thinking_tokenizer(smollm2)
-    engine_step = follow_script(engine, 16)
+    scripted = follow_script(engine, 16)
     try:
         system, turns = script(engine.tokenizer, 2, 40, 15, seed=3)
         chat = engine.chat(system=system)
         for turn, ahead in zip(turns, (params, None), strict=True):
-            engine_step.answer = turn.stream
+            scripted.answer = turn.stream
             chat.prepare(turn.user, wait=True, params=ahead)
             began = perf_counter()
             events = chat.send(turn.user, params)
@@ -56,7 +56,7 @@ def test_the_engine_follows_the_script_and_is_asked_its_prompts(smollm2: Path) -
             assert chat.last.stats.prompt_tokens == len(turn.prompt)
             assert (chat.last.stats.prefilled_tokens == 0) is (ahead is not None)
             assert chat.last.stats.prefilled_tokens <= 16
-            computed = engine_step.rows_between(began, asked.first_token)
+            computed = scripted.rows_between(began, asked.first_token)
             assert computed == chat.last.stats.prefilled_tokens
     finally:
         engine.close()

@@ -25,7 +25,9 @@ def test_nothing_is_left_of_many_requests_at_once(slots: int) -> None:
         _,
     ):
         if slots:
-            engine._loop.call(lambda: engine._engine_step.decode_with(FakeRunner(engine._runner, slots)))
+            engine._loop.call(
+                lambda: engine._engine_step.decode_with(FakeRunner(engine._pieces.runner, slots))
+            )
         seen = soak(engine, 60, streams=6)
     assert seen.requests == 60
     assert seen.tokens > 200

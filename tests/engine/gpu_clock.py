@@ -15,7 +15,9 @@ from engine.cache.blocks import BlockManager
 from engine.cache.rows import Rows
 from engine.params import SamplingParams
 from engine.sampling.sampler import SampledToken
+from engine.schedule.answers import Answers
 from engine.schedule.chunk_pace import RowCost
+from engine.schedule.computing import Computing
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import Scheduler
@@ -129,7 +131,11 @@ class Served:
         cache: Any = SimpleNamespace(host=None)
         self.chunks: list[tuple[int, float]] = []
         """Rows of each chunk, and what it took."""
-        self.step = EngineStep(torch.device("cuda"), frozenset(), self.scheduler, blocks, cache, computes, 1)
+        self.step = EngineStep(
+            self.scheduler,
+            Computing(torch.device("cuda"), self.scheduler, cache, computes, 1),
+            Answers(self.scheduler, frozenset()),
+        )
         decode: Any = self.runner
         self.step.decode_with(decode)
         self._made: list[Sequence] = []

@@ -33,7 +33,7 @@ def keep(
         return {"all": fingerprint}
 
     def begin() -> DiskTier:
-        tier = DiskTier(store, most, engine._cache, engine._blocks, engine._loop.post, facts)
+        tier = DiskTier(store, most, engine._pieces.cache, engine._blocks, engine._loop.post, facts)
         engine._disk = engine._engine_step.disk = tier
         return tier
 

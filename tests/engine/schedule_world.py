@@ -15,7 +15,9 @@ from engine.cache.rows import Rows
 from engine.cache.window import Window
 from engine.events import FinishReason
 from engine.params import SamplingParams
+from engine.schedule.answers import Answers
 from engine.schedule.chunk_pace import ChunkPace
+from engine.schedule.computing import Computing
 from engine.schedule.guide import Guide
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.output import Output
@@ -154,11 +156,9 @@ class World:
             run=self.model.run, uses_torch=lambda _: True, set_alone=lambda _: None, is_divided=False
         )
         cache: Any = SimpleNamespace(host=None)
-        self.engine_step = EngineStep(
+        computing = Computing(
             torch.device("cpu"),
-            frozenset([EOS] if ends else []),
             self.scheduler,
-            self.blocks,
             cache,
             runner,
             torch.get_num_threads(),
@@ -167,6 +167,8 @@ class World:
             chunk_pace=FixedChunks(4),
             others=SimpleNamespace(are_busy=lambda: False),  # type: ignore[arg-type]
         )
+        answers = Answers(self.scheduler, frozenset([EOS] if ends else []))
+        self.engine_step = EngineStep(self.scheduler, computing, answers)
         if slots:
             self.engine_step.decode_with(FakeRunner(self.model, slots, words=-(-VOCAB // 32)))
             self.engine_step.jumps = False  # the rows of a prompt have other bits

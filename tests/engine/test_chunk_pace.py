@@ -19,7 +19,7 @@ from engine.schedule.chunk_pace import (
     ChunkTimer,
     RowCost,
 )
-from engine.schedule.step import EngineStep
+from engine.schedule.computing import Computing
 from models.spec import Attention, Experts, FeedForward, Norm, Rope, uniform
 from models.weights.slots import layer_parameters, parameters
 
@@ -224,10 +224,10 @@ def test_a_chunk_that_was_recorded_says_nothing_of_the_next(
         return [1]
 
     runner.run = run
-    step = EngineStep.__new__(EngineStep)
-    step.runner, step.timer = runner, ChunkTimer()
-    monkeypatch.setattr(EngineStep, "_saw", lambda _, prompts, seconds: seen.append(len(prompts)))
+    computing = Computing.__new__(Computing)
+    computing.runner, computing.timer = runner, ChunkTimer()
+    monkeypatch.setattr(Computing, "_saw", lambda _, prompts, disk, seconds: seen.append(len(prompts)))
     for number in range(5):
-        assert step._logits([Any] * number, StepBatch(())) == [1]
-    step.timer.read()
+        assert computing._logits([Any] * number, StepBatch(()), None) == [1]
+    computing.timer.read()
     assert seen == [2, 4]

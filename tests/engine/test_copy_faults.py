@@ -26,15 +26,15 @@ class Faults:
     def __init__(self, engine: TinyEngine, rng: Random) -> None:
         self.engine, self.rng, self.rate = engine, rng, 0.0
         self.failed = {RowCopy: 0, Restore: 0, Offload: 0, list: 0}
-        self.carry_out, self.copy_rows = engine._cache.carry_out, engine._cache.copy_rows
+        self.carry_out, self.copy_rows = engine._pieces.cache.carry_out, engine._pieces.cache.copy_rows
         engine._blocks.carry_out = self.carry_out_or_fail
-        engine._cache.copy_rows = self.copy_rows_or_fail  # type: ignore[method-assign]
+        engine._pieces.cache.copy_rows = self.copy_rows_or_fail  # type: ignore[method-assign]
 
     def carry_out_or_fail(self, copy: Copy) -> None:
         if self.rng.random() >= self.rate:
             return self.carry_out(copy)
         self.failed[type(copy)] += 1
-        cache = self.engine._cache
+        cache = self.engine._pieces.cache
         if isinstance(copy, Offload):
             piece, place = divmod(copy.slot, cache.host._each)  # type: ignore[union-attr]
             cache.host._pieces[piece][place].fill_(30.0)  # type: ignore[union-attr]
@@ -47,7 +47,7 @@ class Faults:
         if len(source) > 1 and self.rng.random() < self.rate:  # the rows of a turn that move up
             self.failed[list] += 1
             for first, end in target:
-                self.engine._cache.kv[:, :, first:end] = 30.0
+                self.engine._pieces.cache.kv[:, :, first:end] = 30.0
             raise RuntimeError("torn")
         self.copy_rows(source, target)
 

@@ -37,6 +37,7 @@ class Program:
     """Implements `DecodeProgram`; `written` is its KV cache."""
 
     name = "a test"
+    cuts = None
 
     def __init__(self, given: StepInput) -> None:
         self.given = given

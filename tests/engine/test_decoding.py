@@ -29,7 +29,7 @@ PROMPTS = [
 def engine(folder: Path) -> Iterator[TinyEngine]:
     """An engine whose answers are decoded in three slots."""
     with tiny_engine(folder, CONFIG) as engine:
-        engine._loop.call(lambda: engine._engine_step.decode_with(FakeRunner(engine._runner, 3)))
+        engine._loop.call(lambda: engine._engine_step.decode_with(FakeRunner(engine._pieces.runner, 3)))
         yield engine
 
 
@@ -140,7 +140,7 @@ def test_idle_work_that_runs_out_of_memory_ends_and_nothing_else(
 
     monkeypatch.setattr(runner_of(engine), "while_idle", record, raising=False)
     step = engine._engine_step
-    monkeypatch.setattr(step, "device", torch.device("meta"))  # on a CPU other work is done
+    monkeypatch.setattr(step.computing, "device", torch.device("meta"))  # on a CPU other work is done
     assert engine._loop.call(lambda: [step.while_idle() for _ in range(3)]) == [False] * 3
     monkeypatch.undo()
     assert len(tries) == 1
@@ -186,13 +186,13 @@ def run_until(w: World, ready: Callable[[], bool]) -> None:
 def rows_of_steps(w: World) -> list[int]:
     """From now on the rows of prompts in each step."""
     seen: list[int] = []
-    run = w.engine_step.runner.run
+    run = w.engine_step.computing.runner.run
 
     def counted(batch: StepBatch) -> list:
         seen.append(sum(span.count for span in batch.spans))
         return run(batch)
 
-    w.engine_step.runner.run = counted  # type: ignore[method-assign]
+    w.engine_step.computing.runner.run = counted  # type: ignore[method-assign]
     return seen
 
 

@@ -249,7 +249,7 @@ def test_no_idle_work_is_done_while_somebody_waits_for_blocks(
         saved(engine, "one", PROMPT)
     with on_disk(tmp_path, store) as engine:
         go, done = Event(), Event()
-        monkeypatch.setattr(engine._engine_step.runner, "while_idle", lambda: done.set())
+        monkeypatch.setattr(engine._engine_step.computing.runner, "while_idle", lambda: done.set())
         engine._disk._tasks.put(lambda: go.wait(PATIENCE) and None)
         sequence = engine.start(Rows.of(PROMPT), GREEDY)
         engine._loop.call(lambda: None)  # it waits for the disk now

@@ -96,7 +96,7 @@ def draft(engine: Engine, pace: CostModel | None = None) -> Speculating:
 def test_an_answer_is_the_same_whatever_is_drafted(
     engine: Engine, several: list[SamplingParams], seed: int
 ) -> None:
-    if not engine._runner.all_native:
+    if not engine._pieces.runner.all_native:
         del several[1:]  # torch computes the prompts, and others beside change their last bits
     engine._engine_step.speculating = None
     engine._loop.call(engine._blocks.evict_all)

@@ -112,8 +112,8 @@ def test_a_gpu_that_is_lost_ends_the_engine_once_and_keeps_the_conversation(fold
             tries.append(arguments)
             raise RuntimeError(error)
 
-        engine._runner.run = run  # type: ignore[method-assign, assignment]
-        memory = weakref.ref(engine._cache.kv)
+        engine._pieces.runner.run = run  # type: ignore[method-assign, assignment]
+        memory = weakref.ref(engine._pieces.cache.kv)
         for _ in range(3):
             with pytest.raises(
                 EngineError, match=r"^The GPU was lost \(.*intact\. Restart chatterm\.$"
@@ -197,7 +197,9 @@ def test_rows_whose_copy_failed_are_not_found_again(
 ) -> None:
     engine.warm(PROMPT)
     branch = [*PROMPT[:50], 7, 8, 9]
-    monkeypatch.setattr(engine._blocks, "carry_out", once(RuntimeError("boom"), engine._cache.carry_out))
+    monkeypatch.setattr(
+        engine._blocks, "carry_out", once(RuntimeError("boom"), engine._pieces.cache.carry_out)
+    )
     with pytest.raises(EngineError, match="boom"):
         engine.warm(branch)
     list(engine.stream(branch, GREEDY))
@@ -289,7 +291,7 @@ def test_hiding_a_think_span_that_fails_costs_time_but_not_the_answer(
     chat = engine.chat(think_cache="mask")
     engine.scripted.script = say(engine, "thoughts", "first")
     error = torch.OutOfMemoryError("CUDA out of memory")
-    monkeypatch.setattr(engine._cache, "copy_rows", once(error, engine._cache.copy_rows))
+    monkeypatch.setattr(engine._pieces.cache, "copy_rows", once(error, engine._pieces.cache.copy_rows))
     list(chat.send("one", ENDLESS))
     assert (chat.last.text, chat.last.finish_reason) == ("first", FinishReason.EOS)
     engine.check()

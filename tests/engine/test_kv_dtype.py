@@ -102,13 +102,13 @@ def stored(engine: TinyEngine, ids: list[int]) -> Tensor:
         table = engine._blocks.open(Rows.of(ids).keys)
         try:
             slots = (
-                engine._cache.every_slot(table.blocks, 0, table.length)
+                engine._pieces.cache.every_slot(table.blocks, 0, table.length)
                 if table.length
                 else torch.empty(0).long()
             )
-            row = engine._cache.row
+            row = engine._pieces.cache.row
             # What fills a row up to a multiple of 16 bytes is nobody's.
-            return engine._cache.kv.index_select(2, slots)[..., : row.heads * (row.dim + 4)]
+            return engine._pieces.cache.kv.index_select(2, slots)[..., : row.heads * (row.dim + 4)]
         finally:
             engine._blocks.close(table)
 

@@ -20,11 +20,12 @@ from engine.execute.cpu.weight_loading import read_model
 from engine.execute.runner import Runner
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError
+from engine.schedule.computing import Computing
 from engine.schedule.cpu_load import OtherPrograms
 from engine.schedule.loop import Loop
 from engine.schedule.scheduler import PromptChunk
 from engine.schedule.sequence import Priority, Sequence
-from engine.schedule.step import EngineStep
+from engine.store.disk import DiskTier
 from models.files import ModelFiles
 from models.load import load_model
 from models.network import Network
@@ -90,16 +91,18 @@ def engine(model: Network) -> Iterator[Engine]:
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
     """The tokens before every sampled one, and the logits that it was drawn from."""
     found: list[tuple[list[int], Tensor]] = []
-    run = EngineStep._run
+    run = Computing.run
 
-    def record(self: EngineStep, chunks: list[PromptChunk]) -> list[tuple[PromptChunk, list[Tensor]]]:
-        drawn = run(self, chunks)
+    def record(
+        self: Computing, chunks: list[PromptChunk], disk: DiskTier | None
+    ) -> list[tuple[PromptChunk, list[Tensor]]]:
+        drawn = run(self, chunks, disk)
         for chunk, rows in drawn:
             for count, row in enumerate(rows):
                 found.append(([*chunk.sequence.rows.token_ids, *chunk.guesses[:count]], row.clone()))
         return drawn
 
-    monkeypatch.setattr(EngineStep, "_run", record)
+    monkeypatch.setattr(Computing, "run", record)
     return found
 
 
@@ -204,7 +207,7 @@ def test_beside_busy_programs_idle_work_keeps_to_one_core(
     answer(engine, prompt(16), replace(GREEDY, max_tokens=2))
     engine.submit(idle[1])
     idle[1].finished.wait()
-    torch_threads = 1 if engine._runner.all_native else 2
+    torch_threads = 1 if engine._pieces.runner.all_native else 2
     of_idle_work = alone[:warmed] + alone[warmed + 2 :]
     assert {one_core for one_core, _ in of_idle_work} == {busy}
     assert not busy or {threads for _, threads in of_idle_work} == {1}
@@ -301,9 +304,9 @@ def test_mapped_weights_are_copied_while_nobody_asks_for_anything(smollm2: Path)
         answers = [answer(engine, question)]
         mapped = engine.mapped_bytes + engine.copied_bytes
         assert mapped == engine.figures().weight_bytes
-        if not engine._loop.call(lambda: engine._runner.while_idle() or engine.copied_bytes):
+        if not engine._loop.call(lambda: engine._pieces.runner.while_idle() or engine.copied_bytes):
             pytest.skip("no kernels here read copies, or memory is short")
-        while engine._loop.call(engine._runner.while_idle):
+        while engine._loop.call(engine._pieces.runner.while_idle):
             pass  # the loop does the same when it has nothing to do
         assert engine.copied_bytes > 0.9 * mapped
         assert engine.mapped_bytes == mapped - engine.copied_bytes
@@ -328,12 +331,12 @@ def test_the_cache_has_fp16_where_native_kernels_compute_everything(
     for quantize in ("int8", "none"):
         model = load_model(files_of(tmp_path), dtype=dtype, device=CPU, quantize=quantize)
         with a_native_engine(model, dtype=dtype) as engine:
-            native = engine._runner._native
+            native = engine._pieces.runner._native
             assert native is not None
             assert native.takes_prompts or quantize == "none"
             expected = held if native.takes_prompts else dtype
-            assert engine._cache.kv.dtype == engine._cache.k.dtype == expected
-            assert engine._cache.k.data_ptr() == engine._cache.kv.data_ptr()
+            assert engine._pieces.cache.kv.dtype == engine._pieces.cache.k.dtype == expected
+            assert engine._pieces.cache.k.data_ptr() == engine._pieces.cache.kv.data_ptr()
             assert answer(engine, prompt(20))
 
     def refuse(*_: object) -> None:
@@ -342,5 +345,5 @@ def test_the_cache_has_fp16_where_native_kernels_compute_everything(
     monkeypatch.setattr(runner, "NativeDecoder", refuse)
     model = load_model(files_of(tmp_path), dtype=dtype, device=CPU, quantize="int8")
     with a_native_engine(model, dtype=dtype) as engine:
-        assert engine._cache.kv.dtype == dtype
+        assert engine._pieces.cache.kv.dtype == dtype
         assert answer(engine, prompt(20))

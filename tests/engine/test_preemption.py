@@ -106,7 +106,7 @@ def test_idle_work_that_keeps_to_one_core_has_a_pace_of_its_own(
     monkeypatch.setattr(OtherPrograms, "are_busy", lambda self: busy[min(len(steps.rows), 4)])
     # What a chunk took does not matter here, only whose pace it was.
     monkeypatch.setattr(IdlePace, "saw", lambda self, rows, *_: setattr(self, "rows", rows + 1))
-    engine_step.pace.rows, engine_step.pace_alone.rows = 40, 5
+    engine_step.computing.pace.rows, engine_step.computing.pace_alone.rows = 40, 5
     idle = Sequence(Rows.of(LONG), Priority.IDLE)
     engine.submit(idle)
     idle.finished.wait()

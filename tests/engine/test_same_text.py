@@ -22,8 +22,9 @@ from engine.cache.blocks import Key
 from engine.conversation.chat import Chat, Turn
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeLibrary
+from engine.schedule.computing import Computing
 from engine.schedule.scheduler import PromptChunk
-from engine.schedule.step import EngineStep
+from engine.store.disk import DiskTier
 from models.load import load_model
 from models.network import Network
 from tests.engine.speculation import speculate
@@ -59,7 +60,7 @@ class Pair:
     """The bits of the logits that followed some rows, by the runner that computed them."""
 
     def logits(self, engine: Engine) -> dict[tuple[Key, ...], bytes]:
-        return self.seen.setdefault(id(engine._runner), {})
+        return self.seen.setdefault(id(engine._pieces.runner), {})
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +80,12 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(NativeLibrary, "best", property(lambda self: self.variants[request.param]))
         seen: dict[int, dict[tuple[Key, ...], bytes]] = {}
-        run = EngineStep._run
+        run = Computing.run
 
-        def record(self: EngineStep, chunks: list[PromptChunk]) -> list[tuple[PromptChunk, list[Tensor]]]:
-            found = run(self, chunks)
+        def record(
+            self: Computing, chunks: list[PromptChunk], disk: DiskTier | None
+        ) -> list[tuple[PromptChunk, list[Tensor]]]:
+            found = run(self, chunks, disk)
             logits = seen.setdefault(id(self.runner), {})
             for chunk, rows in found:
                 for count, row in enumerate(rows):
@@ -91,7 +94,7 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
                     logits[tuple(told.keys)] = row.numpy().tobytes()
             return found
 
-        patch.setattr(EngineStep, "_run", record)
+        patch.setattr(Computing, "run", record)
         options = {"dtype": torch.bfloat16, "context": CONTEXT}
         used = stack.enter_context(a_native_engine(model, num_blocks=BLOCKS, **options))
         fresh = stack.enter_context(a_native_engine(model, max_chunk=512, threads=1, **options))

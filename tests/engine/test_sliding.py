@@ -52,7 +52,7 @@ def an_engine(stack: ExitStack, folder: Path, **options: Any) -> TinyEngine:
     engine = stack.enter_context(
         tiny_engine(folder, CONFIG, tokenizer, context=CONTEXT, max_chunk=CHUNK, **options)
     )
-    engine._cache.kv[:, :, : engine._blocks.num_blocks * SIZE] = float("nan")
+    engine._pieces.cache.kv[:, :, : engine._blocks.num_blocks * SIZE] = float("nan")
     return engine
 
 

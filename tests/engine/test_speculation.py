@@ -385,7 +385,7 @@ def told(sequence: Sequence) -> list[Any]:
 def test_an_answer_is_the_same_whatever_is_guessed(
     engine: Engine, several: list[SamplingParams], seed: int
 ) -> None:
-    if not engine._runner.all_native:
+    if not engine._pieces.runner.all_native:
         del several[
             1:
         ]  # torch computes the prompts, and others whose prompts are beside change their last bits
@@ -438,13 +438,13 @@ def test_what_is_computed_at_once_because_it_is_forced_is_no_step_of_one_row(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speculate(engine)
-    steps, run, told = list[int](), engine._runner.run, list[int]()
+    steps, run, told = list[int](), engine._pieces.runner.run, list[int]()
 
     def watched(batch: StepBatch) -> list[torch.Tensor]:
         steps.append(sum(span.count for span in batch.spans))
         return run(batch)
 
-    monkeypatch.setattr(engine._runner, "run", watched)
+    monkeypatch.setattr(engine._pieces.runner, "run", watched)
     monkeypatch.setattr(StepCosts, "saw", lambda self, rows, seconds, texts: told.append(rows))
     constraint, sober = Constraint("regex", "(yes|no), because [a-z]{9}[.]"), {259: -100.0}
     params = SamplingParams(temperature=0.0, max_tokens=20, constraint=constraint, logit_bias=sober)

@@ -56,7 +56,7 @@ MATCHES: dict[Constraint, Callable[[str], object]] = {
 def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[TinyEngine]:
     with tiny_engine(folder, CONFIG) as engine:
         if request.param == "slots":
-            runner = FakeRunner(engine._runner, 3, words=WORDS)
+            runner = FakeRunner(engine._pieces.runner, 3, words=WORDS)
             engine._loop.call(lambda: engine._engine_step.decode_with(runner))
         yield engine
 
@@ -109,13 +109,13 @@ def test_forced_tokens_take_no_step_each_and_change_nothing(engine: TinyEngine) 
     """With log-probabilities each token is drawn by itself: the text is the same, and it takes more steps."""
     params = SamplingParams(temperature=1.0, seed=5, constraint=SCHEMA, logit_bias=SOBER)
     counts, texts = [], []
-    run = engine._runner.run
+    run = engine._pieces.runner.run
 
     def counted(batch: Any) -> Any:
         counts[-1] += 1
         return run(batch)
 
-    engine._runner.run = counted  # type: ignore[method-assign]
+    engine._pieces.runner.run = counted  # type: ignore[method-assign]
     for asked in (None, 0):
         engine.evict_all()
         counts.append(0)
@@ -132,7 +132,7 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
 
 def test_a_deterministic_engine_computes_every_row_in_slots_by_a_decode_step(folder: Path) -> None:
     with tiny_engine(folder, CONFIG) as engine:
-        runner = FakeRunner(engine._runner, 3, words=WORDS)
+        runner = FakeRunner(engine._pieces.runner, 3, words=WORDS)
         engine._loop.call(lambda: engine._engine_step.decode_with(runner))
         engine._engine_step.jumps = False
         events = list(
@@ -203,7 +203,7 @@ def test_blocks_that_run_out_change_nothing(folder: Path) -> None:
     found = []
     for blocks in (100, 24):
         with tiny_engine(folder, CONFIG, num_blocks=blocks) as engine:
-            runner = FakeRunner(engine._runner, 3, words=WORDS)
+            runner = FakeRunner(engine._pieces.runner, 3, words=WORDS)
             engine._loop.call(partial(engine._engine_step.decode_with, runner))
             engine._engine_step.jumps = False
             answers = together(engine, params)

@@ -119,10 +119,10 @@ def test_blocks_are_offloaded_on_every_rank(folder: Path, monkeypatch: pytest.Mo
         figures = engine.figures().offload
         assert figures is not None
         assert figures.restored_tokens > 3 * len(PROMPT)
-        host = engine._cache.host
+        host = engine._pieces.cache.host
         host.costs.brought, host.costs.computed = 1.0, 0.1
         assert text(engine, PROMPT * 4) == expected, "computed, now that this is faster"
-        assert engine._cache.host is None
+        assert engine._pieces.cache.host is None
 
 
 def test_rows_move_up_on_every_rank(folder: Path) -> None:

@@ -216,7 +216,7 @@ def tiny_engine(
         **{"block_size": 4, "max_chunk": 64, "attention": "sdpa", "fused": False, "threads": 1, **options},
     )
     engine.scripted = ScriptedModel(network)
-    engine._runner._model = engine.scripted
+    engine._pieces.runner._model = engine.scripted
     try:
         yield engine
         if not engine._loop.closed:

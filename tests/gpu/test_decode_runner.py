@@ -53,8 +53,8 @@ def test_what_decoding_evicts_comes_back_from_host_memory(
     with an_engine(folder, num_blocks=48, offload=1 << 25) as engine:
 
         def rows() -> torch.Tensor:
-            runs = engine._cache.slots(engine._blocks.path(other), 0, len(other))
-            return torch.cat([engine._cache.kv[:, :, first:end] for first, end in runs], dim=2).clone()
+            runs = engine._pieces.cache.slots(engine._blocks.path(other), 0, len(other))
+            return torch.cat([engine._pieces.cache.kv[:, :, first:end] for first, end in runs], dim=2).clone()
 
         assert engine._host is not None
         engine._host.prepare(wait=True)

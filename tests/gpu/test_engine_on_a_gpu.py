@@ -83,8 +83,10 @@ def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(
 
         def rows(prompt: list[int]) -> torch.Tensor:
             def job() -> torch.Tensor:
-                slots = engine._cache.slots(engine._blocks.path(prompt), 0, len(prompt))
-                return torch.cat([engine._cache.kv[:, :, first:end] for first, end in slots], dim=2).clone()
+                slots = engine._pieces.cache.slots(engine._blocks.path(prompt), 0, len(prompt))
+                return torch.cat(
+                    [engine._pieces.cache.kv[:, :, first:end] for first, end in slots], dim=2
+                ).clone()
 
             return engine._loop.call(job)
 

@@ -105,7 +105,7 @@ def test_no_error_of_prompts_of_families_is_larger_either(folder: Path, attentio
         )
         assert ours.median() <= 1.05 * theirs.median()
         assert ours.max() <= 1.5 * theirs.max()
-        padded = engine._runner._padded
+        padded = engine._pieces.runner._padded
         assert (padded is None) == (attention == "sdpa")
         for cuts in ([(0, 170, 200, 216, 400)], [(0, 170, 400), (0, 130, 300), (0, 20, 37)]):
             steps = [
@@ -138,7 +138,7 @@ def run_steps(
                     )
                     for number, start, stop in step
                 )  # fmt: skip
-                found.append([row.float().clone() for row in engine._runner.run(StepBatch(spans))])
+                found.append([row.float().clone() for row in engine._pieces.runner.run(StepBatch(spans))])
         return found
 
     return engine._loop.call(job)

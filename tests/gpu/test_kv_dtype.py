@@ -62,7 +62,7 @@ def prefilled(engine: Engine, ids: list[int], cuts: list[int]) -> Tensor:
 
     def job() -> Tensor:
         engine._blocks.evict_all()
-        runner, found = engine._runner, []
+        runner, found = engine._pieces.runner, []
         with blocks_for(engine, [[]], len(ids)) as (blocks,), torch.inference_mode():
             for start, end in zip(cuts, [*cuts[1:], len(ids)], strict=True):
                 plan = runner._backend.plan(StepBatch((Span(tuple(blocks), start, end - start),)))
@@ -137,9 +137,9 @@ def stored(engine: Engine, ids: list[int]) -> Tensor:
 
     def job() -> Tensor:
         with blocks_for(engine, [ids], 1) as (blocks,):
-            slots = engine._cache.every_slot(blocks, 0, len(ids) - 1).cuda()
-            row = engine._cache.row
-            return engine._cache.kv.index_select(2, slots)[..., : row.heads * (row.dim + 4)]
+            slots = engine._pieces.cache.every_slot(blocks, 0, len(ids) - 1).cuda()
+            row = engine._pieces.cache.row
+            return engine._pieces.cache.kv.index_select(2, slots)[..., : row.heads * (row.dim + 4)]
 
     return engine._loop.call(job)
 

@@ -63,7 +63,7 @@ def prefilled_logits(engine: Engine, token_ids: list[int], cuts: list[int]) -> T
     """Return the logits [T, vocab] of a prompt in chunks that begin at `cuts`."""
 
     def run(blocks: list[int]) -> Tensor:
-        runner, found = engine._runner, []
+        runner, found = engine._pieces.runner, []
         with torch.inference_mode():
             for start, end in zip(cuts, [*cuts[1:], len(token_ids)], strict=True):
                 plan = runner._backend.plan(StepBatch((Span(tuple(blocks), start, end - start),)))
@@ -133,9 +133,11 @@ def test_short_chunks_as_graphs_are_no_worse_either(
             for start in range(0, len(TEXT), count):
                 sequence = Sequence(Rows.of(TEXT[: start + count]), Priority.PERSON, SamplingParams())
                 sequence.table = BlockTable(blocks)
-                assert engine._runner._padded is not None
+                assert engine._pieces.runner._padded is not None
                 found.append(
-                    engine._runner.run(StepBatch((PromptChunk(sequence, start, count).span,)))[0].clone()
+                    engine._pieces.runner.run(StepBatch((PromptChunk(sequence, start, count).span,)))[
+                        0
+                    ].clone()
                 )
             return torch.stack(found)
 
@@ -158,7 +160,7 @@ def test_prompts_of_several_at_once_are_those_of_each_alone(
 
     def run(engine: Engine, order: list[int], together: bool) -> tuple[Tensor, int]:
         """Return the logits [2, texts, vocab] in the order of the texts, and how many steps were new."""
-        found, firsts = [], engine._runner.firsts
+        found, firsts = [], engine._pieces.runner.firsts
         engine._blocks.evict_all()
         with blocks_for(engine, [[] for _ in texts], max(lengths) + more) as tables:
             for is_tail in (False, True):
@@ -169,9 +171,11 @@ def test_prompts_of_several_at_once_are_those_of_each_alone(
                     ids, blocks = texts[number][start:stop], tuple(tables[number])
                     spans.append(Span(blocks, start, stop - start, ids, range(start, stop), True))
                 batches = [tuple(spans)] if together else [(span,) for span in spans]
-                rows = [row.clone() for batch in batches for row in engine._runner.run(StepBatch(batch))]
+                rows = [
+                    row.clone() for batch in batches for row in engine._pieces.runner.run(StepBatch(batch))
+                ]
                 found.append(torch.stack([rows[order.index(number)] for number in range(len(texts))]))
-        return torch.stack(found).float(), engine._runner.firsts - firsts
+        return torch.stack(found).float(), engine._pieces.runner.firsts - firsts
 
     rounded = reference_model(folder, BF16).cuda()
     references, largest = [], 0.0
@@ -194,9 +198,9 @@ def test_prompts_of_several_at_once_are_those_of_each_alone(
             if turn == 1:
                 assert firsts > 0
         assert firsts == 0
-        assert engine._runner._padded is not None
-        assert engine._runner._padded._graphs is not None
-        assert engine._runner._padded._graphs.problem is None
+        assert engine._pieces.runner._padded is not None
+        assert engine._pieces.runner._padded._graphs is not None
+        assert engine._pieces.runner._padded._graphs.problem is None
 
 
 TEXTS = [random_tokens(60 + 37 * n % 301, n) for n in range(64)]

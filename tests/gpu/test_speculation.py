@@ -81,8 +81,8 @@ def told(sequence: Sequence) -> list[Any]:
 
 
 def test_an_answer_is_the_same_whatever_is_guessed(engine: Engine) -> None:
-    assert engine._decode_runner is not None
-    assert engine._decode_runner.checks_guesses
+    assert engine._pieces.decode_runner is not None
+    assert engine._pieces.decode_runner.checks_guesses
     guessed = accepted = 0
     for seed in range(CASES):
         random = Random(seed)

@@ -86,7 +86,7 @@ def short(engine: Engine) -> dict[str, Any]:
     before = tokens(engine)
     chunks: list[int] = []
     launches: list[int] = []
-    run, runner = engine._runner.run, engine._decode_runner
+    run, runner = engine._pieces.runner.run, engine._pieces.decode_runner
     assert runner is not None
     launch = runner.launch
 
@@ -103,7 +103,7 @@ def short(engine: Engine) -> dict[str, Any]:
         return launch(sequences)
 
     engine._loop.call(engine._blocks.evict_all)
-    engine._runner.run, runner.launch = narrow, fail_once  # type: ignore[method-assign]
+    engine._pieces.runner.run, runner.launch = narrow, fail_once  # type: ignore[method-assign]
     return {"chunks": chunks, "before": before, "tokens": tokens(engine)}
 
 

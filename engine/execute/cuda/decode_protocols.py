@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.cache.blocks import BlockTable
 from engine.cache.rows import Rows
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.prefix_groups import KVShape
 from engine.params import SamplingParams
 
@@ -17,6 +18,11 @@ class DecodeProgram(Protocol):
     """Runs one token of each sequence through the model, entirely on the device."""
 
     name: str
+
+    @property
+    def cuts(self) -> KernelConfigs | None:
+        """How its kernels are cut; None if that cannot be chosen."""
+        ...
 
     @property
     def kv(self) -> KVShape | None:

@@ -20,6 +20,7 @@ class PlainDecoder:
 
     name = "plain modules"
     kv = None
+    cuts = None
 
     def __init__(
         self,
