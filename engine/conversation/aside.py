@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from engine.cache.offload import common_prefix
 from engine.cache.rows import Rows
 from engine.conversation.prompt import PromptFormat
 from engine.core import EngineCore
@@ -46,8 +47,7 @@ class AsideRunner:
             return
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
         output = engine.output(params, self._format.inside[False])
-        pairs = zip(rows.keys, history.keys, strict=False)
-        shared = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), len(history))
+        shared = common_prefix(rows.keys, history.keys)
         self._task = _Task(Sequence(rows, Priority.IDLE, params, output), shared)
         engine.submit(self._task.sequence)
 

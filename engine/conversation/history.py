@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from threading import Thread
 from typing import Any, Literal
 
@@ -60,13 +59,7 @@ class History:
         if self.is_rendered(turns, results):
             messages, answers = self._messages(turns, text, results)
             rows = self._rendered(messages, answers, think, exact)
-            before = self._before_next(turns, exact).keys
-            rows.edges = [
-                sum(
-                    1
-                    for _ in takewhile(lambda pair: pair[0] == pair[1], zip(rows.keys, before, strict=False))
-                )
-            ]
+            rows.edges = [common_prefix(rows.keys, self._before_next(turns, exact).keys)]
             return rows
         users = [*(turn.user for turn in turns), text]
         answers_given = [turn.answer for turn in turns]
@@ -79,9 +72,8 @@ class History:
         is_short = len(draft) < _LONG_DRAFT and not self.is_rendered(turns)
         typed_on = (" ", "a", "\n", ".", "") if is_short else ("a", "")
         tails = [self.prompt(turns, draft + more, think) for more in typed_on]
-        together = zip(*(rows.keys for rows in tails), strict=False)
-        same = sum(1 for _ in takewhile(lambda keys: len(set(keys)) == 1, together))
-        return tails[-1].prefix(same), tails[-1].message_start
+        last = tails[-1]
+        return last.prefix(min(common_prefix(last.keys, rows.keys) for rows in tails)), last.message_start
 
     def rows(self, turns: Items[Turn]) -> Rows:
         """Return the rows with which the next prompt begins, whatever its message."""
@@ -113,10 +105,6 @@ class History:
         if said:
             hide_last(self._engine, said, keep_rows=not turns[-1].answer.is_complete)
 
-    def _rendering(self, think: bool | None) -> Rendering:
-        functions = self.tools.functions if self.tools is not None else ()
-        return Rendering(self._engine.tokenizer, think, functions, views=self._views)
-
     def _rendered(
         self,
         messages: Items[Mapping[str, Any]],
@@ -125,16 +113,10 @@ class History:
         exact: bool,
         before_next: bool = False,
     ) -> Rows:
-        rendering = self._rendering(think)
-        if self.policy == "mask" and not exact:
-            found = rendering.as_generated(messages, answers, before_next)
-            if (
-                found is not None
-                and (rows := masked_prompt(*found)).next_position < self._engine.max_positions
-            ):
-                return rows
-        make = rendering.before_next if before_next else rendering.prompt
-        return Rows.of(make(messages, answers))
+        functions = self.tools.functions if self.tools is not None else ()
+        rendering = Rendering(self._format, think, functions, self._views)
+        masks = self.policy == "mask" and not exact
+        return rendering.rows(messages, answers, masks, self._engine.max_positions, before_next)
 
     def _messages(
         self, turns: Items[Turn], text: str | None = None, results: Items[str] = ()

@@ -17,8 +17,9 @@ the tokens are those of the rendered text:
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import Any, cast
 
 from engine.conversation.turns import Answer
 from engine.errors import EngineError
@@ -39,6 +40,21 @@ _EDGE = 4
 """How many tokens at each end of an answer are searched for spaces."""
 
 
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """The ids of an answer."""
+
+    ids: list[int]
+    index: int = -1
+    """The index of its message."""
+    unseen: list[int] | None = None
+    """The tokens generated before `ids` that the history leaves out; None: unknown."""
+
+
+Part = PromptPiece | Spoken
+"""Text of the template or of a message, or an answer whose ids are known."""
+
+
 class PromptFormat:
     """Makes prompts with a model's chat template and tokenizer. Remembers what it tokenised."""
 
@@ -47,8 +63,8 @@ class PromptFormat:
 
         Raises EngineError if the chat template drops messages, ModelError if it fails.
         """
-        self._tokenizer = tokenizer
-        self._names = names
+        self.tokenizer = tokenizer
+        self.names = names
         self._ids: dict[_Text, list[int]] = {}
         self._older_ids: dict[_Text, list[int]] = {}
         self._contents: dict[tuple[str, str, bool], str] = {}
@@ -70,17 +86,17 @@ class PromptFormat:
 
     def thinks(self) -> bool:
         """Return whether the template and the vocabulary have think spans."""
-        if self._tokenizer.channels is not None:
+        if self.tokenizer.channels is not None:
             return True
-        if (markers := self._tokenizer.think_markers) is None:
+        if (markers := self.tokenizer.think_markers) is None:
             return False
         user: list[Message] = [{"role": "user", "content": "x"}]
-        texts = {self._render(user, True, think) for think in (None, True, False)}
+        texts = {self.render(user, True, think) for think in (None, True, False)}
         return len(texts) > 1 or any(markers.open in text for text in texts)
 
     def notes(self, system: str | None) -> tuple[str, ...]:
         """Return lines for the user on how this model's prompts are made, from what is known already."""
-        found = () if self._tokenizer.has_chat_template else (COMPLETES,)
+        found = () if self.tokenizer.has_chat_template else (COMPLETES,)
         return (*found, SYSTEM_IN_MESSAGE) if system and self._system_apart is False else found
 
     def segments(
@@ -99,40 +115,31 @@ class PromptFormat:
         the last one holds the tokens before the next message, whatever that will be.
         Raises ModelError if the template fails, EngineError if it drops a message.
         """
-        texts = [*users] if generate else [*users, ""]
-        apart = bool(system) and self.takes_system()
-        if system and not apart:
-            texts[0] = f"{system}\n\n{texts[0]}"
-        messages = [("system", system)] if system and apart else []
-        for text in texts:
-            messages += [("user", text), ("assistant", "")]
-        messages.pop()
-        glue = self._glue([role for role, _ in messages], generate, think)
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        for text in [*users] if generate else [*users, ""]:
+            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": ""}]
+        messages = self.with_system(system, messages[:-1])
+        glue = self._glue([message["role"] for message in messages], generate, think)
         contents: dict[tuple[str, str, bool], str] = {}
-        left = iter(answers)
-        parts: list[list[PromptPiece]] = [[PromptPiece(glue[0], typed=False)]]
-        follows: list[int | None] = [None]
-        for index, ((role, text), after) in enumerate(zip(messages, glue[1:], strict=True)):
+        left, before, role = iter(answers), glue[0], ""
+        parts: list[Part] = []
+        for message, after in zip(messages, glue[1:], strict=True):
+            previous, role, text = role, message["role"], message["content"]
             if role == "assistant":
                 answer = next(left)
-                before = parts[-1].pop().text
-                parts[-1].append(
-                    PromptPiece(before[: len(before) - self._spoken_before(answer, before)], typed=False)
-                )
-                parts.append([])
-                follows.append(next(reversed(answer.content_ids), None))
+                before = before[: len(before) - self._spoken_before(answer, before)]
                 after = after[self._spoken_after(answer, after, contents) :]
+            parts.append(PromptPiece(before, typed=False))
+            if role == "assistant":
+                parts.append(Spoken(answer.content_ids))
             elif text:
-                content = self._content(role, text, role == "user" and index == 1 and apart, contents)
-                parts[-1].append(PromptPiece(content, typed=True))
-            parts[-1].append(PromptPiece(after, typed=False))
-        if not generate:
-            parts[-1].pop()  # the glue after the next message
-        # Remember only what this call and the one before used, because drafts come and go.
-        # Another thread may be here, too, so shared state is read once and replaced whole.
-        known, ids = {**self._older_ids, **self._ids}, dict[_Text, list[int]]()
-        segments = self._segments(parts, follows, known, ids)
-        self._ids, self._older_ids, self._contents = ids, self._ids, contents
+                content = self._content(role, text, previous == "system", contents)
+                parts.append(PromptPiece(content, typed=True))
+            before = after
+        if generate:  # otherwise this is the glue after the next message
+            parts.append(PromptPiece(before, typed=False))
+        segments = self.encode(parts)
+        self._contents = contents
         return segments
 
     def closing(self, thinking: ThinkTracker | ChannelTracker, said: Sequence[int]) -> list[int]:
@@ -141,9 +148,9 @@ class PromptFormat:
             return thinking.closing()
         thought = thinking.thought(said)
         start, end, markers = (
-            self._tokenizer.think_start,
-            self._tokenizer.think_end,
-            self._tokenizer.think_markers,
+            self.tokenizer.think_start,
+            self.tokenizer.think_end,
+            self.tokenizer.think_markers,
         )
         if start is None or end is None or markers is None:
             return []
@@ -151,10 +158,10 @@ class PromptFormat:
         known = start in empty and end in empty
         if known and not thought:
             return empty[empty.index(start) + 1 :]
-        then = self._tokenizer.decode(empty[empty.index(end) + 1 :]) if known else markers.after_close
-        break_before = "" if self._tokenizer.decode(thought).endswith("\n") else markers.before_close
-        closing = f"{break_before}{self._tokenizer.decode([end], skip_special=False)}{then}"
-        return self._tokenizer.encode_pieces(
+        then = self.tokenizer.decode(empty[empty.index(end) + 1 :]) if known else markers.after_close
+        break_before = "" if self.tokenizer.decode(thought).endswith("\n") else markers.before_close
+        closing = f"{break_before}{self.tokenizer.decode([end], skip_special=False)}{then}"
+        return self.tokenizer.encode_pieces(
             [PromptPiece(closing, typed=False)], thought[-1] if thought else start
         )
 
@@ -164,7 +171,7 @@ class PromptFormat:
         if not content.text:
             return []
         before = self._glue(["user", "assistant", "user"], False, None)[1]
-        encode = self._tokenizer.encode_pieces
+        encode = self.tokenizer.encode_pieces
         alone = encode([PromptPiece(before.removesuffix(self._lead), typed=False)])
         together = encode([PromptPiece(before, typed=False), content])
         if together[: len(alone)] == alone:
@@ -173,7 +180,7 @@ class PromptFormat:
 
     def is_said_by(self, ids: Sequence[int], text: str) -> bool:
         """Return whether `ids` spell exactly the answer `text` as the history shows it."""
-        return self._content("assistant", text).strip() == self._tokenizer.decode(ids).strip()
+        return self._content("assistant", text).strip() == self.tokenizer.decode(ids).strip()
 
     def is_opening(self, ids: Sequence[int]) -> bool:
         """Return whether the template may write these tokens between a message and its answer."""
@@ -201,7 +208,7 @@ class PromptFormat:
         return start + first, start + end
 
     def _span(self, ids: Sequence[int], text: str, shown: str) -> tuple[int, int]:
-        decode, stream = self._tokenizer.decode, self._tokenizer.stream()
+        decode, stream = self.tokenizer.decode, self.tokenizer.stream()
         ends, length = [], 0
         for id in ids:
             length += len(stream.push(id))
@@ -217,7 +224,7 @@ class PromptFormat:
 
     def call_span(self, ids: Sequence[int], start: int) -> tuple[int, int]:
         """Return the range of an answer with calls that the history shows: no leading blanks, no end-of-turn token."""
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         end = len(ids) - (bool(ids) and ids[-1] in tokenizer.stop_ids)
         while 0 < start < end and tokenizer.token_bytes(ids[start]).isspace():
             start += 1
@@ -238,13 +245,13 @@ class PromptFormat:
 
     def opens_think(self, prompt: Sequence[int]) -> bool:
         """Return whether `prompt` ends inside a think span that it opened itself."""
-        if (channels := self._tokenizer.channels) is not None:
+        if (channels := self.tokenizer.channels) is not None:
             last = max((at for at, id in enumerate(prompt) if id == channels.start), default=len(prompt))
             tracker = ChannelTracker(channels)
             for id in prompt[last:]:
                 tracker.push(id)
             return tracker.inside and tracker.header is None
-        start, end = self._tokenizer.think_start, self._tokenizer.think_end
+        start, end = self.tokenizer.think_start, self.tokenizer.think_end
         for id in reversed(prompt):
             if id == end or start is None:
                 return False
@@ -254,9 +261,20 @@ class PromptFormat:
 
     # -- text
 
-    def _render(self, messages: Sequence[Message], generate: bool, think: bool | None) -> str:
-        return self._tokenizer.render(
-            messages, add_generation_prompt=generate, enable_thinking=think, more=self._names
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        generate: bool,
+        think: bool | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """Render messages by the template. Raises ModelError if it fails."""
+        return self.tokenizer.render(
+            cast("Sequence[Message]", messages),
+            add_generation_prompt=generate,
+            enable_thinking=think,
+            tools=tools,
+            more=self.names,
         )
 
     def takes_system(self) -> bool:
@@ -275,7 +293,7 @@ class PromptFormat:
         messages: list[Message] = [
             {"role": role, "content": slot} for role, slot in zip(roles, slots, strict=True)
         ]
-        text = self._render(messages, generate, think)
+        text = self.render(messages, generate, think)
         if generate and think is False:
             text += self._header
         glue = []
@@ -321,7 +339,7 @@ class PromptFormat:
         try:
             return self._around(role, text, after_system)
         except ModelError:
-            if role != "assistant" or self._tokenizer.channels is None:
+            if role != "assistant" or self.tokenizer.channels is None:
                 raise
             return ""
 
@@ -331,7 +349,7 @@ class PromptFormat:
         system: Message = {"role": "system", "content": "x"}
         user = [system, message] if after_system else [message]
         messages = {"user": user, "system": [message, ask], "assistant": [ask, message, ask]}[role]
-        return self._render(messages, False, None)
+        return self.render(messages, False, None)
 
     def _before_answers(self) -> str:
         """Return the text that the history has before an answer and the generation prompt does not."""
@@ -343,7 +361,7 @@ class PromptFormat:
         """Return how many characters at the end of the glue `before` an answer its ids spell themselves."""
         if not self._lead or not before.endswith(self._lead):
             return 0
-        start = self._tokenizer.decode(answer.content_ids[:_EDGE], goes_on=True)
+        start = self.tokenizer.decode(answer.content_ids[:_EDGE], goes_on=True)
         return len(self._lead) if start.startswith(self._lead) else 0
 
     def _spoken_after(self, answer: Answer, after: str, used: dict[tuple[str, str, bool], str]) -> int:
@@ -352,7 +370,7 @@ class PromptFormat:
         """
         if not after[:1].isspace():
             return 0
-        end = self._tokenizer.decode(answer.content_ids[-_EDGE:], goes_on=True)
+        end = self.tokenizer.decode(answer.content_ids[-_EDGE:], goes_on=True)
         trail = end[len(end.rstrip()) :]
         if not trail:
             return 0
@@ -362,41 +380,46 @@ class PromptFormat:
 
     # -- tokens
 
-    def _segments(
-        self,
-        parts: Sequence[Sequence[PromptPiece]],
-        follows: Sequence[int | None],
-        known: dict[_Text, list[int]],
-        used: dict[_Text, list[int]],
-    ) -> list[list[int]]:
-        """Return the tokens of every part. Parts with no ids between them are tokenised as one text, then cut.
+    def encode(self, parts: Sequence[Part]) -> list[list[int]]:
+        """Return the tokens before, between and after the answers in `parts`.
 
-        `follows` has the last of the ids before each part; None if there are none.
+        The text around an answer without ids is tokenised as one text, then cut. The result is remembered for the next
+        two calls. Raises ModelError for text that is not valid Unicode.
         """
+        # Remember only what this call and the one before used, because drafts come and go.
+        # Another thread may be here, too, so shared state is read once and replaced whole.
+        known, used = {**self._older_ids, **self._ids}, dict[_Text, list[int]]()
 
         def encode(pieces: Sequence[PromptPiece], after: int | None) -> list[int]:
             text = (tuple(pieces), after)
-            ids = used[text] = known.get(text) or self._tokenizer.encode_pieces(pieces, after)
+            ids = used[text] = known.get(text) or self.tokenizer.encode_pieces(pieces, after)
             return ids
 
+        groups: list[tuple[int | None, list[list[PromptPiece]]]] = [(None, [[]])]
+        for part in parts:
+            if isinstance(part, PromptPiece):
+                groups[-1][1][-1].append(part)
+            elif part.ids:
+                groups.append((part.ids[-1], [[]]))
+            else:
+                groups[-1][1].append([])
         segments: list[list[int]] = []
-        begin = 0
-        for end in [index for index in range(1, len(parts)) if follows[index] is not None] + [len(parts)]:
-            group = [encode(parts[begin], follows[begin])]
-            for part in parts[begin + 1 : end]:
-                group.append(encode(part, next(reversed(group[-1]), None)))
+        for follows, group in groups:
+            alone = [encode(group[0], follows)]
+            for pieces in group[1:]:
+                alone.append(encode(pieces, next(reversed(alone[-1]), None)))
             if len(group) > 1:
-                whole = encode([*chain(*parts[begin:end])], follows[begin])
-                group = group if [*chain(*group)] == whole else self._cut(whole, group)
-            segments += group
-            begin = end
+                whole = encode([*chain(*group)], follows)
+                alone = alone if [*chain(*alone)] == whole else self._cut(whole, alone)
+            segments += alone
+        self._ids, self._older_ids = used, self._ids
         return segments
 
     def _cut(self, whole: list[int], alone: Sequence[Sequence[int]]) -> list[list[int]]:
         """Cut `whole` where the parts `alone` of its text end, or before the token that spans such an end."""
 
         def lengths(ids: Sequence[int]) -> list[int]:
-            return [len(self._tokenizer.decode([id], skip_special=False, goes_on=True)) for id in ids]
+            return [len(self.tokenizer.decode([id], skip_special=False, goes_on=True)) for id in ids]
 
         reached = [*accumulate(lengths(whole))]
         ends = accumulate(sum(lengths(ids)) for ids in alone[:-1])

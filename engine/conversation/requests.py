@@ -18,7 +18,7 @@ from typing import Any
 from engine.cache.rows import Rows
 from engine.conversation.history import History, ThinkCache
 from engine.conversation.import_turns import Adopter
-from engine.conversation.masked import hide_last, masked_prompt, restore
+from engine.conversation.masked import hide_last, restore
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.template_prompt import Rendering
 from engine.conversation.thinking_visibility import Views
@@ -49,20 +49,19 @@ class PreparedPrompt:
     inside_think: bool = False
     place: AnswerPlace | None = None
     """The place of its answer; None: it is not a conversation."""
-    history: History | None = None
-    turns: tuple[Turn, ...] = ()
-    text: str | None = None
-    """The last message; None if the history after the answer cannot be told."""
+    make: Callable[[bool], Rows] | None = None
+    """Makes its rows; True: without masked turns. None: it is not a conversation."""
+    before_next: Callable[[Turn, Calls], Rows] | None = None
+    """Returns the rows with which the prompt after this answer begins."""
+    text: str = ""
+    """The last message of a plain dialogue."""
+    continues: bool = False
+    """Whether there is an answer in it."""
     opening: list[int] = field(default_factory=list)
     """As in `Turn`."""
     think: bool | None = None
     shown: frozenset[int] = frozenset()
     """Special tokens that count as text in the answer."""
-    rendering: Rendering | None = None
-    """How the prompt was made of `messages`; None for a plain dialogue."""
-    messages: tuple[Mapping[str, Any], ...] = ()
-    answers: Mapping[int, Turn] = field(default_factory=dict)
-    """The turns of those `messages` whose ids are known, by index."""
     owner: str = ""
     """The conversation's name on disk, shared by conversations that begin with the same messages."""
 
@@ -105,6 +104,7 @@ class Requests:
         """
         if not messages or messages[-1]["role"] == "assistant":
             raise EngineError("There is nothing to answer; end the messages with one from the user.")
+        messages = tuple(messages)
         place = AnswerPlace(tools=tools, names=names)
         answers: dict[int, Turn] = {}
         for index, message in enumerate(messages):
@@ -120,64 +120,44 @@ class Requests:
             system, said, text = dialogue
             turns = self._turns(format, said, answers, 1 if system is None else 2, params, think)
             history = History(self._engine, format, system, self._think_cache)
-            asked = PreparedPrompt(
-                Rows(),
+            made = PreparedPrompt(
+                history.prompt(turns, text, think),
                 format.inside[think],
-                place,
-                history,
-                tuple(turns),
-                text,
-                format.openings[think],
-                think,
-                shown,
-                owner=_owner(messages),
+                make=lambda exact: history.prompt(turns, text, think, exact),
+                before_next=lambda turn, _: history.rows([*turns, turn]),
+                text=text,
+                continues=bool(turns),
             )
-            return self._with_rows(asked, history.prompt(turns, text, think))
-        rendering = Rendering(self._engine.tokenizer, think, tools, names, self._views)
-        rows = self._rendered(rendering, messages, answers)
-        asked = PreparedPrompt(
-            Rows(),
-            self._format.opens_think(rows.token_ids),
-            place,
+        else:
+            rendering, masks = Rendering(format, think, tools, self._views), self._think_cache == "mask"
+            most = self._engine.max_positions
+
+            def before_next(turn: Turn, calls: Calls) -> Rows:
+                more = [*messages, _message(turn.answer.text, calls)]
+                return rendering.rows(more, {**answers, len(messages): turn}, masks, most, before_next=True)
+
+            rows = rendering.rows(messages, answers, masks, most)
+            made = PreparedPrompt(
+                rows,
+                self._format.opens_think(rows.token_ids),
+                make=lambda exact: rendering.rows(messages, answers, masks and not exact, most),
+                before_next=before_next,
+                continues=bool(answers),
+            )
+        asked = replace(
+            made,
+            place=place,
             opening=format.openings[think],
             think=think,
             shown=shown,
-            rendering=rendering,
-            messages=tuple(messages),
-            answers=answers,
             owner=_owner(messages),
         )
-        return self._with_rows(asked, rows)
-
-    def _with_rows(self, asked: PreparedPrompt, rows: Rows) -> PreparedPrompt:
-        if rows.masked_until and not restore(self._engine, rows):
-            return self.exactly(asked)
-        return replace(asked, rows=rows)
-
-    def _rendered(
-        self,
-        rendering: Rendering,
-        messages: Sequence[Mapping[str, Any]],
-        answers: Mapping[int, Turn],
-        before_next: bool = False,
-    ) -> Rows:
-        if self._think_cache == "mask":
-            found = rendering.as_generated(messages, answers, before_next)
-            if (
-                found is not None
-                and (rows := masked_prompt(*found)).next_position < self._engine.max_positions
-            ):
-                return rows
-        make = rendering.before_next if before_next else rendering.prompt
-        return Rows.of(make(messages, answers))
+        is_present = not asked.rows.masked_until or restore(self._engine, asked.rows)
+        return asked if is_present else self.exactly(asked)
 
     def exactly(self, asked: PreparedPrompt) -> PreparedPrompt:
         """Return the same prompt without masked turns, for use if their rows were evicted."""
-        if asked.rendering is not None:
-            return replace(asked, rows=Rows.of(asked.rendering.prompt(asked.messages, asked.answers)))
-        if asked.history is None or asked.text is None:
-            return asked
-        return replace(asked, rows=asked.history.prompt(asked.turns, asked.text, asked.think, exact=True))
+        return asked if asked.make is None else replace(asked, rows=asked.make(True))
 
     def _format_for(self, names: Mapping[str, Any] | None) -> PromptFormat:
         if not names:
@@ -265,23 +245,18 @@ class Requests:
             answer.shown = self._format.call_span(answer.token_ids, start)
         else:
             answer.shown = self._format.answer_span(answer.token_ids, said.text, start)
-        turn = Turn(asked.text or "", answer, asked.opening)
+        turn = Turn(asked.text, answer, asked.opening)
         self._recall.note(asked.place.key(said.text, calls), turn)
         masks = self._think_cache == "mask"
-        if (rendering := asked.rendering) is not None and (masks or settles):
-            messages = [*asked.messages, _message(said.text, calls)]
-            answers = {**asked.answers, len(asked.messages): turn}
-            rows = self._rendered(rendering, messages, answers, before_next=True)
-        elif asked.history is not None:
-            rows = asked.history.rows([*asked.turns, turn])
-        else:
+        if asked.before_next is None or not (masks or settles):
             return
+        rows = asked.before_next(turn, calls)
         if masks and rows.said:
             with suppress(EngineError):  # the next turn tries again
                 hide_last(self._engine, rows.said, keep_rows=not answer.is_complete)
         if settles:
             # A client that asks only once needs nothing on disk.
-            self._settle(rows, asked.owner if asked.turns or asked.answers else None)
+            self._settle(rows, asked.owner if asked.continues else None)
 
     def _settle(self, rows: Rows, owner: str | None) -> None:
         if len(rows) > self._engine.context_length:

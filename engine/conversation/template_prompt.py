@@ -12,16 +12,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any
 
-from engine.cache.rows import AnswerRows
+from engine.cache.rows import AnswerRows, Rows
+from engine.conversation.masked import masked_prompt
+from engine.conversation.prompt import Part, PromptFormat, Spoken
 from engine.conversation.thinking_visibility import Unseen, Views, leaving
 from engine.conversation.token_recall import AnswerPlace
 from engine.conversation.turns import Turn
 from engine.errors import EngineError
 from engine.events import FinishReason
 from models.errors import ModelError
-from models.text.tokenizer import Message, PromptPiece, Tokenizer
+from models.text.tokenizer import PromptPiece, Tokenizer
 
 _SLOT = re.compile("\ue000([0-9]+)\ue001")
 _PLAIN = re.compile(r"[\w.-]{1,128}", re.ASCII)
@@ -32,41 +34,50 @@ _PROBE = {"role": "user", "content": "x"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Spoken:
-    """The ids of an answer."""
-
-    index: int
-    """The index of its message."""
-    ids: list[int]
-    unseen: list[int] | None
-    """The tokens generated before `ids` that the history leaves out; None: unknown."""
-
-
-Part = PromptPiece | _Spoken
-"""Text of the template or of a message, or an answer whose ids are known."""
-
-
-@dataclass(frozen=True, slots=True)
 class Rendering:
-    """How to render conversations with a model's chat template: the thinking setting, tools and more variables."""
+    """How to render conversations: with a model's chat template, the thinking setting, and tools."""
 
-    tokenizer: Tokenizer
+    format: PromptFormat
     think: bool | None
     tools: Sequence[Mapping[str, Any]] = ()
-    names: Mapping[str, Any] | None = None
     views: Views = field(default_factory=Views)
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[int]:
-        """Return the ids of the prompt that asks for an answer to `messages`, which have the form templates expect.
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the format."""
+        return self.format.tokenizer
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn], before_next: bool = False
+    ) -> list[int]:
+        """Return the ids of the prompt that asks for an answer to `messages`, which have the form templates expect; or
+        `before_next`, the ids with which the next prompt begins, whatever follows.
 
         `answers` has the turns of the messages whose ids are known, by their index. Raises ModelError if the template
         fails, EngineError if it leaves out a message.
         """
-        return _encoded(self.tokenizer, self._parts(messages, answers))
+        parts = self._parts(messages, answers, before_next)
+        first, *segments = self.format.encode(parts)
+        ids = [*first]
+        for one, segment in zip(_spoken(parts), segments, strict=True):
+            ids += one.ids + segment
+        return ids
 
-    def before_next(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[int]:
-        """Return the ids with which the next prompt begins, whatever follows. Raises as `prompt` does."""
-        return _encoded(self.tokenizer, self._parts_before_next(messages, answers))
+    def rows(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answers: Mapping[int, Turn],
+        masks: bool,
+        max_positions: int,
+        before_next: bool = False,
+    ) -> Rows:
+        """Return the rows of `prompt`; with `masks`, those of the answers as they were generated, if that is possible
+        below `max_positions`. Raises as `prompt` does."""
+        if masks and (found := self.as_generated(messages, answers, before_next)) is not None:
+            rows = masked_prompt(*found)
+            if rows.next_position < max_positions:
+                return rows
+        return Rows.of(self.prompt(messages, answers, before_next))
 
     def as_generated(
         self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn], before_next: bool = False
@@ -77,8 +88,8 @@ class Rendering:
         it out in ways that rows cannot follow. With `before_next`, the result is for the beginning of the next prompt.
         Raises as `prompt` does.
         """
-        parts = (self._parts_before_next if before_next else self._parts)(messages, answers)
-        spoken = [part for part in parts if isinstance(part, _Spoken)]
+        parts = self._parts(messages, answers, before_next)
+        spoken = _spoken(parts)
         known = [one.index for one in spoken]
         hashes = self._hashes(messages, answers)
         if any(one.unseen is None for one in spoken):
@@ -99,24 +110,18 @@ class Rendering:
         self, parts: Sequence[Part], answers: Mapping[int, Turn], leaves: set[int]
     ) -> tuple[list[AnswerRows], list[int]]:
         said: list[AnswerRows] = []
-        pieces: list[PromptPiece] = []
-        follows: int | None = None
-        for part in parts:
-            if isinstance(part, PromptPiece):
-                pieces.append(part)
-                continue
-            before = self.tokenizer.encode_pieces(pieces, follows)
-            answer = answers[part.index].answer
+        *befores, then = self.format.encode(parts)
+        for one, before in zip(_spoken(parts), befores, strict=True):
+            answer = answers[one.index].answer
             # In channels the history ends a turn with another token.
             is_ended = answer.finish_reason is FinishReason.EOS and self.tokenizer.channels is None
             end = answer.token_ids[-1:] if is_ended else []
-            said.append(AnswerRows(before, part.unseen or [], [*part.ids, *end], part.index in leaves))
-            pieces, follows = [], part.ids[-1]
-        return said, self.tokenizer.encode_pieces(pieces, follows)
+            said.append(AnswerRows(before, one.unseen or [], [*one.ids, *end], one.index in leaves))
+        return said, then
 
     def _hashes(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[bytes]:
         """Return a hash of everything before each message, and last of everything; each names a prompt."""
-        place = AnswerPlace(tools=self.tools, names={**(self.names or {}), "think": self.think})
+        place = AnswerPlace(tools=self.tools, names={**(self.format.names or {}), "think": self.think})
         found = [place.key("")]
         for index, message in enumerate(messages):
             place.add(message)
@@ -125,16 +130,14 @@ class Rendering:
             found.append(place.key(""))
         return found
 
-    def _parts_before_next(
-        self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]
+    def _parts(
+        self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn], before_next: bool = False
     ) -> list[Part]:
-        calls = messages[-1].get("tool_calls")
-        result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "x"} if calls else _PROBE
-        parts = self._parts([*messages, result], answers)
-        last = max(at for at, part in enumerate(parts) if isinstance(part, PromptPiece) and part.typed)
-        return parts[:last]
-
-    def _parts(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[Part]:
+        if before_next:
+            calls = messages[-1].get("tool_calls")
+            result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "x"} if calls else _PROBE
+            parts = self._parts([*messages, result], answers)
+            return parts[: max(at for at, part in enumerate(parts) if _is_typed(part))]
         known = [self._known(message, answers.get(index)) for index, message in enumerate(messages)]
         try:
             return self._written(known, answers)
@@ -145,7 +148,7 @@ class Rendering:
                 raise
             back = {places[index]: index for index in answers if index in places}
             parts = self._written(apart, {place: answers[index] for place, index in back.items()})
-            return [replace(one, index=back[one.index]) if isinstance(one, _Spoken) else one for one in parts]
+            return [replace(one, index=back[one.index]) if isinstance(one, Spoken) else one for one in parts]
 
     def _known(self, message: Mapping[str, Any], turn: Turn | None) -> dict[str, Any]:
         """Return a message in the form that this template expects, with thinking that a client may have left out."""
@@ -176,13 +179,7 @@ class Rendering:
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
-        return self.tokenizer.render(
-            cast("Sequence[Message]", messages),
-            add_generation_prompt=True,
-            enable_thinking=self.think,
-            tools=self.tools if tools is None else tools,
-            more=self.names,
-        )
+        return self.format.render(messages, True, self.think, self.tools if tools is None else tools)
 
     def _written(self, messages: Sequence[dict[str, Any]], answers: Mapping[int, Turn]) -> list[Part]:
         slots = _Slots(self._is_hostile)
@@ -206,7 +203,7 @@ class Rendering:
                 continue
             owner = slots.owners[shown[at]]
             ids = answers[owner].answer.content_ids if slots.contents.get(owner) == shown[at] else []
-            spoken = _Spoken(owner, ids, None) if ids else PromptPiece(said[at], typed=True)
+            spoken = Spoken(ids, owner) if ids else PromptPiece(said[at], typed=True)
             parts += [PromptPiece(glue[at][offset:], typed=False), spoken]
             at, offset = at + 1, 0
         return [*parts, PromptPiece(glue[at][offset:], typed=False)]
@@ -245,7 +242,7 @@ class Rendering:
             ids = answer.token_ids[: answer.shown[1]] if thought else answer.content_ids
             if cuts and ids and (thought or slotted[index].get("tool_calls")):
                 unseen = [] if thought else self._unseen(turn, before[:start])
-                found[first] = _Body(start, last, min(cuts), _Spoken(index, ids, unseen))
+                found[first] = _Body(start, last, min(cuts), Spoken(ids, index, unseen))
         return found
 
     def _unseen(self, turn: Turn, before: str) -> list[int]:
@@ -255,15 +252,15 @@ class Rendering:
             opening = []
         return [*opening, *turn.answer.token_ids[: turn.answer.shown[0]]]
 
-    def _after_thought(self, index: int, turn: Turn, before: str, between: str) -> _Spoken | None:
+    def _after_thought(self, index: int, turn: Turn, before: str, between: str) -> Spoken | None:
         """Return an answer with the text `between` that the template writes before it, if its own ids spell that."""
         unseen, ids = self._unseen(turn, before), turn.answer.content_ids
         if not between:
-            return _Spoken(index, ids, unseen)
+            return Spoken(ids, index, unseen)
         lead = self.tokenizer.encode_pieces([PromptPiece(between, typed=False)], next(reversed(unseen), None))
         if unseen[len(unseen) - len(lead) :] != lead:
             return None
-        return _Spoken(index, [*lead, *ids], unseen[: len(unseen) - len(lead)])
+        return Spoken([*lead, *ids], index, unseen[: len(unseen) - len(lead)])
 
     def _start(
         self,
@@ -303,7 +300,7 @@ class _Body:
     start: int
     last: int
     end: int
-    spoken: _Spoken
+    spoken: Spoken
 
 
 @dataclass(slots=True)
@@ -354,26 +351,19 @@ class _Slots:
 
     def guarded(self, index: int, value: Any) -> Any:
         """Return a JSON value with placeholders for the hostile texts in it."""
-        if isinstance(value, str):
-            return self._put(index, value) if self.is_hostile(value) else value
-        if isinstance(value, list | tuple):
-            return [self.guarded(index, item) for item in value]
-        if isinstance(value, dict):
-            return {self.guarded(index, key): self.guarded(index, item) for key, item in value.items()}
-        return value
+
+        def guard(text: str) -> str:
+            return self._put(index, text) if self.is_hostile(text) else text
+
+        return _replaced(value, guard, guard)
 
     def _within(self, index: int, value: Any) -> Any:
         """Return a JSON value with placeholders for the texts in it."""
-        if isinstance(value, str):
-            return self._put(index, value) if value else value
-        if isinstance(value, list):
-            return [self._within(index, item) for item in value]
-        if isinstance(value, dict):
-            return {
-                key if _PLAIN.fullmatch(key) else self._put(index, key): self._within(index, item)
-                for key, item in value.items()
-            }
-        return value
+        return _replaced(
+            value,
+            lambda text: self._put(index, text) if text else text,
+            lambda key: key if _PLAIN.fullmatch(key) else self._put(index, key),
+        )
 
     def _put(self, index: int, text: str) -> str:
         self.texts.append(text)
@@ -381,21 +371,27 @@ class _Slots:
         return f"\ue000{len(self.texts) - 1}\ue001"
 
 
-def _encoded(tokenizer: Tokenizer, parts: Sequence[Part]) -> list[int]:
-    ids: list[int] = []
-    pieces: list[PromptPiece] = []
-    for part in parts:
-        if isinstance(part, PromptPiece):
-            pieces.append(part)
-        else:
-            ids += tokenizer.encode_pieces(pieces, ids[-1] if ids else None)
-            ids += part.ids
-            pieces = []
-    return ids + tokenizer.encode_pieces(pieces, ids[-1] if ids else None)
+def _replaced(value: Any, text: Callable[[str], str], key: Callable[[str], str]) -> Any:
+    """Return a JSON value with its texts and the keys of its objects replaced."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, list | tuple):
+        return [_replaced(item, text, key) for item in value]
+    if isinstance(value, dict):
+        return {key(name): _replaced(item, text, key) for name, item in value.items()}
+    return value
+
+
+def _is_typed(part: Part) -> bool:
+    return isinstance(part, PromptPiece) and part.typed
+
+
+def _spoken(parts: Sequence[Part]) -> list[Spoken]:
+    return [part for part in parts if isinstance(part, Spoken)]
 
 
 def _unseen(parts: Sequence[Part]) -> Unseen:
-    return frozenset(part.index for part in parts if isinstance(part, _Spoken) and part.unseen)
+    return frozenset(one.index for one in _spoken(parts) if one.unseen)
 
 
 def _one_call_each(
