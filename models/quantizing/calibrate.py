@@ -13,7 +13,8 @@ from models.quantizing.activations import Activations
 from models.quantizing.fit import BLOCK, fit
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
-from models.weights.quantize import choose_kinds, half_bytes, nibbles, quantize
+from models.weights.formats.blocks import half_bytes, pack_nibbles
+from models.weights.quantize import choose_kinds, quantize
 from models.weights.quantized import row_bytes
 from models.weights.slots import Slot
 
@@ -108,7 +109,7 @@ def _in_4_bits(
         error = ((cut - fitted.numbers).square() * weights).flatten(1).sum(1)
         cost += float((error * matters[start : start + len(values)]).sum())
         start += len(values)
-        parts = (half_bytes(fitted.scale), half_bytes(fitted.low), nibbles(fitted.digits))
+        parts = (half_bytes(fitted.scale), half_bytes(fitted.low), pack_nibbles(fitted.digits))
         blocks.append(torch.cat(parts, dim=-1).view(len(values), -1))
     return BlockMatrix(Kind.Q4_1, torch.cat(blocks)), cost
 

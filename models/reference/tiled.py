@@ -7,7 +7,7 @@ from torch import Tensor
 
 from models.network import Weight
 from models.reference.products import choose_product, compute_dtype
-from models.weights.dequantize import dequantize
+from models.weights.formats.blocks import dequantize
 from models.weights.packing import unpack
 
 TILE = 1 << 20

@@ -26,7 +26,7 @@ _PACKED = {
 """The other types in quantised checkpoints; see models.weights.quantized_checkpoint."""
 
 _PART = (1 << 15) - 1
-"""How many numbers of a matrix are read at once; models.weights.dequantize explains the limit."""
+"""How many numbers of a matrix are read at once; models.weights.formats.blocks explains the limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import DeviceBlocks
+from models.weights.formats.blocks import half_bytes, pack_nibbles
 from models.weights.group_quant import GroupedMatrix, halves_hold, is_symmetric
-from models.weights.quantize import half_bytes, nibbles
 
 _CPU = torch.device("cpu")
 
@@ -70,5 +70,5 @@ def _rows(
     if kind in (Kind.INT4_128, Kind.INT4_64, Kind.INT8_32, Kind.Q4_1):
         zeros = 0 if grouped.zeros is None else grouped.zeros(device)[:, groups].unsqueeze(-1).float()
         parts.append(half_bytes(-scales * (zeros + zero)))
-    parts.append(nibbles(digits + zero) if zero else digits.view(torch.uint8))
+    parts.append(pack_nibbles(digits + zero) if zero else digits.view(torch.uint8))
     return torch.cat(parts, dim=-1).view(grouped.rows, -1)

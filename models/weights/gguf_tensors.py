@@ -13,7 +13,7 @@ from torch import Tensor
 from models.errors import ModelError
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import Blocks, StoredTensor
-from models.weights.dequantize import Bytes, chunks, decoder
+from models.weights.formats.blocks import Bytes, chunks, decoder
 from models.weights.gguf import GGUFFile, GGUFTensor
 from models.weights.staging import Extent
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from models.errors import ModelError
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import FLOATS, StoredTensor
+from models.weights.formats.blocks import half_bytes, pack_nibbles
 from models.weights.quant_config import AWQ, FP8, GPTQ, INT8, PACKED, PACKED_BITS, Scheme
-from models.weights.quantize import half_bytes, nibbles
 
 Read = Callable[[torch.device], Tensor]
 """Reads a tensor to a device."""
@@ -21,7 +21,7 @@ Read = Callable[[torch.device], Tensor]
 _CPU = torch.device("cpu")
 _BLOCK = 32
 _NEAR, _FAR = 1 << 15, 1 << 24
-"""How many numbers are computed at once, on a CPU (see models.weights.dequantize) and on a GPU."""
+"""How many numbers are computed at once, on a CPU (see models.weights.formats.blocks) and on a GPU."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place of each column's digit among the eight digits of a word."""
 
@@ -369,5 +369,5 @@ def block_rows(grouped: GroupedMatrix, kind: Kind) -> Tensor:
     if kind == Kind.Q4_1:
         assert grouped.zeros is not None
         parts.append(each(-scales * (grouped.zeros(_CPU).float() + 8)))
-    parts.append(digits.view(torch.uint8) if kind == Kind.Q8_0 else nibbles(digits + 8))
+    parts.append(digits.view(torch.uint8) if kind == Kind.Q8_0 else pack_nibbles(digits + 8))
     return torch.cat(parts, dim=-1).view(grouped.rows, -1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from models.errors import ModelError
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import Blocks, StoredTensor
-from models.weights.dequantize import chunks
+from models.weights.formats.blocks import chunks
 
 _BLOCK = Kind.MXFP4.block
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import FLOATS, StoredTensor
-from models.weights.packing import PACKINGS, ROWS, SLAB, Planes, empty_planes, pack, tiles
+from models.weights.formats.blocks import BLOCKS, ROWS
+from models.weights.packing import SLAB, Planes, empty_planes, pack, tiles
 from models.weights.quantize import choose_kinds, packed_rows, quantize
 from models.weights.slots import Slot
 from models.weights.staging import Extent
@@ -55,7 +56,7 @@ def _fits(parts: list[tuple[StoredTensor, Slot]], becomes: Mapping[str, Kind] | 
     *before, last = sorted((slot for _, slot in parts), key=lambda slot: slot.start)
     if last.expert is not None:  # another expert follows
         before.append(last)
-    if any(kind not in PACKINGS for kind in kinds) or any(slot.rows % ROWS for slot in before):
+    if any(kind not in BLOCKS for kind in kinds) or any(slot.rows % ROWS for slot in before):
         return False
     if last.expert is not None:
         return len(set(kinds)) == 1

@@ -11,6 +11,7 @@ from models.errors import ModelError
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
+from models.weights.formats.blocks import BLOCKS, half_bytes, pack_nibbles
 from models.weights.quantized import KINDS, row_bytes
 from models.weights.slots import Slot
 
@@ -169,17 +170,12 @@ def _q4_1(x: Tensor) -> Tensor:
         scale = _half(slope)
         low = _half(mean - scale * middle)
     digits = _digits((x - low) / _divisor(scale), 0, 15)
-    return torch.cat((half_bytes(scale), half_bytes(low), nibbles(digits)), dim=-1)
+    return torch.cat((half_bytes(scale), half_bytes(low), pack_nibbles(digits)), dim=-1)
 
 
 def _half(x: Tensor) -> Tensor:
     """Round to fp16; return fp32."""
     return x.clamp(-_HALF_MAX, _HALF_MAX).half().float()
-
-
-def half_bytes(scales: Tensor) -> Tensor:
-    """Round fp32 [..., 1] to halves and return their bytes, uint8 [..., 2]."""
-    return scales.half().view(torch.uint8)
 
 
 def _divisor(scale: Tensor) -> Tensor:
@@ -190,18 +186,11 @@ def _digits(x: Tensor, low: int, high: int) -> Tensor:
     return x.round_().clamp_(low, high)
 
 
-def nibbles(digits: Tensor) -> Tensor:
-    """Pack [..., 2 n] from 0 to 15 into uint8 [..., n]: the first half in the low nibbles, the second in the high."""
-    first, second = digits.to(torch.uint8).chunk(2, dim=-1)
-    return first | second << 4
-
-
 def _widen_q5_0(data: Tensor) -> Tensor:
     """Convert blocks of Q5_0 to blocks of Q8_0 with the same numbers."""
-    blocks = data.view(len(data), -1, 22)
-    high = blocks[..., 2:6].unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    digits = torch.cat((blocks[..., 6:] & 15, blocks[..., 6:] >> 4), dim=-1) | high.flatten(-2) << 4
-    return torch.cat((blocks[..., :2], digits - 16), dim=-1).view(len(data), -1)
+    blocks = data.view(len(data), -1, Kind.Q5_0.block_bytes)
+    digits = BLOCKS[Kind.Q5_0].fields(blocks)[0] - 16
+    return torch.cat((blocks[..., :2], digits), dim=-1).view(len(data), -1)
 
 
 _WRITERS: dict[Kind, Callable[[Tensor], Tensor]] = {Kind.Q8_0: _q8_0, Kind.Q4_1: _q4_1}

@@ -31,7 +31,7 @@ from models.network import ExpertWeights, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, each_layer
 from models.weights.block_formats import Kind
-from models.weights.dequantize import dequantize
+from models.weights.formats.blocks import dequantize
 from tests.engine.host_split import joined, split
 from tests.engine.native.test_native_decode import RoundedProduct
 from tests.engine.tiny import TinyEngine, tiny_tokenizer

@@ -27,7 +27,7 @@ from models.network import Network
 from models.reference.decoder import Decoder
 from models.spec import FeedForward
 from models.weights.block_formats import Kind
-from models.weights.dequantize import dequantize
+from models.weights.formats.blocks import dequantize
 from tests.engine.host_split import split
 from tests.gpu import test_decode_rows as rows_of_steps
 from tests.gpu.engines import alone, an_engine, at_once, forget, random_tokens

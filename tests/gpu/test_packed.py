@@ -31,7 +31,8 @@ from models.load import load_model
 from models.network import Network, Weight
 from models.reference.decoder import Decoder
 from models.weights.block_formats import Kind
-from models.weights.packing import PACKINGS, ROWS, empty_planes, pack, tiles, unpack
+from models.weights.formats.blocks import BLOCKS, ROWS
+from models.weights.packing import empty_planes, pack, tiles, unpack
 from tests.engine.tiny import tiny_tokenizer
 from tests.gpu.engines import DEVICE, GpuEngine, random_tokens
 from tests.gpu.test_logits import errors, prefilled_logits
@@ -102,7 +103,7 @@ def expected(numbers: Tensor, x: Tensor, norm: Tensor, residual: Tensor, part: s
     return y + residual.double() if part == "residual" else y
 
 
-@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize(
     ("part", "rows", "columns"),
     [("norm", 1000, 1024), ("gated", 3072, 1280), ("residual", 1029, 3072), ("residual", 512, 12288)],
@@ -131,7 +132,7 @@ def check_product(kind: Kind, part: str, rows: int, columns: int, ordered: bool 
     rounded = expected(numbers.to(BF16), x, norm, residual, part).to(BF16)
     theirs = errors(rounded, truth)
     tile = KernelConfigs().product(16, outputs, columns, part == "gated", kind)
-    for lanes in (1, LANES) if PACKINGS[kind].shared == 1 else (1,):
+    for lanes in (1, LANES) if BLOCKS[kind].shared == 1 else (1,):
         tile = replace(tile, lanes=lanes)
         alone = torch.cat(
             [product(weight, x[i : i + 1], norm, residual[i : i + 1], tile, part) for i in range(8)]
@@ -159,7 +160,7 @@ def test_every_tile_that_may_be_chosen(tile: Tile) -> None:
         assert torch.equal(found[1:], product(weight, x[1:], norm, residual[1:], tile, part))
 
 
-@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 def test_expanded_numbers_are_the_rounded_ones(kind: Kind) -> None:
     weight, numbers = packed(kind, 300, 1280)
     ids = torch.tensor([299, 0, 7, 7], device="cuda")

@@ -19,7 +19,8 @@ from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, N
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward
 from models.weights.block_formats import Kind
-from models.weights.packing import PACKINGS, ROWS, empty_planes, pack, unpack
+from models.weights.formats.blocks import BLOCKS, ROWS
+from models.weights.packing import empty_planes, pack, unpack
 from tests.engine.kernels.test_packed_experts import a_network
 from tests.gpu.engines import DEVICE, random_tokens
 from tests.gpu.test_logits import errors, prefilled_logits
@@ -88,7 +89,7 @@ def truth_of(spec: Experts, exact: ExpertWeights, x: Tensor) -> Tensor:
     return decoder._mix(0, spec, exact, x.double())
 
 
-@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_get_what_their_experts_give_and_their_own_bits(kind: Kind, shape: str) -> None:
     spec, hidden = SHAPES[shape]
@@ -121,7 +122,7 @@ def test_rows_get_what_their_experts_give_and_their_own_bits(kind: Kind, shape: 
     assert torch.equal(step(slice(8), none)[1], x[1])
 
 
-@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("tokens", [9, 300, 1500])
 def test_groups_of_tokens_get_what_their_experts_give(kind: Kind, tokens: int) -> None:
     for spec, hidden in SHAPES.values():

@@ -18,7 +18,7 @@ from models.load import fill_network, load_model, read_tensors
 from models.network import ExpertWeights
 from models.progress import Progress
 from models.weights import block_formats
-from models.weights.dequantize import chunks
+from models.weights.formats.blocks import chunks
 from models.weights.gguf import read_gguf
 from models.weights.matching import match
 from models.weights.slots import slots

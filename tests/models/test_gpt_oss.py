@@ -22,7 +22,7 @@ from models.load import load_model
 from models.network import ExpertWeights
 from models.spec import Rope
 from models.weights.block_formats import Kind as BlockKind
-from models.weights.dequantize import dequantize
+from models.weights.formats.blocks import dequantize
 from models.weights.packing import unpack
 from tests.models.checkpoints import files_of, random_model, run, run_reference, write_checkpoint, write_gguf
 from tests.models.families import GGUF, tiny_gpt_oss

@@ -21,7 +21,7 @@ from models.load import _Filling, fill_network, load_model, read_tensors
 from models.progress import Progress
 from models.weights import block_formats
 from models.weights.checkpoint import StoredTensor, read_safetensors
-from models.weights.dequantize import decoder
+from models.weights.formats.blocks import decoder
 from models.weights.staging import Extent, Staging
 from tests.models.checkpoints import (
     files_of,

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.weights.block_formats import Kind
-from models.weights.packing import COLUMNS, PACKINGS, ROWS, empty_planes, pack, packed_bytes, tiles, unpack
+from models.weights.formats.blocks import BLOCKS, COLUMNS, ROWS
+from models.weights.packing import empty_planes, pack, packed_bytes, tiles, unpack
 from tests.fresh import examples
 
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def stands_for(data: torch.Tensor, kind: Kind) -> torch.Tensor:
     return (codes.view(torch.int8) * scale + low).reshape(len(data), -1)
 
 
-@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 @examples(8)
 @given(rows=st.integers(1, 40), blocks=st.integers(1, 13), seed=st.integers(0, 1 << 30))
 def test_packed_weights_are_the_numbers_of_their_blocks(
@@ -70,7 +71,7 @@ def test_packed_weights_are_the_numbers_of_their_blocks(
     assert planes.nbytes == packed_bytes(kind, rows, columns)
 
 
-@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 def test_packed_weights_take_little_more_than_their_blocks(kind: Kind) -> None:
     size = packed_bytes(kind, 64, 16 * COLUMNS)
     assert (

@@ -26,7 +26,7 @@ from models.reference.tiled import TiledProduct
 from models.units import bytes_text
 from models.weights.block_formats import Kind as BlockKind
 from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
-from models.weights.dequantize import dequantize
+from models.weights.formats.blocks import dequantize
 from models.weights.gguf import GGUFFile, read_gguf
 from models.weights.matching import match
 from models.weights.quantize import choose_kinds, packed_rows, quantize

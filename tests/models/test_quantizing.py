@@ -28,7 +28,7 @@ from models.quantizing.calibrate import calibrate, windows
 from models.quantizing.fit import fit
 from models.quantizing.quantize import quantize_model
 from models.weights.block_formats import Kind
-from models.weights.dequantize import dequantize
+from models.weights.formats.blocks import dequantize
 from models.weights.gguf import read_gguf
 from models.weights.matching import match
 from models.weights.quantize import quantize

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Weight
-from models.weights.dequantize import dequantize
+from models.weights.formats.blocks import dequantize
 
 EXPANDED = 1 << 23
 """How many numbers of quantised experts are expanded at once; EXPANDING_BYTES covers the memory that this takes."""

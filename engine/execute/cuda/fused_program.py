@@ -73,7 +73,7 @@ from engine.kernels.triton.unpack import packed_embedding_kernel
 from models.network import ExpertWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, ModelSpec
-from models.weights.packing import PACKINGS
+from models.weights.formats.blocks import BLOCKS
 
 
 def unsupported(network: Network) -> str | None:
@@ -486,7 +486,7 @@ def _wants_norm(layer: Linear) -> bool:
     tokens take 0.98 and 0.94 of their time for 8B in Q4_0, 0.98 and 0.95 in Q4_K_M, 0.92 and 0.91 for 0.6B in Q4_0. But
     in Q8_0 8B takes 1.01 and 1.00, and in bf16 0.6B takes 1.12 and 0.99, because the sums of squares arrive later.
     """
-    return all(part.planes is not None and PACKINGS[part.format].planes[0] < 8 for part in layer.parts)
+    return all(part.planes is not None and BLOCKS[part.format].planes[0] < 8 for part in layer.parts)
 
 
 def _largest(spec: ModelSpec) -> int:

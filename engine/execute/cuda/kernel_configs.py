@@ -13,7 +13,7 @@ from engine.execute.tuning.store import Table, load_table
 from models.network import Linear
 from models.spec import Attention
 from models.weights.block_formats import Kind
-from models.weights.packing import PACKINGS
+from models.weights.formats.blocks import BLOCKS
 
 if TYPE_CHECKING:
     from engine.kernels.triton.prompt_attention import Tile as PromptTile
@@ -131,7 +131,7 @@ class KernelConfigs:
         first = self._tile(shape, rows, outputs, inputs, gated, kind)
         yield first
         seen, least = {works_as(first)}, Tile(1, 1, 1, 1).columns(kind)
-        lanes = rows <= FEW and kind is not None and PACKINGS[kind].shared == 1
+        lanes = rows <= FEW and kind is not None and BLOCKS[kind].shared == 1
         for tile in starmap(Tile, self._table.candidates["plain" if kind is None else "quantised"]):
             fits = tile.shared(inputs, kind) <= self._most and tile.columns(kind) < 2 * max(inputs, least)
             if (tile.lanes == 1 or lanes) and works_as(tile) not in seen and fits:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from engine.kernels.triton.unpack import packed_rows_kernel, unpack_kernel
 from models.network import Weight
-from models.weights.packing import COLUMNS, PACKINGS, tiles
+from models.weights.formats.blocks import BLOCKS, COLUMNS
+from models.weights.packing import tiles
 
 SCRATCH = 1 << 26
 """Numbers of a matrix to expand at once: 128 MB in bf16. They are multiplied before the next ones are expanded."""
@@ -23,7 +24,7 @@ _HEIGHT = 32
 
 def plane_args(weight: Weight) -> dict[str, Any]:
     """Return the planes and their properties as kernel arguments (see `packed_linear_kernel`)."""
-    planes, packing = weight.planes, PACKINGS[weight.format]
+    planes, packing = weight.planes, BLOCKS[weight.format]
     assert planes is not None
     return {
         "codes": planes.codes[0],

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from models.weights.block_formats import Kind
-from models.weights.packing import INTEGERS, PACKINGS
+from models.weights.formats.blocks import BLOCKS, INTEGERS
 
 HELD = 80 * 1024
 """The most bytes of weights that a program copies ahead; the smallest GPUs with tensor cores have 100 KB for it."""
@@ -132,7 +132,7 @@ def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind
     warps, tiles, ahead = (4, 2, 2) if gated else (16, 1, 2) if spans <= 64 else (8, 1, 6)
     while warps > 1 and warps > spans:
         warps //= 2
-    packing = PACKINGS[kind]
+    packing = BLOCKS[kind]
     held = 2 * packing.tile_bytes * warps * tiles
     # A program computes one row, so lanes take no registers for others. Codes that are the numbers gain nothing.
     in_lanes = packing.shared == 1 and packing.planes != (8,) and packing.floats == INTEGERS

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from models.weights.dequantize import IQ4
+from models.weights.formats.blocks import IQ4
 
 __all__ = [
     "async_copy",

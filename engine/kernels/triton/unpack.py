@@ -7,7 +7,7 @@ The plain twin is `unpack` in `models/weights/packing.py`: it gives the same num
 import triton
 import triton.language as tl
 
-from models.weights.dequantize import IQ4
+from models.weights.formats.blocks import IQ4
 
 IQ4_LOW, IQ4_HIGH = (
     tl.constexpr(int.from_bytes(bytes(number & 255 for number in part), "little", signed=True))

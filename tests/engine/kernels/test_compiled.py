@@ -162,12 +162,12 @@ PACKED = """
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.tiles import LANES
 from engine.kernels.triton.packed_linear import packed_linear_kernel
-from models.weights.packing import PACKINGS
+from models.weights.formats.blocks import BLOCKS
 
 found = []
-cases = [(kind, packing, 1, 1) for kind, packing in PACKINGS.items()]
-laned = [kind for kind, packing in PACKINGS.items() if packing.shared == 1]
-cases += [(kind, PACKINGS[kind], LANES, (1, 2, 3, 8)[i % 4]) for i, kind in enumerate(laned)]
+cases = [(kind, packing, 1, 1) for kind, packing in BLOCKS.items()]
+laned = [kind for kind, packing in BLOCKS.items() if packing.shared == 1]
+cases += [(kind, BLOCKS[kind], LANES, (1, 2, 3, 8)[i % 4]) for i, kind in enumerate(laned)]
 for kind, packing, lanes, count in cases:
     tile = KernelConfigs().product(16, 4096, 12288, False, kind)
     scales = {torch.int8: "*i8", torch.uint8: "*u8", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
@@ -202,12 +202,12 @@ from engine.execute.cuda.experts import choose_group_tile
 from engine.execute.cuda.tiles import choose_expert_tile
 from engine.kernels.triton.experts import gate_up_kernel, packed_down_kernel
 from engine.kernels.triton.grouped_gemm import group_kernel
-from models.weights.packing import PACKINGS
+from models.weights.formats.blocks import BLOCKS
 
 found = []
 group = choose_group_tile(32_768, 128)
 for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4"):
-    packing = PACKINGS[Kind[kind]]
+    packing = BLOCKS[Kind[kind]]
     of_scales = "*i8" if packing.supers else "*bf16" if packing.floats else "*fp16"
     TYPES |= {"codes": "*i32", "more": "*i32", "scales": of_scales, "supers": "*fp16"}
     planes = dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)

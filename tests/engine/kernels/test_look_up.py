@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 from engine.kernels.triton.gluon import LOOK_UP
-from models.weights.dequantize import IQ4
+from models.weights.formats.blocks import IQ4
 
 
 def run(program: str, word: int) -> list[int]:

@@ -14,7 +14,8 @@ from engine.execute.cuda.tiles import LANES, Tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.network import Weight
 from models.weights.block_formats import Kind
-from models.weights.packing import PACKINGS, ROWS, Planes, empty_planes, pack, tiles, unpack
+from models.weights.formats.blocks import BLOCKS, ROWS
+from models.weights.packing import Planes, empty_planes, pack, tiles, unpack
 from tests.models.test_packing import random_blocks
 
 CPU = torch.device("cpu")
@@ -33,8 +34,8 @@ CASES = {
 }
 """By what stands around the product: its tile, rows, outputs and inputs."""
 OTHERS = [part for part in CASES if part not in ("plain", "gated norm")]
-PAIRS = [(kind, part) for kind in PACKINGS for part in ("plain", "gated norm")]
-PAIRS += [(kind, OTHERS[number % len(OTHERS)]) for number, kind in enumerate(PACKINGS)]
+PAIRS = [(kind, part) for kind in BLOCKS for part in ("plain", "gated norm")]
+PAIRS += [(kind, OTHERS[number % len(OTHERS)]) for number, kind in enumerate(BLOCKS)]
 """Each type alone and with most around it, and everything that may stand there with some of the types."""
 
 
@@ -53,7 +54,7 @@ def packed(
 @pytest.mark.parametrize(("kind", "part"), PAIRS, ids=lambda given: getattr(given, "name", given))
 def test_a_product_is_that_of_the_twin_with_what_stands_around_it(kind: Kind, part: str) -> None:
     check_product(kind, part)
-    if PACKINGS[kind].shared == 1:
+    if BLOCKS[kind].shared == 1:
         check_product(kind, part, lanes=LANES)
 
 
@@ -146,7 +147,7 @@ def check_product(kind: Kind, part: str, ordered: bool = False, lanes: int = 1) 
     torch.testing.assert_close(given.product(x, lanes), y, rtol=1e-4, atol=3e-5 * float(y.abs().max()))
 
 
-@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 def test_numbers_are_those_of_the_twin(kind: Kind) -> None:
     planes, numbers = packed(kind, 37, 768, 3)
     weight = Weight.packed(planes, kind, 37, 768)
@@ -170,7 +171,7 @@ def test_a_product_of_many_rows_takes_a_part_of_a_matrix_at_a_time(monkeypatch: 
         torch.testing.assert_close(packed_product(x, weights, bias), expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 def test_tiles_are_powers_of_two_and_fit_a_multiprocessor(kind: Kind) -> None:
     cuts = KernelConfigs()
     for inputs in (64, 1024, 3072, 4096, 12288, 28672):
@@ -180,6 +181,6 @@ def test_tiles_are_powers_of_two_and_fit_a_multiprocessor(kind: Kind) -> None:
                 for size in (tile.warps, tile.tiles, tile.outputs(gated)):
                     assert size >= 1
                     assert size & (size - 1) == 0
-                held = 2 * PACKINGS[kind].tile_bytes + (16 if PACKINGS[kind].supers else 0)
+                held = 2 * BLOCKS[kind].tile_bytes + (16 if BLOCKS[kind].supers else 0)
                 # The smallest GPUs with tensor cores have 100 KB.
                 assert held * tile.warps * tile.tiles * tile.ahead <= 99 * 1024

@@ -26,7 +26,8 @@ from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, N
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, Norm, Rope, uniform
 from models.weights.block_formats import Kind
-from models.weights.packing import PACKINGS, ROWS, empty_planes, pack, unpack
+from models.weights.formats.blocks import BLOCKS, ROWS
+from models.weights.packing import empty_planes, pack, unpack
 from models.weights.slots import group_shapes, slots
 from tests.engine.kernels.test_rows import Case, random
 from tests.models.checkpoints import files_of, random_model, write_gguf
@@ -142,7 +143,7 @@ def check_steps(
         assert torch.equal(step([2])[0], found[2])
 
 
-@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 def test_a_row_gets_what_its_experts_give(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     check_steps(kind, *usual(kind), *TILES, monkeypatch, rows=2)
 
@@ -164,7 +165,7 @@ def check_groups(kind: Kind, spec: Experts, hidden: int, tile: GroupTile, patch:
     )
 
 
-@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 def test_groups_of_tokens_get_what_their_experts_give(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     check_groups(kind, *usual(kind), GroupTile(16, 128, 128, 4), monkeypatch)
 

@@ -20,7 +20,7 @@ from models.load import load_model
 from models.network import Network
 from models.spec import FeedForward
 from models.weights.block_formats import Kind
-from models.weights.packing import PACKINGS
+from models.weights.formats.blocks import BLOCKS
 from tests.engine.kernels.test_rows import DEVICE, Case
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
@@ -216,7 +216,7 @@ def test_every_kind_of_gpu_begins_with_what_fits_there(capability: tuple[int, in
             assert tile.shared(inputs, None) <= room
             if capability == (9, 0):
                 assert tile == measured.product(1, outputs, inputs, gated, None)
-            for kind in PACKINGS:
+            for kind in BLOCKS:
                 packed = cuts.product(1, outputs, inputs, gated, kind)
                 assert packed.shared(inputs, kind) <= room
                 if capability == (9, 0):

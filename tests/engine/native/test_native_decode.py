@@ -22,7 +22,7 @@ from models.load import load_model
 from models.network import FeedForwardWeights, LayerWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
 from models.weights import block_formats
-from models.weights.dequantize import dequantize
+from models.weights.formats.blocks import dequantize
 from tests.engine.native.spans import a_span
 from tests.models.checkpoints import PlainAttention, files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
