@@ -93,7 +93,7 @@ def random_quantized(
             kind = Kind.Q8_0 if slot.shape[1] % kind.block else kind
             packed[called] = kind
             draw = partial(random_blocks, device=device, generator=generator) if slot.expert is None else made
-            blocks = Blocks(kind, partial(draw, kind, *slot.shape))
+            blocks = Blocks(kind, _ignoring_device(partial(draw, kind, *slot.shape)))
         fill = partial(torch.Tensor.fill_, value=1.0)
         if slot.part == "router":
             fill = partial(torch.Tensor.normal_, std=_STD, generator=generator)
@@ -101,6 +101,10 @@ def random_quantized(
     return fill_network(
         spec, tensors, dtype, device, positions=positions, names=names, packed=packed, share=share
     )
+
+
+def _ignoring_device(draw: Callable[[], Tensor]) -> Callable[[torch.device], Tensor]:
+    return lambda _: draw()
 
 
 def stored_bytes(spec: ModelSpec, name: str) -> float:

@@ -28,3 +28,8 @@ class NoRoomError(Exception):
 
 class TooLargeError(ModelError, NoRoomError):
     """There is too little memory for the weights of a model."""
+
+
+def faulty(what: str, how: str = "damaged") -> ModelError:
+    """Return the error for a checkpoint that is damaged, incomplete or inconsistent, in one line."""
+    return ModelError(f"{what}; the checkpoint is {how}: download it again.")

@@ -22,6 +22,7 @@ from models.spec import ModelSpec, for_context, ropes
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
+from models.weights.formats.registry import read_scheme
 from models.weights.matching import match
 from models.weights.memory import available_bytes
 from models.weights.packed_groups import (
@@ -33,7 +34,6 @@ from models.weights.packed_groups import (
 )
 from models.weights.packing import packed_bytes
 from models.weights.placement import Placement, expert_layers, fetch_bytes, place_experts
-from models.weights.quant_config import read_scheme
 from models.weights.quantize import choose_kinds, conversion_note, is_file, packed_rows, plain_note
 from models.weights.quantized import row_bytes
 from models.weights.quantized_checkpoint import join_quantized, without_empty_biases

@@ -13,7 +13,7 @@ from models.hub.inspect import ModelFacts, describe, describe_on_hub
 from models.hub.sources import hidden_folder, parse, resolve
 from models.spec import ModelSpec
 from models.units import bytes_text, counted
-from models.weights.quant_config import Scheme
+from models.weights.formats.format import Scheme
 
 if TYPE_CHECKING:
     from engine.machine.expected import Speed

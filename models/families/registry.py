@@ -23,7 +23,8 @@ from models.families.fields import Fields
 from models.families.unknown import why_unknown
 from models.files import ModelFiles, read_json
 from models.spec import ModelSpec
-from models.weights.quant_config import MXFP4, read_scheme
+from models.weights.formats.mxfp4 import MXFP4
+from models.weights.formats.registry import read_scheme
 
 if TYPE_CHECKING:
     from models.weights.gguf import GGUFFile  # brings numpy, which a listing of models need not wait for
@@ -73,7 +74,7 @@ def spec_of_hf(raw: dict[str, Any]) -> tuple[Family, ModelSpec]:
     if family is None:
         raise ModelError(why_unknown("architecture", architecture, raw))
     scheme = read_scheme(raw)
-    if scheme is not None and family.turned and scheme.layouts != (MXFP4,):
+    if scheme is not None and family.turned and scheme.formats != (MXFP4(),):
         raise ModelError(
             f"Quantised checkpoints of {architecture} ({scheme.name}) are not read: it stores its matrices transposed; "
             "use the original checkpoint or a GGUF file."

@@ -13,7 +13,8 @@ from models.files import ModelFiles, read_json
 from models.hub.download import HubModel
 from models.hub.peek import peek
 from models.spec import ModelSpec
-from models.weights.quant_config import Scheme, read_scheme, stored_types
+from models.weights.formats.format import Scheme
+from models.weights.formats.registry import read_scheme, stored_types
 from models.weights.safetensors_files import safetensors_files, tensor_shapes
 from models.weights.slots import parameters
 

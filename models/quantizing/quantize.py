@@ -169,7 +169,7 @@ def _in_blocks(
     spec: ModelSpec, tensors: list[StoredTensor], names: Names, held: Mapping[str, BlockMatrix]
 ) -> Network:
     stored = [
-        replace(tensor, blocks=Blocks(held[tensor.name].kind, lambda name=tensor.name: held[name].data))  # type: ignore[misc]
+        replace(tensor, blocks=Blocks(held[tensor.name].kind, lambda _, name=tensor.name: held[name].data))  # type: ignore[misc]
         if tensor.name in held
         else tensor
         for tensor in tensors

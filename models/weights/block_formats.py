@@ -50,7 +50,7 @@ class Kind(IntEnum):
     TQ1_0 = 34, 256, 54
     TQ2_0 = 35, 256, 66
     MXFP4 = 39, 32, 17
-    # Types of our own, found in no file: groups of a safetensors checkpoint as a GPU takes them (see device_blocks.py).
+    # Types of our own, found in no file: groups of a safetensors checkpoint as a GPU takes them (formats/blocks.py).
     INT4_64 = 1000, 64, 36
     INT4_128 = 1001, 128, 68
     INT8_32 = 1002, 32, 36

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint of safetensors files, whole or in shards; nothing is read yet."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ from models.weights.safetensors_files import damaged, safetensors_files, weight_
 from models.weights.staging import Extent
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_PACKED = {
+TYPES = FLOATS | {
     "I8": torch.int8,
     "U8": torch.uint8,
     "I32": torch.int32,
     "I64": torch.int64,
     "F8_E4M3": torch.float8_e4m3fn,
 }
-"""The other types in quantised checkpoints; see models.weights.quantized_checkpoint."""
+"""All types, with those in quantised checkpoints (see models.weights.quantized_checkpoint)."""
 
 _PART = (1 << 15) - 1
 """How many numbers of a matrix are read at once; models.weights.formats.blocks explains the limit."""
@@ -31,22 +31,14 @@ _PART = (1 << 15) - 1
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix as it is stored, in blocks of one of GGUF's types."""
-
-    kind: Kind
-    rows: Callable[[], Tensor]
-    """Returns uint8 [rows, bytes per row], in order: memory of the file that must not be written, or a copy."""
-    is_mapped: bool = False
-    """Whether `rows` returns memory of the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceBlocks:
-    """A matrix in blocks for a GPU: they are made where they are packed, and may be of a type that only a GPU reads."""
+    """A matrix in blocks of one type, those of a file or made where they are needed."""
 
     kind: Kind
     rows: Callable[[torch.device], Tensor]
-    """Returns uint8 [rows, bytes per row] on a device."""
+    """Returns uint8 [rows, bytes per row] on a device, in order: on a CPU, perhaps memory of the file that must not be
+    written."""
+    is_mapped: bool = False
+    """Whether `rows` returns memory of the file on a CPU."""
     order: Tensor | None = None
     """int64 [columns]: the matrix column at each place; None: columns are in order."""
 
@@ -68,14 +60,25 @@ class StoredTensor:
     """Yields (first row, numbers [some rows, columns]) of a matrix, in order; None if it is never quantised."""
     blocks: Blocks | None = None
     """The blocks of a quantised matrix; None if it is stored as plain numbers."""
-    on_device: DeviceBlocks | None = None
-    """The blocks that a GPU uses instead of `blocks`."""
+    on_device: Blocks | None = None
+    """The blocks that a GPU uses instead of `blocks`; perhaps of a type that only a GPU reads."""
     cut: Callable[[int, int], "StoredTensor"] | None = None
     """(first row, rows) -> only these rows, with all dimensions but the last flattened; for a vector, these numbers."""
     type: str = "F32"
     """The stored type, as safetensors calls it."""
     quantized: str | None = None
     """How it is stored, for display, if that is neither plain numbers nor a GGUF file's blocks."""
+
+
+def copy_parts(parts: Iterable[tuple[int, Tensor]], out: Tensor) -> None:
+    """Write a matrix, or several, to `out`; `parts` has (first row, some rows)."""
+    # Thousands of small copies to a GPU would take longer than all the rest: copy the whole tensor at once.
+    near = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
+    rows = near.view(-1, near.shape[-1])
+    for start, some in parts:
+        rows[start : start + len(some)] = some
+    if near is not out:
+        out.copy_(near)
 
 
 def read_safetensors(folder: Path) -> list[StoredTensor]:
@@ -111,13 +114,12 @@ def _read_file(path: Path) -> list[StoredTensor]:
 def _stored(path: Path, file: Any, name: str, offset: int) -> StoredTensor:
     part = file.get_slice(name)
     kind, shape = part.get_dtype(), tuple(part.get_shape())
-    if kind in _PACKED:
-        return replace(_plain(path, name, shape, _PACKED[kind], offset), type=kind)
-    if kind not in FLOATS:
+    if kind not in TYPES:
         raise ModelError(
             f"{name} in {path} is of type {kind}; supported: {', '.join(FLOATS)}. "
             "Use the original checkpoint or a GGUF file."
         )
+    tensor = _plain(path, name, shape, kind, offset)
 
     def copy_into(out: Tensor) -> None:
         try:
@@ -125,11 +127,12 @@ def _stored(path: Path, file: Any, name: str, offset: int) -> StoredTensor:
         except SafetensorError as error:
             raise damaged(path, error) from None
 
-    return replace(_plain(path, name, shape, FLOATS[kind], offset), copy_into=copy_into, type=kind)
+    return replace(tensor, copy_into=copy_into) if kind in FLOATS else tensor
 
 
-def _plain(path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype, offset: int) -> StoredTensor:
-    """Return numbers that begin at byte `offset` of a file."""
+def _plain(path: Path, name: str, shape: tuple[int, ...], kind: str, offset: int) -> StoredTensor:
+    """Return numbers of a type that begin at byte `offset` of a file."""
+    dtype = TYPES[kind]
 
     # Read, not mapped: mapped pages would count as this process's memory although they are not needed again.
     def numbers(start: int, rows: int, columns: int) -> Tensor:
@@ -154,9 +157,9 @@ def _plain(path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype, of
 
     def cut(start: int, rows: int) -> StoredTensor:
         width = shape[-1:] if len(shape) > 1 else ()
-        return _plain(path, name, (rows, *width), dtype, offset + start * math.prod(width) * dtype.itemsize)
+        return _plain(path, name, (rows, *width), kind, offset + start * math.prod(width) * dtype.itemsize)
 
     count = math.prod(shape)
     nbytes = count * dtype.itemsize
     extent = Extent(path, offset, nbytes, count, dtype.itemsize, lambda staged: staged.view(dtype))
-    return StoredTensor(name, shape, nbytes, copy_into, extent, parts, cut=cut)
+    return StoredTensor(name, shape, nbytes, copy_into, extent, parts, cut=cut, type=kind)

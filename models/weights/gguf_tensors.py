@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.weights.block_formats import Kind
-from models.weights.checkpoint import Blocks, StoredTensor
+from models.weights.checkpoint import Blocks, StoredTensor, copy_parts
 from models.weights.formats.blocks import Bytes, chunks, decoder
 from models.weights.gguf import GGUFFile, GGUFTensor
 from models.weights.staging import Extent
@@ -58,15 +58,10 @@ def _stored(tensor: GGUFTensor, head_dim: int | None) -> StoredTensor:
             (_, values), *_ = chunks(tensor.data, tensor.kind)
             out.copy_(values[0] if order is None else values[0][order])
             return
-        # Thousands of small copies to a GPU would take longer than all the rest: copy the whole tensor at once.
-        near = out if out.device.type == "cpu" else torch.empty(tensor.shape, dtype=out.dtype)
-        for start, rows in chunks(tensor.data, tensor.kind, order):
-            near[start : start + len(rows)] = rows
-        if near is not out:
-            out.copy_(near)
+        copy_parts(chunks(tensor.data, tensor.kind, order), out)
 
-    def rows() -> Tensor:
-        return _view(tensor.data) if order is None else torch.from_numpy(tensor.data[order])
+    def rows(device: torch.device) -> Tensor:
+        return (_view(tensor.data) if order is None else torch.from_numpy(tensor.data[order])).to(device)
 
     packed = len(tensor.shape) == 2 and tensor.kind.block > 1
     return StoredTensor(

@@ -13,7 +13,7 @@ from models.weights.block_formats import Kind
 from models.weights.checkpoint import FLOATS, StoredTensor
 from models.weights.formats.blocks import BLOCKS, ROWS
 from models.weights.packing import SLAB, Planes, empty_planes, pack, tiles
-from models.weights.quantize import choose_kinds, packed_rows, quantize
+from models.weights.quantize import choose_kinds, quantize
 from models.weights.slots import Slot
 from models.weights.staging import Extent
 
@@ -126,10 +126,10 @@ class PackedPart:
     def fill(self, tensor: StoredTensor) -> None:
         """Read and pack the tensor. Raises ModelError if the file cannot be read."""
         device = self.planes.scales.device
-        if tensor.on_device is not None and tensor.on_device.kind == self.kind:
-            self.write(tensor.on_device.rows(device))
-        elif tensor.blocks is not None:
-            self.write(packed_rows(tensor, self.kind).to(device))
+        held = (tensor.on_device, tensor.blocks)
+        stored = next((blocks for blocks in held if blocks is not None and blocks.kind == self.kind), None)
+        if stored is not None:
+            self.write(stored.rows(device))
         else:
             numbers = self._numbers(tensor)
             tensor.copy_into(numbers)

@@ -19,6 +19,7 @@ QUANTIZE = ("auto", "none", "int8", "int4")
 """auto: on a CPU, blocks of a GGUF file stay as they are, and those of types that no layer can hold (see KINDS) become
 Q8_0; none: all weights become plain numbers; int8, int4: plain weights become blocks at load."""
 
+_CPU = torch.device("cpu")
 _BLOCK = 32
 _HALF_MAX = 65504.0
 _REFINEMENTS = 3
@@ -134,9 +135,9 @@ def packed_rows(tensor: StoredTensor, kind: Kind) -> Tensor:
     """
     blocks = tensor.blocks
     if blocks is not None and blocks.kind == kind:
-        return blocks.rows()
+        return blocks.rows(_CPU)
     if blocks is not None and (blocks.kind, kind) == (Kind.Q5_0, Kind.Q8_0):
-        return _widen_q5_0(blocks.rows())
+        return _widen_q5_0(blocks.rows(_CPU))
     assert tensor.parts is not None
     rows, columns = tensor.shape
     out = torch.empty(rows, row_bytes(kind, columns), dtype=torch.uint8)

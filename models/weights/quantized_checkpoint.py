@@ -1,27 +1,16 @@
 """Join the tensors of a quantised safetensors checkpoint: those that make up a matrix become one tensor."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 
-from models.errors import ModelError
+from models.errors import ModelError, faulty
 from models.spec import ModelSpec
-from models.weights import mxfp4
-from models.weights.checkpoint import FLOATS, Blocks, StoredTensor
-from models.weights.device_blocks import device_blocks
-from models.weights.group_quant import (
-    UNPACK,
-    GroupedMatrix,
-    MatrixTensors,
-    block_rows,
-    choose_blocks,
-    numbers,
-)
-from models.weights.quant_config import MXFP4, OF_ACTIVATIONS, Scheme, beside, find_layout
+from models.weights.checkpoint import FLOATS, StoredTensor
+from models.weights.formats.format import Scheme
+from models.weights.formats.matrix import MatrixTensors
+from models.weights.formats.registry import OF_ACTIVATIONS
 from models.weights.slots import Names, slots
-
-_CPU = torch.device("cpu")
 
 
 def join_quantized(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> list[StoredTensor]:
@@ -34,24 +23,16 @@ def join_quantized(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> li
     matrices, used = [], set[str]()
     for tensor in tensors if scheme is not None else ():
         assert scheme is not None
-        layout = find_layout(tensor.name, tensor.type, scheme)
-        if layout is None:
+        form = scheme.format_of(tensor.name, tensor.type)
+        if form is None:
             continue
-        stem = tensor.name.removesuffix(layout.digits)
-        parts = beside(stem, layout, named)
-        used |= {tensor.name, *parts.values()}
-        own = {layout.digits: tensor, **{part: named[name] for part, name in parts.items()}}
-        if layout is MXFP4:
-            matrices.append(mxfp4.join_mxfp4(stem, *own.values()))
-        else:
-            found = MatrixTensors(stem, own, scheme)
-            nbytes = sum(part.nbytes for part in own.values())
-            matrices.append(_stored(stem + layout.becomes, UNPACK[layout.name](found), nbytes, scheme.name))
-    rest = [
-        tensor
-        for tensor in tensors
-        if tensor.name not in used and not (scheme is not None and tensor.name.endswith(OF_ACTIVATIONS))
-    ]
+        stem = tensor.name.removesuffix(form.digits)
+        parts = form.tensors(stem, named)
+        used |= set(parts.values())
+        own = {part: named[name] for part, name in parts.items()} | {form.digits: tensor}
+        matrices.append(form.read(MatrixTensors(stem, stem + form.becomes, own, scheme.name)))
+    of_activations = OF_ACTIVATIONS if scheme is not None else ()
+    rest = [t for t in tensors if t.name not in used and not t.name.endswith(of_activations)]
     for tensor in rest:
         if tensor.type not in FLOATS:
             _check_alone(tensor, scheme)
@@ -64,35 +45,11 @@ def join_quantized(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> li
 
 def _check_alone(tensor: StoredTensor, scheme: Scheme | None) -> None:
     """Raise ModelError if a tensor belongs beside digits, which are missing."""
-    for layout in scheme.layouts if scheme is not None else ():
-        for part in (*(way for ways in layout.needs for way in ways), *layout.may):
+    for form in scheme.formats if scheme is not None else ():
+        for part in (*(way for ways in form.needs for way in ways), *form.may):
             if tensor.name.endswith(part):
-                stem = tensor.name.removesuffix(part)
-                raise ModelError(
-                    f"{tensor.name} has no {stem}{layout.digits} of type {layout.type} beside it; the checkpoint is "
-                    "incomplete: download it again."
-                )
-
-
-def _stored(name: str, grouped: GroupedMatrix, nbytes: int, quantized: str) -> StoredTensor:
-    def parts() -> Iterator[tuple[int, Tensor]]:
-        return numbers(grouped)
-
-    def copy_into(out: Tensor) -> None:
-        # Copy the packed tensors to the device and decode them there.
-        for start, values in numbers(grouped, out.device):
-            out[start : start + len(values)] = values
-
-    def cut(start: int, rows: int) -> StoredTensor:
-        return _stored(name, grouped.cut(start, rows), nbytes * rows // grouped.rows, quantized)
-
-    kind = choose_blocks(grouped)
-    on_device = device_blocks(grouped)
-    blocks = None if kind is None else Blocks(kind, lambda: block_rows(grouped, kind))
-    shape = (grouped.rows, grouped.columns)
-    return StoredTensor(
-        name, shape, nbytes, copy_into, None, parts, blocks, on_device, cut, quantized=quantized
-    )
+                digits = tensor.name.removesuffix(part) + form.digits
+                raise faulty(f"{tensor.name} has no {digits} of type {form.type} beside it", "incomplete")
 
 
 def without_empty_biases(

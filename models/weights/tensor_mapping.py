@@ -144,7 +144,9 @@ def _every(tensor: StoredTensor, first: int, step: int) -> StoredTensor:
     )
     if blocks is None:
         return part
-    return replace(part, blocks=Blocks(blocks.kind, lambda: blocks.rows()[first::step].contiguous()))
+    return replace(
+        part, blocks=Blocks(blocks.kind, lambda device: blocks.rows(device)[first::step].contiguous())
+    )
 
 
 def _picked(tensor: StoredTensor, shape: tuple[int, ...], pick: Callable[[Tensor], Tensor]) -> StoredTensor:

@@ -1,16 +1,14 @@
 """Cut the tensors of a checkpoint for one rank of several: some rows or columns of each, without reading them yet."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
 
 from models.spec import ModelSpec
-from models.weights.block_formats import Kind
-from models.weights.checkpoint import Blocks, DeviceBlocks, StoredTensor
+from models.weights.checkpoint import Blocks, StoredTensor, copy_parts
 from models.weights.matching import match
 from models.weights.share import UNIT, Share, SharePart
 from models.weights.slots import Names, Slot
@@ -38,88 +36,84 @@ def _block(tensors: Iterable[StoredTensor]) -> int:
 def _of_share(tensor: StoredTensor, slot: Slot, share: Share) -> StoredTensor:
     part = slot.part.rsplit(".", 1)[-1]
     if part in ("embedding", "head"):
-        return _rows(tensor, share.vocab)
+        return _part(tensor, share.vocab, 0)
     if part in ("gate", "up"):
-        return _rows(tensor, share.width(slot.rows))
+        return _part(tensor, share.width(slot.rows), 0)
     if part in ("out", "down") and slot.field == "bias":
-        return tensor if share.is_first else _rows(tensor, SharePart(0, 0, slot.rows))
+        return tensor if share.is_first else _part(tensor, SharePart(0, 0, slot.rows), 0)
     if part == "down":
-        return _columns(tensor, share.width(slot.shape[1]))
+        return _part(tensor, share.width(slot.shape[1]), 1)
     if slot.layer is None or part not in ("q", "k", "v", "q_norm", "k_norm", "out", "sinks") or slot.repeated:
         return tensor
     spec = share.whole.layers[slot.layer].attention
     heads = share.kv_heads(spec) if part in ("k", "v", "k_norm") else share.q_heads(spec)
     if part == "sinks":
-        return _rows(tensor, heads)
+        return _part(tensor, heads, 0)
     part_of = heads.times(spec.head_dim)
-    return _columns(tensor, part_of) if part == "out" else _rows(tensor, part_of)
+    return _part(tensor, part_of, 1) if part == "out" else _part(tensor, part_of, 0)
 
 
-def _rows(tensor: StoredTensor, part: SharePart) -> StoredTensor:
-    """Return some rows of a matrix, or some numbers of a vector."""
-    if part.count == part.size == tensor.shape[0]:
+def _part(tensor: StoredTensor, part: SharePart, axis: int) -> StoredTensor:
+    """Return some rows (axis 0) or columns (axis 1) of a matrix, or some numbers of a vector (axis 0)."""
+    if part.count == part.size == tensor.shape[axis]:
         return tensor
-    if tensor.cut is not None and part.count == part.size:
-        return replace(tensor.cut(part.start, part.count), name=tensor.name)
-    shape = (part.size, *tensor.shape[1:])
+    cut = tensor.cut if axis == 0 else None
+    if cut is not None and part.count == part.size:
+        return replace(cut(part.start, part.count), name=tensor.name)
+    shape = (*tensor.shape[:axis], part.size, *tensor.shape[axis + 1 :])
 
-    def fill(out: Tensor) -> None:
-        out[part.count :] = 0
-        if tensor.cut is not None and part.count:
-            tensor.cut(part.start, part.count).copy_into(out[: part.count])
-        elif part.count:
-            near = torch.empty(tensor.shape)
-            tensor.copy_into(near)
-            out[: part.count] = near[part.start : part.stop]
+    def copy_into(out: Tensor) -> None:
+        if cut is not None:  # reads no other rows
+            out[part.count :] = 0
+            if part.count:
+                cut(part.start, part.count).copy_into(out[: part.count])
+        elif len(shape) == 1:
+            out.copy_(_taken(next(_in_parts(tensor))[1], part, 0))
+        else:
+            copy_parts(parts(), out)
 
     def parts() -> Iterator[tuple[int, Tensor]]:
         for start, rows in _in_parts(tensor):
-            found = rows[max(part.start - start, 0) : max(part.stop - start, 0)]
-            if len(found):
+            if axis == 1:
+                yield start, _taken(rows, part, 1)
+            elif len(found := rows[max(part.start - start, 0) : max(part.stop - start, 0)]):
                 yield max(start - part.start, 0), found
-        if part.count < part.size:
-            yield part.count, torch.zeros(part.size - part.count, shape[-1])
+        if axis == 0 and part.count < part.size:
+            yield part.count, torch.zeros(part.size - part.count, *shape[1:])
 
-    def blocks(kind: Kind, stored: Tensor) -> Tensor:
-        wide = stored.new_zeros(part.size, stored.shape[1])
-        wide[: part.count] = stored[part.start : part.stop]
-        return wide
+    return replace(
+        tensor,
+        shape=shape,
+        nbytes=tensor.nbytes * prod(shape) // prod(tensor.shape),
+        copy_into=copy_into,
+        extent=None,
+        parts=parts if len(shape) == 2 else None,
+        blocks=_part_of_blocks(tensor.blocks, part, axis),
+        on_device=_part_of_blocks(tensor.on_device, part, axis),
+        cut=None,
+    )
 
-    return _made(tensor, shape, fill, parts, blocks, lambda kind, order: True)
+
+def _part_of_blocks(held: Blocks | None, part: SharePart, axis: int) -> Blocks | None:
+    """Return the part's blocks, or None if that would split a block, or take columns that are not in order."""
+    if held is None:
+        return None
+    if axis == 0:
+        return Blocks(held.kind, lambda device: _taken(held.rows(device), part, 0), order=held.order)
+    size, nbytes = held.kind.block, held.kind.block_bytes
+    if held.order is not None or any(at % size for at in (part.start, part.stop, part.size)):
+        return None
+    own = SharePart(*(at // size * nbytes for at in (part.start, part.stop, part.size)))
+    return Blocks(held.kind, lambda device: _taken(held.rows(device), own, 1))
 
 
-def _columns(tensor: StoredTensor, part: SharePart) -> StoredTensor:
-    """Return some columns of a matrix."""
-    if part.count == part.size == tensor.shape[1]:
-        return tensor
-    shape = tensor.shape[0], part.size
-
-    def parts() -> Iterator[tuple[int, Tensor]]:
-        for start, rows in _in_parts(tensor):
-            wide = rows.new_zeros(len(rows), part.size)
-            wide[:, : part.count] = rows[:, part.start : part.stop]
-            yield start, wide
-
-    def fill(out: Tensor) -> None:
-        near = out if out.device.type == "cpu" else torch.empty(shape, dtype=out.dtype)
-        for start, rows in parts():
-            near[start : start + len(rows)] = rows
-        if near is not out:
-            out.copy_(near)
-
-    def blocks(kind: Kind, stored: Tensor) -> Tensor:
-        first, last, width = (
-            at // kind.block * kind.block_bytes for at in (part.start, part.stop, part.size)
-        )
-        wide = stored.new_zeros(len(stored), width)
-        wide[:, : last - first] = stored[:, first:last]
-        return wide
-
-    def keeps(kind: Kind, order: Tensor | None) -> bool:
-        """Return whether the cut splits no block and the columns are in their original order."""
-        return order is None and not any(at % kind.block for at in (part.start, part.stop, part.size))
-
-    return _made(tensor, shape, fill, parts, blocks, keeps)
+def _taken(stored: Tensor, part: SharePart, axis: int) -> Tensor:
+    """Return some rows or columns, padded with zeros."""
+    shape = list(stored.shape)
+    shape[axis] = part.size
+    wide = stored.new_zeros(shape)
+    wide.narrow(axis, 0, part.count).copy_(stored.narrow(axis, part.start, part.count))
+    return wide
 
 
 def _in_parts(tensor: StoredTensor) -> Iterator[tuple[int, Tensor]]:
@@ -130,43 +124,3 @@ def _in_parts(tensor: StoredTensor) -> Iterator[tuple[int, Tensor]]:
         whole = torch.empty(tensor.shape)
         tensor.copy_into(whole)
         yield 0, whole
-
-
-def _made(
-    tensor: StoredTensor,
-    shape: tuple[int, ...],
-    fill: Callable[[Tensor], None],
-    parts: Callable[[], Iterator[tuple[int, Tensor]]],
-    cut: Callable[[Kind, Tensor], Tensor],
-    keeps: Callable[[Kind, Tensor | None], bool],
-) -> StoredTensor:
-    """Return `tensor` cut to `shape`.
-
-    `cut` takes the part's blocks, uint8 [rows, bytes a row], from those of the whole; `keeps` says whether it can.
-    """
-    blocks, on_device = tensor.blocks, tensor.on_device
-    if blocks is not None:
-        kept = Blocks(blocks.kind, partial(_cut_blocks, blocks, cut))
-        blocks = kept if keeps(blocks.kind, None) else None
-    if on_device is not None:
-        made = DeviceBlocks(on_device.kind, partial(_cut_on, on_device, cut), on_device.order)
-        on_device = made if keeps(on_device.kind, on_device.order) else None
-    return replace(
-        tensor,
-        shape=shape,
-        nbytes=tensor.nbytes * prod(shape) // prod(tensor.shape),
-        copy_into=fill,
-        extent=None,
-        parts=parts if len(shape) == 2 else None,
-        blocks=blocks,
-        on_device=on_device,
-        cut=None,
-    )
-
-
-def _cut_blocks(held: Blocks, cut: Callable[[Kind, Tensor], Tensor]) -> Tensor:
-    return cut(held.kind, held.rows())
-
-
-def _cut_on(held: DeviceBlocks, cut: Callable[[Kind, Tensor], Tensor], device: torch.device) -> Tensor:
-    return cut(held.kind, held.rows(device))

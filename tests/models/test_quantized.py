@@ -461,7 +461,7 @@ def test_what_stays_in_eight_bits_among_four() -> None:
 
 
 def named(name: str, shape: tuple[int, ...], kind: Kind | None) -> Any:
-    blocks = None if kind is None else Blocks(BlockKind(kind), lambda: torch.empty(0))
+    blocks = None if kind is None else Blocks(BlockKind(kind), lambda _: torch.empty(0))
     return StoredTensor(name, shape, 0, lambda _: None, None, None, blocks)
 
 

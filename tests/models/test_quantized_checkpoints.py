@@ -17,7 +17,7 @@ from models.load import load_model
 from models.network import Network, Weight
 from models.weights.block_formats import Kind
 from models.weights.formats.blocks import dequantize
-from models.weights.quant_config import read_scheme
+from models.weights.formats.registry import read_scheme
 from tests.models.checkpoints import files_of, run, run_reference, tiny_qwen3
 from tests.models.families import tiny_qwen3_moe
 from tests.models.quantized_models import CASES, Case, write

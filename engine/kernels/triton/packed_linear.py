@@ -339,9 +339,9 @@ def packed_linear_kernel(
     followed by those of up. BITS and MORE are the bits of the planes of codes (MORE 0: there is only one). LESS is
     subtracted from codes. GROUP numbers are multiplied together, and SHARED such groups have one scale. VALUES is the
     number of entries in `scales` for a row of a tile. A program computes 16 * TILES outputs, half as many with GATED.
-    FLOATS is the kind of the codes (see `models.weights.formats.blocks`). LANES is 1, or 4 if SHARED is 1. ATTENDED (for a row
-    in lanes), LEADS and FOLLOWS are as in `linear_kernel`. Pointers that the flags leave unused may be anything. order,
-    int32 [K], is the column of x for each column of the planes; None: the same.
+    FLOATS is the kind of the codes (`models.weights.formats.blocks`). LANES is 1, or 4 if SHARED is 1. ATTENDED (for a
+    row in lanes), LEADS and FOLLOWS are as in `linear_kernel`. Pointers that the flags leave unused may be anything.
+    order, int32 [K], is the column of x for each column of the planes; None: the same.
 
     With experts, the indices of CHOSEN matrices whose planes lie one after the other, and shares fp32 [CHOSEN], x is
     [1, CHOSEN, K]. The result is the sum of the experts' products times their shares, computed as the product of one
