@@ -1,27 +1,14 @@
 """AWQ, the gemm layout of AutoAWQ: transposed, with eight digits of a row per word, even ones first."""
 
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
-from models.weights.formats.format import (
-    Config,
-    Format,
-    Scheme,
-    Shapes,
-    group_size,
-    groups_text,
-    held_as,
-    integer,
-    refused,
-)
+from models.weights.formats.format import Config, Format, Scheme, Shapes, groups_text, held_as, refused
 
 if TYPE_CHECKING:
-    import torch
-
     from models.weights.checkpoint import StoredTensor
-    from models.weights.formats.matrix import MatrixTensors
+    from models.weights.formats.matrix import MatrixTensors, Read
 
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place of each column's digit among the eight digits of a word."""
@@ -41,18 +28,18 @@ class AWQ(Format):
         found.expect(".qweight", (columns, -(-rows // 8)))
         found.expect(".qzeros", (groups, -(-rows // 8)))
 
-        def unpack(part: str, device: "torch.device") -> "torch.Tensor":
-            digits = found.unpack(found.read(part, "I32", device), 4)
-            return digits.view(len(digits), -1, 8)[..., _ORDER].flatten(1).T[:rows]
+        def columns_of(part: str) -> "Read":
+            words = found.words(part, 4)
+            return lambda device: words(device).view(-1, -(-rows // 8), 8)[..., _ORDER].flatten(1).T[:rows]
 
         scales = found.reader(".scales")
         return found.matrix(
             rows,
             columns,
             4,
-            partial(unpack, ".qweight"),
+            columns_of(".qweight"),
             lambda device: scales(device).T,
-            partial(unpack, ".qzeros") if ".qzeros" in found else None,
+            columns_of(".qzeros") if ".qzeros" in found else None,
             found.order(".scales", groups, columns, self.group),
         )
 
@@ -63,7 +50,7 @@ class AWQ(Format):
 
 def scheme(raw: Config) -> Scheme:
     """Read a config. Raises ModelError for what is not supported."""
-    bits, group = integer(raw, "bits", integer(raw, "w_bit", 4)), group_size(raw)
+    bits, group = raw.integer("bits", raw.integer("w_bit", 4)), raw.group()
     version = str(raw.get("version", raw.get("format", "gemm"))).lower()
     if version != "gemm":
         raise refused(f"The checkpoint is quantised by AWQ in the layout {version[:40]}")

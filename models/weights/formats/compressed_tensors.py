@@ -5,23 +5,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from models.errors import ModelError, faulty
-from models.weights.formats.format import (
-    BITS,
-    Config,
-    Format,
-    Scheme,
-    Shapes,
-    block_size,
-    groups_text,
-    held_as,
-    integer,
-    refused,
-)
+from models.weights.formats.format import BITS, Config, Format, Scheme, Shapes, groups_text, held_as, refused
 from models.weights.formats.fp8 import FP8, NO_FP8, Int8
 
 if TYPE_CHECKING:
-    import torch
-
     from models.weights.checkpoint import StoredTensor
     from models.weights.formats.matrix import MatrixTensors
 
@@ -55,26 +42,22 @@ class PackedIntegers(Format):
         rows, columns = (int(size) for size in found.read(".weight_shape", "I64"))
         if rows < 1 or columns < 1:
             raise faulty(f"{found.stem}.weight_shape is [{rows}, {columns}]")
-        words = found.shape(".weight_packed")[1]
-        bits = found.bits(".weight_packed", words, columns)
-        found.expect(".weight_packed", (rows, words))
+        across = found.shape(".weight_packed")[1]
+        bits = found.bits(".weight_packed", across, columns)
+        found.expect(".weight_packed", (rows, across))
         high, groups, width = found.grid(".weight_scale", rows, columns, self.block)
         found.expect(".weight_zero_point", (-(-rows * bits // 32), groups))
         found.expect(".weight_g_idx", (columns,))
 
-        def digits(device: "torch.device") -> "torch.Tensor":
-            return found.unpack(found.read(".weight_packed", "I32", device), bits)[:, :columns]
-
-        def zeros(device: "torch.device") -> "torch.Tensor":
-            return found.unpack(found.read(".weight_zero_point", "I32", device).T, bits)[:, :rows].T
-
+        words = found.words(".weight_packed", bits)
+        zeros = found.words(".weight_zero_point", bits, down=True)
         return found.matrix(
             rows,
             columns,
             bits,
-            digits,
+            lambda device: words(device)[:, :columns],
             found.spread(found.reader(".weight_scale"), rows, high, groups),
-            zeros if ".weight_zero_point" in found else None,
+            (lambda device: zeros(device)[:rows]) if ".weight_zero_point" in found else None,
             found.order(".weight_scale", groups, columns, width, ".weight_g_idx"),
         )
 
@@ -118,42 +101,35 @@ def scheme(raw: Config) -> Scheme:
     )
 
 
-def _group(raw: object) -> tuple[Scheme, PackedIntegers] | None:
+def _group(group: object) -> tuple[Scheme, PackedIntegers] | None:
     """Return how some of the matrices are stored, and how if they are packed integers."""
-    weights = raw.get("weights") if isinstance(raw, dict) else None
-    if not isinstance(raw, dict) or not isinstance(weights, dict):
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(group, dict) or not isinstance(weights, dict):
         return None
-    bits, kind = integer(weights, "num_bits", 8), str(weights.get("type", "int"))
-    strategy = str(weights.get("strategy", "tensor"))
-    size = integer(weights, "group_size", -1) if kind == "int" and strategy == "group" else None
-    if kind == "float" and bits == 8 and str(raw.get("format", "float-quantized")) in _FORMATS:
-        name, held, why = f"compressed-tensors, fp8, {_strategy(weights)}", None, NO_FP8
+    raw = Config(weights)
+    bits, kind, block = raw.integer("num_bits", 8), str(raw.get("type", "int")), raw.block("block_structure")
+    strategy = str(raw.get("strategy", "tensor"))
+    size = raw.integer("group_size", -1) if strategy == "group" else None
+    if strategy == "tensor":
+        scales = "one scale per tensor"
+    elif strategy == "block":
+        scales = f"blocks of {block[0]}x{block[1]}"
+    elif strategy in ("group", "channel"):
+        scales = groups_text(size)
+    else:
+        raise refused(f"The checkpoint has scales by {strategy[:40]}")
+    if kind == "float" and bits == 8 and str(group.get("format", "float-quantized")) in _FORMATS:
+        name, size, held, why = f"compressed-tensors, fp8, {scales}", None, None, NO_FP8
     elif kind == "int" and bits in BITS:
-        held, why = held_as(bits, weights.get("symmetric", True) is not False, size)
-        name = f"compressed-tensors, int{bits}, {_strategy(weights)}"
-        if weights.get("actorder") in ("group", True):
-            held, why = None, "its groups are spread over the columns (act-order)"
-            name += ", act-order"
+        act_order = raw.get("actorder") in ("group", True)
+        held, why = held_as(bits, raw.get("symmetric", True) is not False, size, act_order)
+        name = f"compressed-tensors, int{bits}, {scales}{', act-order' * act_order}"
     else:
         raise refused(f"The checkpoint has weights of {bits}-bit {kind[:20]} numbers")
-    packed = PackedIntegers(group=size, bits=bits, block=block_size(weights.get("block_structure")))
-    return Scheme(name, (packed,), held, why, _activations(raw.get("input_activations"))), packed
-
-
-def _strategy(weights: Config) -> str:
-    strategy = str(weights.get("strategy", "tensor"))
-    if strategy == "group":
-        return groups_text(integer(weights, "group_size", -1))
-    if strategy == "block":
-        rows, columns = block_size(weights.get("block_structure"))
-        return f"blocks of {rows}x{columns}"
-    if strategy not in ("tensor", "channel"):
-        raise refused(f"The checkpoint has scales by {strategy[:40]}")
-    return groups_text(None) if strategy == "channel" else "one scale per tensor"
-
-
-def _activations(raw: object) -> str | None:
-    if not isinstance(raw, dict):
-        return None
-    bits = integer(raw, "num_bits", 8)
-    return f"{'fp' if raw.get('type') == 'float' else 'int'}{bits}"
+    packed = PackedIntegers(group=size, bits=bits, block=block)
+    rounds, activations = group.get("input_activations"), None
+    if isinstance(rounds, dict):
+        activations = (
+            f"{'fp' if rounds.get('type') == 'float' else 'int'}{Config(rounds).integer('num_bits', 8)}"
+        )
+    return Scheme(name, (packed,), held, why, activations), packed

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from models.weights.checkpoint import StoredTensor
     from models.weights.formats.matrix import MatrixTensors
 
-Config = Mapping[str, Any]
-"""quantization_config of a config.json."""
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 """The shapes of the tensors of a matrix, by suffix."""
@@ -85,6 +83,48 @@ class Scheme:
         return next((x for x in self.formats if x.type == kind and name.endswith(x.digits)), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Config:
+    """quantization_config of a config.json, or a part of it. All methods raise ModelError for what makes no sense."""
+
+    raw: Mapping[str, Any]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value as it is."""
+        return self.raw.get(key, default)
+
+    def integer(self, key: str, default: int) -> int:
+        """Return a number."""
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ModelError(
+                f"quantization_config has {key} {str(value)[:40]!r}, which is not a number; correct config.json."
+            )
+        return value
+
+    def group(self) -> int | None:
+        """Return the number of columns with a common scale; None: the whole row."""
+        size = self.integer("group_size", self.integer("q_group_size", 128))
+        if size == 0 or size < -1:
+            raise ModelError(f"quantization_config has a group_size of {size}; correct config.json.")
+        return None if size == -1 else size
+
+    def block(self, key: str) -> tuple[int, int]:
+        """Return the rows and columns with a common scale."""
+        raw = self.raw.get(key)
+        if raw is None:
+            return 128, 128
+        try:
+            rows, columns = (int(size) for size in (raw.split("x") if isinstance(raw, str) else raw))
+            if rows > 0 and columns > 0:
+                return rows, columns
+        except (TypeError, ValueError, OverflowError):
+            pass
+        raise ModelError(f"quantization_config has blocks of {str(raw)[:40]}; correct config.json.")
+
+
 def refused(what: str) -> ModelError:
     """Return the error for a checkpoint that is not supported."""
     return ModelError(
@@ -93,47 +133,15 @@ def refused(what: str) -> ModelError:
     )
 
 
-def integer(raw: Config, key: str, default: int) -> int:
-    """Return a number of the config. Raises ModelError if it is something else."""
-    value = raw.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ModelError(
-            f"quantization_config has {key} {str(value)[:40]!r}, which is not a number; correct config.json."
-        )
-    return value
-
-
-def group_size(raw: Config) -> int | None:
-    """Return the number of columns with a common scale; None: the whole row. Raises ModelError."""
-    size = integer(raw, "group_size", integer(raw, "q_group_size", 128))
-    if size == 0 or size < -1:
-        raise ModelError(f"quantization_config has a group_size of {size}; correct config.json.")
-    return None if size == -1 else size
-
-
-def block_size(raw: object) -> tuple[int, int]:
-    """Return the rows and columns with a common scale. Raises ModelError."""
-    if raw is None:
-        return 128, 128
-    sizes = raw.split("x") if isinstance(raw, str) else raw
-    try:
-        rows, columns = (int(size) for size in sizes)  # type: ignore[attr-defined]
-        if rows > 0 and columns > 0:
-            return rows, columns
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ModelError(f"quantization_config has blocks of {str(raw)[:40]}; correct config.json.")
-
-
 def groups_text(size: int | None) -> str:
     """Describe groups of this size for display."""
     return "one scale per row" if size is None else f"groups of {size}"
 
 
-def held_as(bits: int, symmetric: bool, group: int | None) -> tuple[str | None, str]:
+def held_as(bits: int, symmetric: bool, group: int | None, act_order: bool = False) -> tuple[str | None, str]:
     """Return the blocks in which a CPU holds integers, or None and the reason why there are none."""
+    if act_order:
+        return None, "its groups are spread over the columns (act-order)"
     if group is not None and group % 32:
         return None, f"groups of {group} numbers are not whole blocks of 32"
     if bits == 8 and not symmetric:

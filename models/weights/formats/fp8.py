@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from models.weights.formats.format import Config, Format, Scheme, block_size, refused
+from models.weights.formats.format import Config, Format, Scheme, refused
 
 if TYPE_CHECKING:
     from models.weights.checkpoint import StoredTensor
@@ -52,7 +52,6 @@ def scheme(raw: Config) -> Scheme:
     fmt = str(raw.get("fmt", "e4m3")).lower()
     if fmt not in ("e4m3", "float8_e4m3fn") or raw.get("expert_dtype", "fp8") != "fp8":
         raise refused(f"The checkpoint is quantised to fp8 as {fmt[:40]}")
-    size = raw.get("weight_block_size")
-    block = block_size(size)
-    scales = f"blocks of {block[0]}x{block[1]}" if size is not None else "one scale per row or tensor"
+    block, is_given = raw.block("weight_block_size"), raw.get("weight_block_size") is not None
+    scales = f"blocks of {block[0]}x{block[1]}" if is_given else "one scale per row or tensor"
     return Scheme(f"fp8, {scales}", (FP8(block=block),), None, NO_FP8, "fp8")

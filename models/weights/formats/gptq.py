@@ -4,22 +4,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from models.weights.formats.format import (
-    BITS,
-    Config,
-    Format,
-    Scheme,
-    Shapes,
-    group_size,
-    groups_text,
-    held_as,
-    integer,
-    refused,
-)
+from models.weights.formats.format import BITS, Config, Format, Scheme, Shapes, groups_text, held_as, refused
 
 if TYPE_CHECKING:
-    import torch
-
     from models.weights.checkpoint import StoredTensor
     from models.weights.formats.matrix import MatrixTensors
 
@@ -45,16 +32,18 @@ class GPTQ(Format):
         # Added to whole words, because it was subtracted from whole words: a digit of 0 borrowed from the next one.
         offset = sum(self.zero_offset << shift for shift in range(0, 32, bits))
 
-        def digits(device: "torch.device") -> "torch.Tensor":
-            parts = found.unpack(found.read(".qweight", "I32", device), bits)
-            return parts.view(len(parts), rows, -1).transpose(0, 1).reshape(rows, -1)
-
-        def zeros(device: "torch.device") -> "torch.Tensor":
-            return found.unpack(found.read(".qzeros", "I32", device) + offset, bits).T[:rows]
-
+        words, zeros = found.words(".qweight", bits), found.words(".qzeros", bits, offset)
         order = found.order(".scales", groups, columns, self.group, ".g_idx")
         scales = found.reader(".scales")
-        return found.matrix(rows, columns, bits, digits, lambda device: scales(device).T, zeros, order)
+        return found.matrix(
+            rows,
+            columns,
+            bits,
+            lambda device: words(device).view(-1, rows, 32 // bits).transpose(0, 1).reshape(rows, -1),
+            lambda device: scales(device).T,
+            lambda device: zeros(device).T[:rows],
+            order,
+        )
 
     def count(self, shapes: Shapes) -> tuple[str, int]:
         """Return type and count of the numbers."""
@@ -65,16 +54,14 @@ class GPTQ(Format):
 
 def scheme(raw: Config) -> Scheme:
     """Read a config. Raises ModelError for what is not supported."""
-    bits, group = integer(raw, "bits", 4), group_size(raw)
+    bits, group = raw.integer("bits", 4), raw.group()
     stored = str(raw.get("checkpoint_format") or raw.get("format") or "gptq").lower()
     if raw.get("is_marlin_format") or stored not in ("gptq", "gptq_v2"):
         raise refused(f"The checkpoint is quantised by GPTQ in the layout {stored[:40]}")
     if bits not in BITS:
         raise refused(f"The checkpoint is quantised by GPTQ to {bits} bits")
-    held, why = held_as(bits, raw.get("sym", True) is not False, group)
-    order = ""
     # Static groups follow the order of the columns, whatever the order in which the columns were quantised.
-    if raw.get("desc_act") and not raw.get("static_groups"):
-        held, why, order = None, "its groups are spread over the columns (act-order)", ", act-order"
+    act_order = bool(raw.get("desc_act") and not raw.get("static_groups"))
+    name = f"GPTQ, {bits} bits, {groups_text(group)}{', act-order' * act_order}"
     form = GPTQ(group=group, zero_offset=0 if stored == "gptq_v2" else 1)
-    return Scheme(f"GPTQ, {bits} bits, {groups_text(group)}{order}", (form,), held, why)
+    return Scheme(name, (form,), *held_as(bits, raw.get("sym", True) is not False, group, act_order))

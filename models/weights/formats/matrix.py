@@ -256,13 +256,22 @@ class MatrixTensors:
         """Repeat the scales of blocks that are `high` rows each: -> [rows, groups]."""
         return lambda device: read(device).reshape(-1, groups).repeat_interleave(high, dim=0)[:rows]
 
-    def unpack(self, words: Tensor, bits: int) -> Tensor:
-        """Unpack words int32 [n, m] into int8 [n, m * 32 / bits], lowest digits first."""
-        stored = words.contiguous().view(torch.uint8)
-        if bits == 8:
-            return (stored ^ 0x80).view(torch.int8)
-        digits = torch.stack((stored & 15, stored >> 4), dim=-1).flatten(-2)
-        return digits.view(torch.int8).sub_(8)
+    def words(self, part: str, bits: int, add: int = 0, down: bool = False) -> Read:
+        """Return a reader of words [n, m], plus `add`, as int8 [n, m * 32 / bits], lowest digits first. If they lie
+        `down` the rows, as int8 [n * 32 / bits, m].
+        """
+
+        def read(device: torch.device) -> Tensor:
+            words = self.read(part, "I32", device)
+            words = words + add if add else words
+            stored = (words.T if down else words).contiguous().view(torch.uint8)
+            if bits == 8:
+                digits = (stored ^ 0x80).view(torch.int8)
+            else:
+                digits = torch.stack((stored & 15, stored >> 4), dim=-1).flatten(-2).view(torch.int8).sub_(8)
+            return digits.T if down else digits
+
+        return read
 
     @property
     def nbytes(self) -> int:

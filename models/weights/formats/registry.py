@@ -39,7 +39,7 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme | None:
     if scheme is None:
         named = f" by {method[:40]}" if isinstance(method, str) else ""
         raise refused(f"The checkpoint is quantised{named} (quantization_config in config.json)")
-    return scheme(raw)
+    return scheme(Config(raw))
 
 
 def stored_types(shapes: Mapping[str, tuple[str, Shape]], scheme: Scheme) -> dict[str, tuple[str, int]]:
