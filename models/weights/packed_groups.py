@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import groupby
 from types import MappingProxyType
 
 import torch
@@ -159,16 +159,8 @@ class PackedPart:
         raw = torch.empty(
             self.rows, extent.nbytes // self.rows, dtype=torch.uint8, device=self.planes.scales.device
         )
-        plain = replace(extent, numbers=extent.nbytes, decode=_as_it_is, finish=partial(_write, self))
+        plain = replace(extent, numbers=extent.nbytes, decode=lambda staged: staged, finish=self.write)
         return plain, raw
-
-
-def _as_it_is(staged: Tensor) -> Tensor:
-    return staged
-
-
-def _write(part: PackedPart, data: Tensor) -> None:
-    part.write(data)
 
 
 Weights = dict[tuple[int | None, int], PackedPart]
@@ -185,12 +177,10 @@ def packed_weights(
     Neighbouring parts with the same type and column order form one weight. Experts, which have the same type, lie one
     behind the other.
     """
-    if parts[0][0].expert is not None:
-        return _packed_experts(parts, device)
     weights: Weights = {}
     places: dict[Slot, PackedPart] = {}
     runs: list[list[tuple[Slot, Kind]]] = []
-    for slot, kind in sorted(parts, key=lambda part: part[0].start):
+    for slot, kind in sorted(parts, key=lambda part: (part[0].expert or 0, part[0].start)):
         before = runs[-1][0] if runs else None
         if before is not None and before[1] == kind and _same(orders.get(before[0]), orders.get(slot)):
             runs[-1].append((slot, kind))
@@ -202,26 +192,12 @@ def packed_weights(
         if (order := orders.get(first)) is not None:
             planes = replace(planes, order=order.to(device, torch.int32))
         at = 0
-        for slot, _ in run:
-            count = tiles(slot.rows, ROWS)
-            places[slot] = PackedPart(kind, slot.rows, columns, planes.cut(at, count))
-            at += count
-        weights[None, first.start] = PackedPart(kind, sum(slot.rows for slot, _ in run), columns, planes)
-    return weights, places
-
-
-def _packed_experts(
-    parts: Sequence[tuple[Slot, Kind]], device: torch.device
-) -> tuple[Weights, dict[Slot, PackedPart]]:
-    kind, columns = parts[0][1], parts[0][0].shape[1]
-    rows = max(slot.start + slot.rows for slot, _ in parts)
-    experts = {slot.expert for slot, _ in parts if slot.expert is not None}
-    planes, each = empty_planes(kind, len(experts) * rows // ROWS, columns, device), rows // ROWS
-    weights: Weights = {
-        (expert, 0): PackedPart(kind, rows, columns, planes.cut(expert * each, each)) for expert in experts
-    }
-    places = {}
-    for slot, _ in parts:
-        own = planes.cut(((slot.expert or 0) * rows + slot.start) // ROWS, slot.rows // ROWS)
-        places[slot] = PackedPart(kind, slot.rows, columns, own)
+        for expert, found in groupby((slot for slot, _ in run), key=lambda slot: slot.expert):
+            own, start = list(found), at
+            for slot in own:
+                count = tiles(slot.rows, ROWS)
+                places[slot] = PackedPart(kind, slot.rows, columns, planes.cut(at, count))
+                at += count
+            rows = sum(slot.rows for slot in own)
+            weights[expert, own[0].start] = PackedPart(kind, rows, columns, planes.cut(start, at - start))
     return weights, places

@@ -67,7 +67,7 @@ def _cut(tensor: StoredTensor, found: list[Slot], names: Names) -> Iterator[Stor
     shape = tensor.shape
     fits = prod(shape) == sum(prod(slot.shape) for slot in found)
     if fits and len(found) == 1 and len(found[0].shape) < len(shape):
-        yield replace(tensor, shape=found[0].shape, copy_into=lambda out: tensor.copy_into(out.view(shape)))
+        yield _shaped(tensor, found[0].shape)
     elif fits and len(found) > 1 and tensor.cut and (len(shape) == 1 or shape[-1:] == found[0].shape[-1:]):
         start = 0
         for slot in found:
@@ -102,7 +102,7 @@ def _experts(
     for expert in range(experts):
         own = tensor.cut(expert * rows, rows)
         if len(shape) == 1:
-            own = _vector(own)
+            own = _shaped(own, own.shape[1:])
         elif is_turned:
             own = _turned(own)
         slots, start = found[expert * count : (expert + 1) * count], 0
@@ -118,10 +118,9 @@ def _experts(
             start += slot.rows
 
 
-def _vector(tensor: StoredTensor) -> StoredTensor:
-    """View a matrix of one row as a vector."""
-    shape = tensor.shape
-    return replace(tensor, shape=shape[1:], copy_into=lambda out: tensor.copy_into(out.view(shape)))
+def _shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
+    """View the same numbers in another shape: a matrix of one row as a vector."""
+    return replace(tensor, shape=shape, copy_into=lambda out: tensor.copy_into(out.view(tensor.shape)))
 
 
 def _turned(tensor: StoredTensor) -> StoredTensor:
