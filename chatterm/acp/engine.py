@@ -134,17 +134,22 @@ class EditorEngine:
         offered = dialogue.tools.box.offered()
         names = tuple(tool.name for tool in offered)
         if names != self._offered:
-            self.backend.set_tools(offered)
+            self.backend.configure({"tools": tuple(offered)})
             self._offered = names
             self._held = None
         if self._held is dialogue:
             return
         info = dialogue.talk.info
-        self.backend.set_system(info.system)
-        if info.documents != self.backend.documents:
-            self.backend.set_documents(info.documents)
-        self.backend.set_think(info.think)
-        self.backend.set_think_cache(info.think_cache)
-        self.backend.set_sampling({**self._settings, **info.sampling})
+        if info.documents != self.backend.options.documents:
+            self.backend.configure({"documents": info.documents})
+        sampling = {**self._settings, **info.sampling}
+        self.backend.configure(
+            {
+                "system": info.system,
+                "think": info.think,
+                "think_cache": info.think_cache,
+                "sampling": sampling,
+            }
+        )
         self.backend.load_path(seen(dialogue.talk.path))
         self._held = dialogue

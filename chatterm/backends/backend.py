@@ -7,7 +7,7 @@ return at once. A screen therefore never waits for a model.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from chatterm.backends.documents import Document
 from chatterm.backends.exchange import Compaction, Exchange, Outcome, Tool, ToolCall, ToolResult
@@ -36,6 +36,7 @@ __all__ = [
     "ChatOptions",
     "Compaction",
     "ContextFullError",
+    "ConversationSettings",
     "DiskFigures",
     "Document",
     "DraftCost",
@@ -102,16 +103,31 @@ class ChatOptions:
     kept_as: str | None = None
     """The name under which the cache of this conversation is kept on disk; None: it is not kept."""
     system: str | None = None
+    """The system prompt as the user wrote it, without the documents."""
     documents: tuple[Document, ...] = ()
     """Documents placed behind the system prompt at the start of the conversation."""
     think: ThinkMode = "auto"
     think_cache: ThinkCache = "exact"
+    """What happens to the thinking in the history."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of SamplingParams that override the model's own defaults."""
     constraint: Constraint | None = None
     """A constraint that every answer must match."""
     tools: tuple[Tool, ...] = ()
-    """Tools that the model may call."""
+    """Tools that the model may call. The calls of an answer are in its Outcome; tokens of a call have the kind "call"
+    while it is written."""
+
+
+class ConversationSettings(TypedDict, total=False):
+    """Fields of ChatOptions that can change in a conversation. Those left out stay as they are."""
+
+    system: str | None
+    documents: tuple[Document, ...]
+    think: ThinkMode
+    think_cache: ThinkCache
+    sampling: Mapping[str, Any]
+    tools: tuple[Tool, ...]
+    kept_as: str | None
 
 
 ENGINE_OPTIONS = (
@@ -241,18 +257,8 @@ class Backend(Protocol):
         """Context tokens taken by the history."""
 
     @property
-    def system(self) -> str | None:
-        """The system prompt as the user wrote it, without the documents."""
-
-    @property
-    def documents(self) -> tuple[Document, ...]:
-        """Documents placed behind the system prompt at the start of the conversation."""
-
-    @property
-    def think(self) -> ThinkMode: ...
-
-    @property
-    def think_cache(self) -> ThinkCache: ...
+    def options(self) -> ChatOptions:
+        """The options as first given, with all changes since."""
 
     def figures(self) -> Figures | None:
         """Return what the engine holds and does right now; None if there is nothing to report."""
@@ -346,14 +352,12 @@ class Backend(Protocol):
     def reset(self) -> None:
         """Forget the whole conversation except the system prompt."""
 
-    def set_system(self, system: str | None) -> None:
-        """Change the system prompt; the history stays."""
+    def configure(self, settings: ConversationSettings) -> None:
+        """Change settings of the conversation from the next message on; the history stays. A local engine reads
+        documents in idle time.
 
-    def set_documents(self, documents: Sequence[Document]) -> None:
-        """Change the documents at the start of the conversation; the history stays. A local engine reads them in idle
-        time.
-
-        Raises ContextFullError, and changes nothing, if they leave no room for a message.
+        Raises EngineError, and changes nothing, for a sampling value out of range, for tools that the model does not
+        support, and (ContextFullError) for documents that leave no room for a message.
         """
 
     def read(self, document: Document) -> int | None:
@@ -361,31 +365,10 @@ class Backend(Protocol):
         cache to read it into. Raises ContextFullError if it does not fit in the context.
         """
 
-    def set_think(self, think: ThinkMode) -> None: ...
-
-    def set_think_cache(self, think_cache: ThinkCache) -> None:
-        """Set what happens to the thinking in the history, from the next message on."""
-
-    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
-        """Replace the fields of SamplingParams that override the model's own defaults.
-
-        Raises EngineError, and changes nothing, for a value out of range.
-        """
-
-    def set_tools(self, tools: Sequence[Tool]) -> None:
-        """Set the tools that the model may call from the next message on; () for none. The calls of an answer are in
-        its Outcome; tokens of a call have the kind "call" while it is written.
-
-        Raises EngineError, and changes nothing, if the model does not support tools.
-        """
-
     def know(self, exchanges: Sequence[Exchange]) -> None:
         """Give the backend exchanges of other conversations, latest first, in place of earlier ones. An answer may
         repeat them, so speculation draws on them, too. They have no other effect.
         """
-
-    def keep_as(self, name: str | None) -> None:
-        """Keep the cache of the conversation on disk under this name from now on; None: do not keep it."""
 
     def settle(self) -> None:
         """Warm the history in idle time, while the user reads. Returns at once."""

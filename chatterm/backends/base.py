@@ -6,15 +6,12 @@ from typing import Any
 
 from chatterm.backends.backend import (
     ChatOptions,
-    Document,
+    ConversationSettings,
     EngineError,
     Exchange,
     Figures,
     ModelInfo,
     Part,
-    ThinkCache,
-    ThinkMode,
-    Tool,
 )
 from chatterm.backends.documents import with_documents
 from engine.params import SamplingParams
@@ -27,52 +24,17 @@ class BackendBase:
     """The part of a Backend that needs no engine."""
 
     def __init__(self, model: str, options: ChatOptions) -> None:
-        self._model = model
-        self._options = options
-        self._system = options.system
-        self._documents = options.documents
-        self._think: ThinkMode = options.think
-        self._think_cache: ThinkCache = options.think_cache
-        self._sampling: Mapping[str, Any] = dict(options.sampling)
-        self._tools: tuple[Tool, ...] = options.tools
-        self._kept_as = options.kept_as
+        self.model = model
+        self.options = options
+        self.info: ModelInfo | None = None
+        self.used_tokens = 0
         self._path: tuple[Exchange, ...] = ()
         """The history to start with once a model is loaded."""
-        self._info: ModelInfo | None = None
-        self._used = 0
-
-    @property
-    def model(self) -> str:
-        return self._model
-
-    @property
-    def info(self) -> ModelInfo | None:
-        return self._info
-
-    @property
-    def used_tokens(self) -> int:
-        return self._used
-
-    @property
-    def system(self) -> str | None:
-        return self._system
-
-    @property
-    def documents(self) -> tuple[Document, ...]:
-        return self._documents
 
     @property
     def _begins(self) -> str | None:
         """The system prompt as the model receives it."""
-        return with_documents(self._system, self._documents)
-
-    @property
-    def think(self) -> ThinkMode:
-        return self._think
-
-    @property
-    def think_cache(self) -> ThinkCache:
-        return self._think_cache
+        return with_documents(self.options.system, self.options.documents)
 
     def figures(self) -> Figures | None:
         raise NotImplementedError
@@ -87,25 +49,11 @@ class BackendBase:
     def compare(self, text: str, model: str, path: Sequence[Exchange]) -> Iterator[tuple[int, Part]]:
         raise EngineError("No other model can be asked from here; /model switches to another model.")
 
-    @property
-    def options(self) -> ChatOptions:
-        """The options as first given, with all changes since."""
-        return replace(
-            self._options,
-            system=self._system,
-            documents=self._documents,
-            think=self._think,
-            think_cache=self._think_cache,
-            sampling=dict(self._sampling),
-            tools=self._tools,
-            kept_as=self._kept_as,
-        )
+    def configure(self, settings: ConversationSettings) -> None:
+        self.options = changed(self.options, settings)
 
     def know(self, exchanges: Sequence[Exchange]) -> None:
         """Do nothing: this backend has no suffix speculation."""
-
-    def keep_as(self, name: str | None) -> None:
-        self._kept_as = name
 
     def models(self) -> list[str]:
         from models.hub.sources import local_models
@@ -117,13 +65,16 @@ class BackendBase:
         return False
 
 
-def checked(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `sampling`. Raises EngineError if it has an unknown field or a value out of range."""
+def changed(options: ChatOptions, settings: ConversationSettings) -> ChatOptions:
+    """Return the options with these settings. Raises EngineError for an unknown sampling setting or a value out of
+    range.
+    """
+    sampling = settings.get("sampling", {})
     try:
         SamplingParams(**sampling)
     except TypeError:
         raise EngineError(f"Unknown sampling setting among {', '.join(sampling)}.") from None
-    return dict(sampling)
+    return replace(options, **settings)
 
 
 def no_tools(info: ModelInfo | None) -> EngineError:

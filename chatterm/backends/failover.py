@@ -18,12 +18,12 @@ from chatterm.backends.backend import (
     TokenEvent,
     ToolResult,
 )
+from chatterm.backends.forwarding import ForwardingBackend
 from chatterm.backends.protocol import Hello, HelloReply, agreed
 from chatterm.ipc.link import Link, ServerGoneError
 from chatterm.ipc.runtime import ServerRunsError, connect
 
 if TYPE_CHECKING:
-    from chatterm.backends.local import LocalBackend
     from chatterm.backends.process import ProcessBackend
 
 Start = Callable[[], Callable[[], None]]
@@ -130,18 +130,7 @@ def _differs(name: str, asked: ChatOptions, given: ChatOptions) -> bool:
     return bool(wanted != getattr(ChatOptions(), name) and wanted != getattr(given, name))
 
 
-_WORK = frozenset(
-    {
-        *("candidates", "answers", "set_system", "set_think", "set_think_cache", "set_sampling", "set_tools"),
-        *("models", "catalogue", "keep_as", "know", "set_documents", "read"),
-    }
-)
-"""Worker calls that do not change the path."""
-_IDLE: dict[str, Any] = {"settle": None, "prepare": None, "count": None, "begin_title": True}
-"""Calls for which no model is loaded, and their return values then."""
-
-
-class FailoverBackend:
+class FailoverBackend(ForwardingBackend):
     """Implements Backend: on a server while that lives, and with a local engine and the same history from then on.
 
     Before it is opened, a local backend that loads nothing holds the settings and the path.
@@ -155,7 +144,6 @@ class FailoverBackend:
         start: Start | None = None,
         keep_alive_s: float | None = None,
     ) -> None:
-        self._options = options
         self._start = start
         self._keep_alive_s = keep_alive_s
         self._path: list[Exchange] = []
@@ -164,13 +152,7 @@ class FailoverBackend:
         self._welcome: HelloReply | None = None
         self.stays: Stays | None = None
         """The model that is left loaded, once this is closed."""
-        self._now: Backend = self._on(peer, model, options) if peer is not None else _local(model, options)
-
-    def __getattr__(self, name: str) -> Any:
-        """Delegate everything else to the current backend."""
-        if self._has_ended and name in _IDLE:
-            return lambda *arguments: _IDLE[name]
-        return getattr(self._here() if name in _WORK else self._now, name)
+        super().__init__(self._on(peer, model, options) if peer is not None else _local(model, options))
 
     def figures(self) -> Figures | None:
         figures = self._now.figures()
@@ -180,12 +162,12 @@ class FailoverBackend:
 
     def open(self, on_progress: OnProgress | None = None) -> None:
         self._begin()
-        self._load(lambda: self._here(on_progress) if self._has_ended else self._now.open(on_progress))
+        self._load(lambda: self._answering(on_progress) if self._has_ended else self._now.open(on_progress))
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
         self._begin()
         if self._has_ended:
-            backend = _local(model, self._chosen())
+            backend = _local(model, self._now.options)
             backend.open(on_progress)
             self._now, self._note = backend, _ENDED
         else:
@@ -210,7 +192,7 @@ class FailoverBackend:
         if not self._welcome.ends_unused:  # whoever started it decides how long models stay
             self._keep_alive_s = None
         self._process = ProcessBackend(link, model, options, self._keep_alive_s)
-        return cast("Backend", self._process)
+        return self._process
 
     def _begin(self) -> None:
         """Connect to the server, or start it, before the first model is loaded."""
@@ -218,13 +200,13 @@ class FailoverBackend:
         if start is None or self._process is not None:
             return
         try:
-            peer, why = _started(self._options, start)
+            peer, why = _started(self.options, start)
         except EngineError as error:
             peer, why = None, f"{error} {_HERE}"
         if peer is None:
             self._note = why or f"The engine process has ended. {_HERE}"
         else:
-            self._now = self._moved(self._on(peer, self._now.model, self._chosen()))
+            self._now = self._moved(self._on(peer, self._now.model, self._now.options))
 
     def _load(self, load: Callable[[], object]) -> None:
         try:
@@ -240,16 +222,16 @@ class FailoverBackend:
             ) from None
 
     def send(self, text: str) -> Iterator[TokenEvent]:
-        return self._follow(self._here().send(text), text, self._path)
+        return self._follow(self._answering().send(text), text, self._path)
 
     def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
-        return self._follow(self._here().tell(results), "", self._path, results)
+        return self._follow(self._answering().tell(results), "", self._path, results)
 
     def retry(self) -> Iterator[TokenEvent]:
-        return self._again(self._here().retry())
+        return self._again(self._answering().retry())
 
     def resume(self) -> Iterator[TokenEvent]:
-        return self._again(self._here().resume())
+        return self._again(self._answering().resume())
 
     def load_path(self, exchanges: Sequence[Exchange]) -> None:
         self._path = list(exchanges)
@@ -257,7 +239,7 @@ class FailoverBackend:
             self._now.load_path(exchanges)
 
     def undo(self) -> bool:
-        done = self._here().undo()
+        done = self._answering().undo()
         self._path = self._path[:-1] if done else self._path
         return done
 
@@ -304,17 +286,13 @@ class FailoverBackend:
     def _has_ended(self) -> bool:
         return self._process is not None and self._now is self._process and self._process.is_lost
 
-    def _here(self, on_progress: OnProgress | None = None) -> Backend:
+    def _answering(self, on_progress: OnProgress | None = None) -> Backend:
         """Return the backend that answers: once the server has ended, one with an engine of its own."""
         if self._has_ended:
-            backend = self._moved(_local(self._now.model, self._chosen()))
+            backend = self._moved(_local(self._now.model, self._now.options))
             backend.open(on_progress)
             self._now, self._note = backend, _ENDED
         return self._now
-
-    def _chosen(self) -> ChatOptions:
-        """Return the options as first given, with all changes since."""
-        return cast("LocalBackend | ProcessBackend", self._now).options
 
     def _moved(self, backend: Backend) -> Backend:
         """Hand the conversation over to `backend` and return it."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from chatterm.backends.backend import (
     ENGINE_OPTIONS,
     ChatOptions,
+    ConversationSettings,
     DraftCost,
     EngineError,
     Exchange,
@@ -20,13 +21,10 @@ from chatterm.backends.backend import (
     Outcome,
     Part,
     Request,
-    ThinkCache,
-    ThinkMode,
     TokenEvent,
-    Tool,
     ToolResult,
 )
-from chatterm.backends.base import OURS, BackendBase, checked, no_guesses, no_model, no_tools
+from chatterm.backends.base import OURS, BackendBase, changed, no_guesses, no_model, no_tools
 from chatterm.backends.battery import Power
 from chatterm.backends.document_prefill import DocumentPrefill
 from chatterm.backends.documents import Document
@@ -161,7 +159,7 @@ class LocalBackend(BackendBase):
         return replace(
             figures,
             warmed=max(warmed or 0, reached or 0) if warmed is not None or reached is not None else None,
-            notes=(*figures.notes, *chat.notes, *no_guesses(self._sampling, figures), *of_library),
+            notes=(*figures.notes, *chat.notes, *no_guesses(self.options.sampling, figures), *of_library),
         )
 
     def blocks(self) -> "BlockMap | None":
@@ -194,31 +192,33 @@ class LocalBackend(BackendBase):
             chat.answer_now()
 
     def open(self, on_progress: OnProgress | None = None) -> None:
-        self._load(self._engines.find(self._model, on_progress), on_progress)
+        self._load(self._engines.find(self.model, on_progress), on_progress)
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
         # Refuse a model that cannot run while the present one is still loaded.
         files = self._engines.find(model, on_progress)
         self.close()
-        self._model = model
+        self.model = model
         self._load(files, on_progress)
 
     def _load(self, files: "ModelFiles", on_progress: OnProgress | None) -> None:
-        engine = self._engines.load(self._model, files, self._options, on_progress)
+        engine = self._engines.load(self.model, files, self.options, on_progress)
         from engine.conversation.aside import AsideRunner
 
         try:
-            calling = Calling.of(engine.tokenizer, self._tools)
-            params = self._merge_sampling(engine, self._sampling, calling)
-            chat = engine.chat(system=self._begins, think=self._think, think_cache=self._think_cache)
+            calling = Calling.of(engine.tokenizer, self.options.tools)
+            params = self._merge_sampling(engine, self.options.sampling, calling)
+            chat = engine.chat(
+                system=self._begins, think=self.options.think, think_cache=self.options.think_cache
+            )
             chat.tools = calling.use if calling is not None else None
-            chat.owner = self._kept_as
+            chat.owner = self.options.kept_as
         except BaseException:
             self._engines.close(engine)
             raise
         self._engine, self._chat, self._params, self._calling = engine, chat, params, calling
         self._aside, self._reading = AsideRunner(engine), DocumentPrefill(engine, chat.begun_with)
-        self._info = ModelInfo(
+        self.info = ModelInfo(
             name=engine.model_name,
             device=str(engine.device),
             dtype=str(engine.dtype).removeprefix("torch."),
@@ -230,7 +230,7 @@ class LocalBackend(BackendBase):
         path, self._path = self._path, ()
         if path:
             self.load_path(path)
-        if self._documents:
+        if self.options.documents:
             self._begin_again()
         self._count()
 
@@ -251,7 +251,7 @@ class LocalBackend(BackendBase):
 
         chat = self._loaded()
         opening = chat.opening
-        calling = self._calling if self._tools else None
+        calling = self._calling if self.options.tools else None
         said = [CallFilter(calling) for _ in range(count)] if calling is not None else []
         for index, part in chat.candidates(text, count, self._params):
             if said and isinstance(part, TokenEvent):
@@ -287,21 +287,21 @@ class LocalBackend(BackendBase):
             messages = [{"role": message.role, "content": message.content} for message in request.messages]
             if messages[0]["role"] != "system" and (system := self._begins):
                 messages.insert(0, {"role": "system", "content": system})
-            think = {"auto": None, "on": True, "off": False}[request.think or self._think]
+            think = {"auto": None, "on": True, "off": False}[request.think or self.options.think]
             try:
                 params = self._merge_sampling(
-                    engine, {"speculation": "off", **self._sampling, **request.sampling}
+                    engine, {"speculation": "off", **self.options.sampling, **request.sampling}
                 )
                 yield make_prompt(asking, messages, think, params)
             except (EngineError, ModelError) as error:
                 yield error
 
     def load_path(self, exchanges: Sequence[Exchange]) -> None:
-        chat, info = self._person(), self._info
+        chat, info = self._person(), self.info
         if chat is None or info is None:
             self._path = tuple(exchanges)
             return
-        turns = [to_turn(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges]
+        turns = [to_turn(exchange, exchange.model in (info.name, self.model)) for exchange in exchanges]
         chat.load(turns, self._params)
         self._count()
         self.settle()
@@ -320,18 +320,8 @@ class LocalBackend(BackendBase):
             chat.reset()
             self._count()
 
-    def set_system(self, system: str | None) -> None:
-        self._system = system
-        self._begin_again()
-
-    def set_documents(self, documents: Sequence[Document]) -> None:
-        if self._person() is not None and self._reading is not None:
-            self._reading.check(self._system, documents)
-        self._documents = tuple(documents)
-        self._begin_again()
-
     def read(self, document: Document) -> int | None:
-        return self._reading.read(self._system, document) if self._reading is not None else None
+        return self._reading.read(self.options.system, document) if self._reading is not None else None
 
     def _begin_again(self) -> None:
         """Apply a change of the system prompt or the documents."""
@@ -339,52 +329,43 @@ class LocalBackend(BackendBase):
             chat.system = self._begins
             self._count()
             try:
-                self._reading.open(self._system, self._documents)
+                self._reading.open(self.options.system, self.options.documents)
             except (EngineError, ModelError) as error:
                 self._reading.note = str(error)
             self.settle()
 
     def know(self, exchanges: Sequence[Exchange]) -> None:
-        if (engine := self._engine) is not None and self._info is not None:
-            names = (self._info.name, self._model)
+        if (engine := self._engine) is not None and self.info is not None:
+            names = (self.info.name, self.model)
             engine.know(
                 exchange_tokens(engine, exchange) for exchange in exchanges if exchange.model in names
             )
 
-    def keep_as(self, name: str | None) -> None:
-        if self._chat is not None:
-            self._chat.owner = name
-        super().keep_as(name)
-
-    def set_think(self, think: ThinkMode) -> None:
-        if self._chat is not None:
-            self._chat.think = think
-        self._think = think
-
-    def set_think_cache(self, think_cache: ThinkCache) -> None:
-        if (chat := self._person()) is not None:
-            chat.think_cache = think_cache
-            self._count()
-            self.settle()
-        self._think_cache = think_cache
-
-    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
-        sampling = checked(sampling)
-        if self._engine is not None:
-            self._params = self._merge_sampling(self._engine, sampling, self._calling)
-        self._sampling = sampling
-
-    def set_tools(self, tools: Sequence[Tool]) -> None:
-        engine, chat = self._engine, self._person()
-        if engine is not None and chat is not None:
-            calling = Calling.of(engine.tokenizer, tools)
-            if tools and calling is None:
-                raise no_tools(self._info)
-            self._params = self._merge_sampling(engine, self._sampling, calling)
+    def configure(self, settings: ConversationSettings) -> None:
+        options, given = changed(self.options, settings), settings.keys()
+        engine, chat, reading, calling = self._engine, self._chat, self._reading, self._calling
+        if engine is None or chat is None or reading is None:
+            self.options = options
+            return
+        if given & {"system", "documents", "think_cache", "tools"}:
+            self._person()
+        if "documents" in given:
+            reading.check(options.system, options.documents)
+        if "tools" in given:
+            calling = Calling.of(engine.tokenizer, options.tools)
+            if options.tools and calling is None:
+                raise no_tools(self.info)
+        if given & {"sampling", "tools"}:
+            self._params = self._merge_sampling(engine, options.sampling, calling)
+        if "tools" in given:
             self._calling, chat.tools = calling, calling.use if calling is not None else None
+        before, self.options = self._begins, options
+        chat.owner, chat.think, chat.think_cache = options.kept_as, options.think, options.think_cache
+        if self._begins != before:
+            self._begin_again()
+        elif given & {"think_cache", "tools"}:
             self._count()
             self.settle()
-        self._tools = tuple(tools)
 
     def settle(self) -> None:
         if (chat := self._person()) is not None:
@@ -424,12 +405,12 @@ class LocalBackend(BackendBase):
         if figures is not None:
             given_back = figures.weight_bytes - figures.host_bytes + figures.kv_bytes
         bandwidth = figures.bandwidth if figures is not None else None
-        return choices(self._options.device, self._options.dtype, given_back, bandwidth)
+        return choices(self.options.device, self.options.dtype, given_back, bandwidth)
 
     def close(self) -> None:
         engine, chat, reading = self._engine, self._person(), self._reading
-        self._engine = self._chat = self._params = self._info = self._map = self._aside = self._reading = None
-        self._used, self._keys, self._looking = 0, [], False
+        self._engine = self._chat = self._params = self.info = self._map = self._aside = self._reading = None
+        self.used_tokens, self._keys, self._looking = 0, [], False
         if chat is not None:  # the engine may go on with other conversations
             chat.stop()
             with suppress(EngineError, ModelError):  # then the next start computes it
@@ -444,7 +425,7 @@ class LocalBackend(BackendBase):
     def _counted(self, events: Iterator[TokenEvent], goes_on: bool = False) -> Iterator[TokenEvent]:
         """Yield the events of an answer or of its continuation."""
         try:
-            if self._calling is None or not self._tools:
+            if self._calling is None or not self.options.tools:
                 return (yield from events)
             with closing(cast("Generator[TokenEvent, None, None]", events)):
                 for event in events:
@@ -461,13 +442,13 @@ class LocalBackend(BackendBase):
         """Count the history once per change: counting renders it, which would make a screen wait."""
         if self._chat is not None:
             self._keys = self._chat.history.keys
-            self._used = len(self._keys)
+            self.used_tokens = len(self._keys)
 
     def _merge_sampling(
         self, engine: "Engine", sampling: Mapping[str, Any], calling: Calling | None = None
     ) -> SamplingParams:
         """Return the model's own sampling with overrides. A text completion gets a limit, as it has no end of turn."""
-        constraint = self._options.constraint
+        constraint = self.options.constraint
         # An answer in a format may have to repeat itself, and is useless if it is cut short.
         is_free = sampling.get("constraint", constraint) is None
         ours = OURS if is_free else {**OURS, "stop_repetition": False}

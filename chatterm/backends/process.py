@@ -1,13 +1,15 @@
 """A conversation with an engine in another process on this machine, as a Backend."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from chatterm.backends.backend import (
+    Backend,
     ChatOptions,
+    ConversationSettings,
     Document,
     DraftCost,
     EngineError,
@@ -21,14 +23,11 @@ from chatterm.backends.backend import (
     Part,
     Progress,
     Request,
-    ThinkCache,
-    ThinkMode,
     TokenEvent,
-    Tool,
     ToolResult,
     TurnStats,
 )
-from chatterm.backends.base import BackendBase, checked, no_model
+from chatterm.backends.base import BackendBase, changed, no_model
 from chatterm.backends.protocol import (
     BegunAnswer,
     LiveState,
@@ -54,6 +53,7 @@ _SOON = 0.5
 _PATIENCE = 5.0
 """Time limit in seconds of a call that no screen waits for."""
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -70,7 +70,7 @@ class ProcessBackend(BackendBase):
         super().__init__(model, options)
         self._keep_alive_s = keep_alive_s
         self._link = link
-        self._is_open = False
+        self._has_opened = False
         self._last: Outcome | None = None
         self._running: _PartialAnswer | None = None
         self._look = LiveState(None, None)
@@ -83,6 +83,10 @@ class ProcessBackend(BackendBase):
     def is_lost(self) -> bool:
         """Whether the server is gone."""
         return self._link.is_lost
+
+    @property
+    def _is_open(self) -> bool:
+        return self._has_opened and not self.is_lost
 
     # --- anyone ---
 
@@ -109,7 +113,7 @@ class ProcessBackend(BackendBase):
 
         if self._is_open and not self._maps:
             self._maps = True
-            self._post("blocks", None, seen)
+            self._post("blocks", (), seen)
         return self._map
 
     def token_text(self, token_id: int) -> str | None:
@@ -117,7 +121,7 @@ class ProcessBackend(BackendBase):
             from queue import Empty, SimpleQueue
 
             came: SimpleQueue[Item | Done | Failed | None] = SimpleQueue()
-            self._post("token_text", token_id, came.put)
+            self._post("token_text", (token_id,), came.put)
             try:
                 message = came.get(timeout=_SOON)
             except Empty:
@@ -128,11 +132,11 @@ class ProcessBackend(BackendBase):
 
     def stop(self, but: int | None = None) -> None:
         if self._is_open:
-            self._post("stop", but)
+            self._post("stop", (but,))
 
     def answer_now(self) -> None:
         if self._is_open:
-            self._post("answer_now", None)
+            self._post("answer_now")
 
     def _look_again(self) -> None:
         now = time.monotonic()
@@ -145,9 +149,9 @@ class ProcessBackend(BackendBase):
                 self._look = unpack(message.body, LiveState)
 
         self._looks, self._looks_at = True, now
-        self._post("look", None, seen)
+        self._post("look", (), seen)
 
-    def _post(self, method: str, body: Any, then: Any = lambda message: None) -> None:
+    def _post(self, method: str, body: Any = (), then: Any = lambda message: None) -> None:
         try:
             self._link.begin(method, body, then)
         except ServerGoneError:
@@ -156,126 +160,90 @@ class ProcessBackend(BackendBase):
     # --- the worker ---
 
     def open(self, on_progress: OnProgress | None = None) -> None:
-        wanted = Open(self._model, str(Path.cwd()), self.options, self._keep_alive_s)
-        self._ask("open", wanted, on_progress)
-        self._is_open = True
+        wanted = Open(self.model, str(Path.cwd()), self.options, self._keep_alive_s)
+        self._finish(self._link.call("open", wanted), on_progress)
+        self._has_opened = True
         path, self._path = self._path, ()
         if path:
             self.load_path(path)
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
-        if not self._is_open:
-            self._model = model
+        if not self._has_opened:
+            self.model = model
             return self.open(on_progress)
-        self._ask("switch", (model, str(Path.cwd())), on_progress)
-        self._model, self._texts, self._map = model, {}, None
+        self._finish(self._begin(Backend.switch, model), on_progress)
+        self.model, self._texts, self._map = model, {}, None
         return None
 
     def send(self, text: str) -> Iterator[TokenEvent]:
-        return self._events(self._call("send", text))
+        return self._events(self._begin(Backend.send, text))
 
     def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
-        return self._events(self._call("tell", list(results)))
+        return self._events(self._begin(Backend.tell, results))
 
     def retry(self) -> Iterator[TokenEvent]:
-        return self._events(self._call("retry"))
+        return self._events(self._begin(Backend.retry))
 
     def resume(self) -> Iterator[TokenEvent]:
-        return self._events(self._call("resume"))
+        return self._events(self._begin(Backend.resume))
 
     def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
-        return self._parts(self._call("candidates", (text, count)), iter(()))
+        return self._parts(self._begin(Backend.candidates, text, count), iter(()))
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
-        return self._parts(self._call("answers"), iter(requests))
+        return self._parts(self._begin(Backend.answers, ()), iter(requests))
 
     def load_path(self, exchanges: Sequence[Exchange]) -> None:
-        if not self._is_open:
+        if self._has_opened:
+            self._value(Backend.load_path, self._known(exchanges))
+        else:
             self._path = tuple(exchanges)
-            return
-        self._ask("load_path", self._known(exchanges))
 
     def _known(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
         """Return the exchanges with the server's name of the model."""
-        name = self._info.name if self._info is not None else ""
+        name = self.info.name if self.info is not None else ""
         return [
-            replace(exchange, model=name) if exchange.model == self._model else exchange
+            replace(exchange, model=name) if exchange.model == self.model else exchange
             for exchange in exchanges
         ]
 
     def count(self, draft: str) -> DraftCost | None:
-        if not self._is_open:
-            return None
-        return self._value("count", draft, DraftCost | None)  # type: ignore[arg-type]
+        return self._value(Backend.count, draft) if self._is_open else None
 
     def undo(self) -> bool:
-        return self._value("undo", None, bool)
+        return self._value(Backend.undo)
 
     def reset(self) -> None:
         self._path = ()
-        if self._is_open:
-            self._ask("reset")
+        if self._has_opened:
+            self._value(Backend.reset)
 
-    def set_system(self, system: str | None) -> None:
-        if self._is_open:
-            self._ask("set_system", system)
-        self._system = system
-
-    def set_documents(self, documents: Sequence[Document]) -> None:
-        if self._is_open:
-            self._ask("set_documents", list(documents))
-        self._documents = tuple(documents)
+    def configure(self, settings: ConversationSettings) -> None:
+        options = changed(self.options, settings)
+        if self._has_opened:
+            self._value(Backend.configure, settings)
+        self.options = options
 
     def read(self, document: Document) -> int | None:
-        if not self._is_open:
-            return None
-        return self._value("read", document, int | None)  # type: ignore[arg-type]
+        return self._value(Backend.read, document) if self._has_opened else None
 
     def know(self, exchanges: Sequence[Exchange]) -> None:
-        if self._is_open:
-            self._ask("know", self._known(exchanges))
-
-    def keep_as(self, name: str | None) -> None:
-        if self._is_open:
-            self._ask("keep_as", name)
-        super().keep_as(name)
-
-    def set_think(self, think: ThinkMode) -> None:
-        if self._is_open:
-            self._ask("set_think", think)
-        self._think = think
-
-    def set_think_cache(self, think_cache: ThinkCache) -> None:
-        if self._is_open:
-            self._ask("set_think_cache", think_cache)
-        self._think_cache = think_cache
-
-    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
-        sampling = checked(sampling)
-        if self._is_open:
-            self._ask("set_sampling", sampling)
-        self._sampling = sampling
-
-    def set_tools(self, tools: Sequence[Tool]) -> None:
-        if self._is_open:
-            self._ask("set_tools", list(tools))
-        self._tools = tuple(tools)
+        if self._has_opened:
+            self._value(Backend.know, self._known(exchanges))
 
     def settle(self) -> None:
         if self._is_open:
-            self._ask("settle")
+            self._value(Backend.settle)
 
     def prepare(self, draft: str) -> None:
         if self._is_open:
-            self._ask("prepare", draft)
+            self._value(Backend.prepare, draft)
 
     def begin_title(self, question: str, answer: str) -> bool:
-        return not self._is_open or self._value("begin_title", (question, answer), bool)
+        return not self._is_open or self._value(Backend.begin_title, question, answer)
 
     def catalogue(self) -> list[ModelChoice]:
-        if not self._is_open:
-            return []
-        return self._value("catalogue", None, list[ModelChoice])
+        return self._value(Backend.catalogue) if self._has_opened else []
 
     def has_loaded(self, model: str) -> bool:
         try:
@@ -285,18 +253,26 @@ class ProcessBackend(BackendBase):
         return any(one.name == model for one in status.models)
 
     def close(self) -> None:
-        self._is_open, self._info = False, None
+        self._has_opened, self.info = False, None
         self._link.close()
 
     # --- internals ---
 
-    def _call(self, method: str, body: Any = None) -> Answers:
-        if not self._is_open and method != "open":
+    def _begin(
+        self, method: Callable[Concatenate[Any, P], object], /, *arguments: P.args, **named: P.kwargs
+    ) -> Answers:
+        """Start a call of a method of Backend."""
+        if not self._has_opened:
             raise no_model()
-        return self._link.call(method, body)
+        return self._link.call(method.__name__, (*arguments, *named.values()))
 
-    def _ask(self, method: str, body: Any = None, on_progress: OnProgress | None = None) -> State:
-        answers = self._call(method, body)
+    def _value(self, method: Callable[Concatenate[Any, P], T], /, *arguments: P.args, **named: P.kwargs) -> T:
+        """Call a method of Backend and return its result."""
+        state = self._finish(self._begin(method, *arguments, **named))
+        return unpack(state.value, method.__annotations__["return"])  # type: ignore[no-any-return]
+
+    def _finish(self, answers: Answers, on_progress: OnProgress | None = None) -> State:
+        """Wait for the end of a call that yields nothing."""
         for said in self._said(answers):
             if isinstance(said, Loading) and on_progress is not None:
                 try:
@@ -305,9 +281,6 @@ class ProcessBackend(BackendBase):
                     answers.cancel()
                     raise
         return self._over(answers)
-
-    def _value(self, method: str, body: Any, kind: type[T]) -> T:
-        return unpack(self._ask(method, body).value, kind)
 
     def _said(self, answers: Answers) -> Iterator[Said]:
         """Yield the messages of a call. If it fails, the reported state of the server is taken over first."""
@@ -324,7 +297,7 @@ class ProcessBackend(BackendBase):
         return state
 
     def _take(self, state: State) -> None:
-        self._info, self._used, self._look = state.info, state.used_tokens, state.look
+        self.info, self.used_tokens, self._look = state.info, state.used_tokens, state.look
         for last in state.last:
             self._last, self._running = last, None
 

@@ -17,6 +17,7 @@ def agreed() -> str:
     files = (
         "backends/protocol",
         "backends/backend",
+        "backends/calls",
         "backends/documents",
         "backends/exchange",
         "backends/base",

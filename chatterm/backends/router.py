@@ -5,14 +5,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Any, cast
 
 from chatterm.backends.backend import (
     Backend,
     ChatOptions,
     EngineError,
     Exchange,
-    ModelChoice,
     ModelError,
     OnProgress,
     Part,
@@ -20,6 +18,7 @@ from chatterm.backends.backend import (
     reading_text,
 )
 from chatterm.backends.exchange import Outcome
+from chatterm.backends.forwarding import ForwardingBackend
 from chatterm.backends.remote.address import Remote, found
 from chatterm.terminal.sanitize import one_line
 
@@ -27,7 +26,7 @@ Here = Callable[[str, ChatOptions], Backend]
 """Makes a backend for a model on this machine."""
 
 
-class BackendRouter:
+class BackendRouter(ForwardingBackend):
     """Implements Backend. No code of the remote backend is imported before a server is asked for, and none of the
     engine.
     """
@@ -42,11 +41,7 @@ class BackendRouter:
         """The loading progress of the other backend, until it is ready."""
         self._is_unwanted = False
         """Whether the comparison was stopped before the other backend was ready."""
-        self._now = self._made(model, options)
-
-    def __getattr__(self, name: str) -> Any:
-        """Delegate everything else to the current backend."""
-        return getattr(self._now, name)
+        super().__init__(self._made(model, options))
 
     def _made(self, model: str, options: ChatOptions) -> Backend:
         address = found(model, self.remotes)
@@ -64,7 +59,7 @@ class BackendRouter:
         if not self._is_remote and found(model, self.remotes) is None:
             self._now.switch(model, on_progress)
             return
-        other = self._made(model, self._chosen())
+        other = self._made(model, self._now.options)
         try:
             other.open(on_progress)
         except BaseException:
@@ -91,7 +86,7 @@ class BackendRouter:
         return self._opening or other.waiting() or reading_text(other.figures())
 
     def compare(self, text: str, model: str, path: Sequence[Exchange]) -> Iterator[tuple[int, Part]]:
-        other = self._made(model, self._chosen())
+        other = self._made(model, self._now.options)
         self._other, self._is_unwanted = other, False
 
         def tell(progress: Progress) -> None:
@@ -123,17 +118,10 @@ class BackendRouter:
     def models(self) -> list[str]:
         return [*self._now.models(), *self.remotes]
 
-    def catalogue(self) -> list[ModelChoice]:
-        return self._now.catalogue()
-
     def close(self) -> None:
         if (other := self._other) is not None:
             other.stop()
         self._now.close()
-
-    def _chosen(self) -> ChatOptions:
-        """Return the options as first given, with all changes since."""
-        return cast("ChatOptions", cast("Any", self._now).options)
 
 
 def _opening(progress: Progress) -> str:

@@ -10,7 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
+from typing import Any, Concatenate, ParamSpec
 
 from chatterm.backends.backend import (
     Backend,
@@ -19,84 +21,18 @@ from chatterm.backends.backend import (
     FinishReason,
     ModelError,
     ModelInfo,
+    OnProgress,
     Outcome,
     Part,
     Progress,
-    Request,
     TokenEvent,
 )
-from chatterm.backends.jobs import (
-    AsideJob,
-    Catalogue,
-    Compare,
-    Count,
-    DrawCandidates,
-    Job,
-    KeepAs,
-    Know,
-    ListModels,
-    LoadPath,
-    MakeTitle,
-    OpenJob,
-    Prepare,
-    Read,
-    Reset,
-    Resume,
-    Retry,
-    Send,
-    SetDocuments,
-    SetSampling,
-    SetSystem,
-    SetThink,
-    SetThinkCache,
-    SetTools,
-    Switch,
-    Tell,
-    Undo,
-)
+from chatterm.backends.calls import KINDS
 from chatterm.terminal.error_log import error_line, write_down
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.wording import in_chat
 
-__all__ = [
-    "AnswerBegan",
-    "Answered",
-    "AsideJob",
-    "AsideText",
-    "Catalogue",
-    "Compare",
-    "Count",
-    "DrawCandidates",
-    "Job",
-    "JobDone",
-    "JobFailed",
-    "KeepAs",
-    "Know",
-    "ListModels",
-    "LoadPath",
-    "LoadProgress",
-    "Loaded",
-    "MakeTitle",
-    "OpenJob",
-    "Prepare",
-    "Read",
-    "Report",
-    "Reset",
-    "Resume",
-    "Retry",
-    "Send",
-    "SetDocuments",
-    "SetSampling",
-    "SetSystem",
-    "SetThink",
-    "SetThinkCache",
-    "SetTools",
-    "Switch",
-    "Tell",
-    "Token",
-    "Undo",
-    "Worker",
-]
+P = ParamSpec("P")
 
 _SWITCH = 0.0001
 """Seconds after which a computing thread yields to one that waits for the interpreter.
@@ -105,6 +41,15 @@ Python's default of 5 ms is as long as ten tokens of a GPU, which idles while th
 a step of 450 us the chat screen got 65% of the tokens/s of the bare loop at 5 ms, 83% at 0.5 ms, 93% at 0.1 ms, and no
 more at 0.05 ms.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A call of a method of the backend."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
 
 # --- reports to the screen ---
 
@@ -193,8 +138,8 @@ class Worker:
         self._abandoning = threading.Event()
         self._aside: Job | None = None
         """The latest aside; None once another job was submitted."""
-        self._drafts: dict[type[Job], Job] = {}
-        """The latest job of each type about a draft: earlier ones that still wait are outdated."""
+        self._drafts: dict[str, Job] = {}
+        """The latest job of each method about a draft: earlier ones that still wait are outdated."""
         self._is_loading = False
         # A daemon thread: a load that cannot be interrupted must not block the terminal.
         self._thread = threading.Thread(target=self._loop, name="chatterm-worker", daemon=True)
@@ -204,13 +149,18 @@ class Worker:
         sys.setswitchinterval(_SWITCH)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        if isinstance(job, Send | Tell | Retry | Resume | DrawCandidates | Compare):
+    def submit(
+        self, method: Callable[Concatenate[Any, P], object], /, *arguments: P.args, **named: P.kwargs
+    ) -> None:
+        """Have a method of Backend called, without `on_progress`, which is the worker's own."""
+        job = Job(method.__name__, (*arguments, *named.values()))
+        kind = KINDS[job.method]
+        if kind in ("answer", "several"):
             self._stopping.clear()
-        if isinstance(job, Prepare | Count):
-            self._drafts[type(job)] = job
+        if kind == "draft":
+            self._drafts[job.method] = job
         self.stop_aside()
-        if isinstance(job, AsideJob):
+        if kind == "aside":
             self._aside = job
         self._jobs.put(job)
 
@@ -267,7 +217,7 @@ class Worker:
                 too_many = (
                     max(error.needed - error.available, 1) if isinstance(error, ContextFullError) else 0
                 )
-                said = str(error) if isinstance(job, AsideJob) else in_chat(error)
+                said = str(error) if KINDS[job.method] == "aside" else in_chat(error)
                 self._reports.append(JobFailed(job, one_line(said), too_many))
             except Exception as error:  # noqa: BLE001 - the chat continues after any error
                 said = f"{error_line(error)} The chat continues. {write_down(error)}"
@@ -276,68 +226,30 @@ class Worker:
             self._backend.close()
 
     def _run(self, job: Job) -> None:
-        backend = self._backend
+        call = partial(getattr(self._backend, job.method), *job.arguments)
         value: object = None
-        match job:
-            case OpenJob():
-                self._load(lambda: backend.open(self._on_progress))
-            case Switch(model):
-                self._load(lambda: backend.switch(model, self._on_progress))
-            case Send(text):
-                self._answer(backend.send(text))
-            case Tell(results):
-                self._answer(backend.tell(results))
-            case SetTools(tools):
-                backend.set_tools(tools)
-            case Retry():
-                self._answer(backend.retry())
-            case Resume():
-                self._answer(backend.resume())
-            case DrawCandidates(text, count):
-                self._draw(backend.candidates(text, count))
-            case Compare(text, model, path):
-                self._draw(backend.compare(text, model, path))
-            case LoadPath(exchanges):
-                backend.load_path(exchanges)
-            case Undo():
-                value = backend.undo()
-            case Reset():
-                backend.reset()
-            case SetSystem(text):
-                backend.set_system(text)
-            case SetDocuments(documents):
-                backend.set_documents(documents)
-            case Read(document):
-                value = backend.read(document)
-            case Know(exchanges):
-                backend.know(exchanges)
-            case KeepAs(name):
-                backend.keep_as(name)
-            case SetThink(mode):
-                backend.set_think(mode)
-            case SetThinkCache(mode):
-                backend.set_think_cache(mode)
-            case SetSampling(fields):
-                backend.set_sampling(fields)
-            case Prepare(draft) if self._drafts[Prepare] is job:
-                backend.prepare(draft)
-            case Count(draft) if self._drafts[Count] is job:
-                value = backend.count(draft)
-            case MakeTitle(question, answer):
-                value = not self._jobs.empty() or backend.begin_title(question, answer)
-            case AsideJob(request):
-                value = self._say_aside(job, request)
-            case ListModels():
-                value = backend.models()
-            case Catalogue():
-                value = backend.catalogue()
+        match KINDS[job.method]:
+            case "load":
+                self._load(call)
+            case "answer":
+                self._answer(call())
+            case "several":
+                self._draw(call())
+            case "aside":
+                value = self._say_aside(job, call)
+            case "draft" if self._drafts[job.method] is not job:
+                pass
+            case "title" if not self._jobs.empty():
+                value = True
+            case _:
+                value = call()
         self._reports.append(JobDone(job, value))
 
-    def _load(self, load: Callable[[], None]) -> None:
+    def _load(self, load: Callable[[OnProgress], None]) -> None:
         self._abandoning.clear()
         self._is_loading = True
         try:
-            load()
+            load(self._on_progress)
         finally:
             self._is_loading = False
         info = self._backend.info
@@ -381,14 +293,14 @@ class Worker:
         if self._jobs.empty():
             self._backend.settle()
 
-    def _say_aside(self, job: Job, request: Request) -> bool:
+    def _say_aside(self, job: Job, answers: Callable[[], Iterator[tuple[int, Part]]]) -> bool:
         """Run an aside; return whether it was completed."""
         if self._aside is not job:
             return False
         text = ""
         reason: FinishReason | None = None
         try:
-            for _, part in self._backend.answers([request]):
+            for _, part in answers():
                 if isinstance(part, EngineError | ModelError):
                     raise part
                 if isinstance(part, TokenEvent):

@@ -106,7 +106,7 @@ def answer(
         with progress_on(err) as on_progress:
             backend.open(on_progress)
         if tools is not None:
-            backend.set_tools(tools.session.box.offered())
+            backend.configure({"tools": tools.session.box.offered()})
         talk.begin()
         said: set[str] = set()
         say_notes(backend, said, err)

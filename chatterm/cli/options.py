@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -400,12 +400,12 @@ def answering(
         if found is None:
             return _local(model, options)
         left.append(found)
-        return cast("Backend", found)
+        return found
 
     try:
         backend = BackendRouter(model, options, remotes or {}, here)
         is_talking = True
-        yield cast("Backend", backend)
+        yield backend
     finally:
         for stays in [found.stays for found in left if found.stays is not None]:
             if starts or sys.stderr.isatty():

@@ -3,10 +3,10 @@
 It turns the user's actions into jobs for the worker and knows no widget: the screen is a `View`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from chatterm.backends import worker
 from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, ToolResult
@@ -22,6 +22,8 @@ from chatterm.conversation.visible_history import BackendHistory, sees_last
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
 
+P = ParamSpec("P")
+
 
 class Conversation(Branching):
     """A conversation. Methods that cannot do what is asked raise EngineError (one line) and change nothing."""
@@ -30,7 +32,7 @@ class Conversation(Branching):
         super().__init__(backend, keeper, view, BackendHistory(thread))
         self._worker = thread
         self._kept_as: str | None = None
-        self.documents = backend.documents
+        self.documents = backend.options.documents
         """The documents at its start, once the backend has processed its jobs."""
         self.is_leaving = False
         """Whether another conversation is about to begin: messages wait for it."""
@@ -157,7 +159,7 @@ class Conversation(Branching):
         answer.footer, answer.ending = [], Ending()
         self._hold(exchange.id)
         turn = RunningTurn(exchange, prompt, answer, monotonic(), fallback=exchange.id, is_resumed=True)
-        self._begin([turn], worker.Resume())
+        self._begin([turn], Backend.resume)
 
     def _ask(
         self,
@@ -194,14 +196,21 @@ class Conversation(Branching):
             self.tree.select(turns[0].exchange.id)
             self.choice = turns.copy()
         if results:
-            return self._begin(turns, worker.Tell(tuple(results)))
+            return self._begin(turns, Backend.tell, tuple(results))
         if models:
-            return self._begin(turns, worker.Compare(prompt.text, models[1], tuple(self.tree.path(parent))))
-        return self._begin(
-            turns, worker.Send(prompt.text) if count == 1 else worker.DrawCandidates(prompt.text, count)
-        )
+            return self._begin(turns, Backend.compare, prompt.text, models[1], tuple(self.tree.path(parent)))
+        if count > 1:
+            return self._begin(turns, Backend.candidates, prompt.text, count)
+        return self._begin(turns, Backend.send, prompt.text)
 
-    def _begin(self, turns: Sequence[RunningTurn], job: worker.Job) -> None:
+    def _begin(
+        self,
+        turns: Sequence[RunningTurn],
+        method: Callable[Concatenate[Any, P], object],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> None:
+        """Begin turns that a method of the backend answers."""
         self.turn, self._running = turns[0], dict(enumerate(turns))
         for turn in turns:
             turn.session = self.keeper.session
@@ -210,13 +219,13 @@ class Conversation(Branching):
         self.keeper.head(turns[0].exchange.id)
         self.show()
         self._name_cache()
-        self._worker.submit(job)
+        self._worker.submit(method, *arguments, **named)
 
     def _name_cache(self) -> None:
         """Have the backend keep the cache on disk under the name of this session."""
         if self.keeper.session != self._kept_as:
             self._kept_as = self.keeper.session
-            self._worker.submit(worker.KeepAs(self._kept_as))
+            self._worker.submit(Backend.configure, {"kept_as": self._kept_as})
 
     def info(self) -> SessionInfo:
         """Return the description of this session for an export."""
@@ -345,7 +354,7 @@ class Conversation(Branching):
         self._begin_with(Tree(), "")
         self._held.note([])
         self._name_cache()
-        self._worker.submit(worker.Reset())
+        self._worker.submit(Backend.reset)
 
     def _drop(self) -> None:
         """Stop the running answers and keep them where they are."""

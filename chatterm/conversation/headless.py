@@ -62,7 +62,7 @@ class Talk:
     def begin(self) -> None:
         """Hand the history to the backend. Call it once the model is loaded, and again after a switch."""
         if self._store is not None and self.session is not None:
-            self._backend.keep_as(self.session)
+            self._backend.configure({"kept_as": self.session})
         if self.tree.head is not None:
             self._backend.load_path(seen(self.path))
 
@@ -134,13 +134,13 @@ class Talk:
     def reset(self) -> None:
         """Begin a new conversation; this one stays saved."""
         if self.session is not None:
-            self._backend.keep_as(None)
+            self._backend.configure({"kept_as": None})
         self.session, self.info, self.tree = None, SessionInfo(), Tree()
         self._backend.reset()
 
     def begin_on(self, documents: Sequence[Document]) -> None:
         """Begin a new conversation on these; this one stays saved. If they do not fit: raise ContextFullError."""
-        self._backend.set_documents(documents)
+        self._backend.configure({"documents": tuple(documents)})
         self.reset()
 
     @property
@@ -232,7 +232,7 @@ class Talk:
         if self.session is None:
             self.info = replace(session_info(backend, self.sampling), title=self.info.title)
             self.session = self._store.new(self.info)
-            backend.keep_as(self.session)
+            backend.configure({"kept_as": self.session})
 
     def _save(self, exchange: Exchange, latest: Outcome | None, ended: bool = False) -> None:
         if latest is not None:

@@ -16,11 +16,11 @@ def session_info(
     """Return the settings that a session is saved with. `documents` are those at its start (None: the backend's)."""
     return SessionInfo(
         model=backend.model,
-        system=backend.system,
-        think=backend.think,
-        think_cache=backend.think_cache,
+        system=backend.options.system,
+        think=backend.options.think,
+        think_cache=backend.options.think_cache,
         sampling=dict(sampling),
-        documents=backend.documents if documents is None else documents,
+        documents=backend.options.documents if documents is None else documents,
     )
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chatterm.backends.backend import Compaction, Exchange
-from chatterm.backends.worker import LoadPath, Worker
+from chatterm.backends.backend import Backend, Compaction, Exchange
+from chatterm.backends.worker import Worker
 from chatterm.conversation.attachments import without_files
 
 _BEFORE = "This is a summary of our conversation so far; go on from it:\n\n"
@@ -56,7 +56,7 @@ class BackendHistory:
         wanted = seen(path)
         if self._held != (held := _names(wanted)):
             self._held = held
-            self._worker.submit(LoadPath(tuple(wanted)))
+            self._worker.submit(Backend.load_path, tuple(wanted))
 
     def note(self, path: Sequence[Exchange]) -> None:
         """Note that the backend's history is this branch already."""

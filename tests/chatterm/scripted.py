@@ -8,7 +8,9 @@ from itertools import chain, repeat
 from typing import Any, Literal
 
 from chatterm.backends.backend import (
+    ChatOptions,
     ContextFullError,
+    ConversationSettings,
     Document,
     DraftCost,
     EngineError,
@@ -25,7 +27,6 @@ from chatterm.backends.backend import (
     ThinkCache,
     ThinkMode,
     TokenEvent,
-    Tool,
     ToolCall,
     ToolResult,
     TurnStats,
@@ -121,6 +122,16 @@ class ScriptedBackend:
         self._titled = False
 
     @property
+    def options(self) -> ChatOptions:
+        return ChatOptions(
+            system=self.system,
+            documents=self.documents,
+            think=self.think,
+            think_cache=self.think_cache,
+            sampling=self.sampling,
+        )
+
+    @property
     def used_tokens(self) -> int:
         return sum(len(q.split()) + len(a.split()) for q, a in self.history)
 
@@ -208,9 +219,6 @@ class ScriptedBackend:
     def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
         self.calls.append(("tell", tuple(results)))
         return self._answer("")
-
-    def set_tools(self, tools: Sequence[Tool]) -> None:
-        self.calls.append(("set_tools", tuple(tool.name for tool in tools)))
 
     def retry(self) -> Iterator[TokenEvent]:
         self.calls.append(("retry", None))
@@ -400,39 +408,28 @@ class ScriptedBackend:
         self.calls.append(("reset", None))
         self.history.clear()
 
-    def set_system(self, system: str | None) -> None:
-        self.calls.append(("set_system", system))
-        self.system = system
-
-    def set_documents(self, documents: Sequence[Document]) -> None:
-        self.calls.append(("set_documents", tuple(documents)))
-        if sum(self.counts.get(document.name, 0) for document in documents) > self.context_length:
-            raise ContextFullError(
-                "It is too long.", needed=self.context_length + 1, available=self.context_length
-            )
-        self.documents = tuple(documents)
-
     def read(self, document: Document) -> int | None:
         self.calls.append(("read", document.name))
         return self.counts.get(document.name)
 
-    def set_think(self, think: ThinkMode) -> None:
-        self.calls.append(("set_think", think))
-        self.think = think
-
     def know(self, exchanges: Sequence[Exchange]) -> None:
         self.known = list(exchanges)
 
-    def keep_as(self, name: str | None) -> None:
-        self.kept_as.append(name)
-
-    def set_think_cache(self, think_cache: ThinkCache) -> None:
-        self.calls.append(("set_think_cache", think_cache))
-        self.think_cache = think_cache
-
-    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
-        self.calls.append(("set_sampling", dict(sampling)))
-        self.sampling = dict(sampling)
+    def configure(self, settings: ConversationSettings) -> None:
+        """`calls` notes each setting, except for the name of the cache."""
+        noted: dict[str, Any] = {**settings}
+        if "tools" in settings:
+            noted["tools"] = tuple(tool.name for tool in settings["tools"])
+        if "kept_as" in settings:
+            self.kept_as.append(noted.pop("kept_as"))
+        self.calls += [(f"set_{name}", value) for name, value in noted.items()]
+        documents = settings.get("documents", ())
+        if sum(self.counts.get(document.name, 0) for document in documents) > self.context_length:
+            raise ContextFullError(
+                "It is too long.", needed=self.context_length + 1, available=self.context_length
+            )
+        for name in noted.keys() - {"tools"}:
+            setattr(self, name, noted[name])
 
     def settle(self) -> None:
         self.calls.append(("settle", None))

@@ -120,7 +120,7 @@ async def test_a_key_that_wants_an_argument_keeps_the_draft() -> None:
         await driver.types("Be terse.")
         await press(driver, "enter")
         assert driver.composer.text == "a draft"
-        await driver.until(lambda: driver.app.chat.backend.system == "Be terse.")
+        await driver.until(lambda: driver.app.chat.backend.options.system == "Be terse.")
 
 
 async def test_an_edit_that_is_refused_leaves_everything() -> None:

@@ -47,14 +47,18 @@ def test_it_is_a_backend_and_costs_nothing_before_it_is_opened() -> None:
     backend.reset()
     backend.settle()
     backend.prepare("draft")
-    backend.set_system("x")
-    backend.set_think("off")
-    backend.set_think_cache("mask")
-    backend.set_sampling({"top_k": 2})
+    backend.configure({"system": "x"})
+    backend.configure({"think": "off"})
+    backend.configure({"think_cache": "mask"})
+    backend.configure({"sampling": {"top_k": 2}})
     backend.know([Exchange(1, None, "hi", "ho")])
     backend.answer_now()
     backend.load_path([Exchange(1, None, "hi", "ho", model="m", finish_reason="eos")])
-    assert (backend.system, backend.think, backend.think_cache) == ("x", "off", "mask")
+    assert (backend.options.system, backend.options.think, backend.options.think_cache) == (
+        "x",
+        "off",
+        "mask",
+    )
     assert (backend.count("draft"), backend.blocks()) == (None, None)
     for call in (
         lambda: next(backend.send("hi")),
@@ -188,7 +192,7 @@ def test_a_path_keeps_its_tokens_with_the_same_model_and_its_text_with_another(b
 
 
 def test_continue_computes_one_token_and_adds_to_the_answer(backend: LocalBackend) -> None:
-    backend.set_sampling({**SHORT, "max_tokens": 2})
+    backend.configure({"sampling": {**SHORT, "max_tokens": 2}})
     try:
         list(backend.send("Name three colours."))
         first = backend.last
@@ -196,7 +200,7 @@ def test_continue_computes_one_token_and_adds_to_the_answer(backend: LocalBacken
         assert first.finish_reason is FinishReason.LENGTH
         new = "".join(event.text for event in backend.resume())
     finally:
-        backend.set_sampling(SHORT)
+        backend.configure({"sampling": SHORT})
     assert backend.last is not None
     assert backend.last.text == first.text + new
     assert list(backend.last.token_ids)[:2] == list(first.token_ids)
@@ -219,16 +223,16 @@ def _until(condition: Callable[[], bool]) -> bool:
 
 def test_sampling_is_checked_and_obeyed(backend: LocalBackend) -> None:
     with pytest.raises(EngineError, match="top_p is 2"):
-        backend.set_sampling({"top_p": 2})
+        backend.configure({"sampling": {"top_p": 2}})
     with pytest.raises(EngineError, match="Unknown sampling setting among heat"):
-        backend.set_sampling({"heat": 2})
-    backend.set_sampling({**SHORT, "max_tokens": 2})
+        backend.configure({"sampling": {"heat": 2}})
+    backend.configure({"sampling": {**SHORT, "max_tokens": 2}})
     try:
         list(backend.send("Count."))
         assert backend.last is not None
         assert backend.last.stats.generated_tokens <= 2
     finally:
-        backend.set_sampling(SHORT)
+        backend.configure({"sampling": SHORT})
 
 
 def test_the_catalogue_says_what_is_here_and_what_fits(
@@ -244,7 +248,7 @@ def test_the_catalogue_says_what_is_here_and_what_fits(
 
 
 def test_candidates_share_the_prompt_and_one_of_them_becomes_the_history(backend: LocalBackend) -> None:
-    backend.set_sampling({"temperature": 1.0, "max_tokens": 6, "seed": 5})
+    backend.configure({"sampling": {"temperature": 1.0, "max_tokens": 6, "seed": 5}})
     try:
         ends = {i: p for i, p in backend.candidates("Name a river.", 3) if isinstance(p, Outcome)}
         assert [ends[index].seed for index in range(3)] == [5, 6, 7]
@@ -261,7 +265,7 @@ def test_candidates_share_the_prompt_and_one_of_them_becomes_the_history(backend
         assert backend.last.stats.cached_tokens >= chosen.stats.prompt_tokens
         list(backend.send("Name a river."))
     finally:
-        backend.set_sampling(SHORT)
+        backend.configure({"sampling": SHORT})
 
 
 def test_requests_of_their_own(backend: LocalBackend) -> None:
@@ -312,11 +316,11 @@ def test_an_empty_system_message_is_what_it_is_for_the_server(backend: LocalBack
         for request in asked
     ]
     for system in (None, "Be terse, and say nothing that nobody has asked you for."):
-        backend.set_system(system)
+        backend.configure({"system": system})
         found = {
             i: part.stats.prompt_tokens for i, part in backend.answers(asked) if isinstance(part, Outcome)
         }
         assert [found[1], found[2]] == expected[1:]
         assert (found[0] == expected[0]) == (system is None)
-    backend.set_system(None)
+    backend.configure({"system": None})
     assert expected[1] < expected[0]

@@ -6,26 +6,16 @@ from time import sleep
 
 import pytest
 
-from chatterm.backends.backend import DraftCost, EngineError, Exchange, FinishReason, Progress
+from chatterm.backends.backend import Backend, DraftCost, EngineError, Exchange, FinishReason, Progress
 from chatterm.backends.worker import (
     AnswerBegan,
     Answered,
-    Catalogue,
-    Count,
-    DrawCandidates,
+    Job,
     JobDone,
     JobFailed,
-    ListModels,
     Loaded,
-    LoadPath,
     LoadProgress,
-    OpenJob,
-    Prepare,
     Report,
-    Resume,
-    Send,
-    SetSampling,
-    SetThinkCache,
     Token,
     Worker,
 )
@@ -51,16 +41,16 @@ def test_jobs_run_in_order_and_are_reported() -> None:
     backend = ScriptedBackend([Script("abcdefgh")])
     worker = Worker(backend)
     worker.start()
-    worker.submit(OpenJob())
+    worker.submit(Backend.open)
     assert [type(report) for report in until(worker, ended)] == [Loaded, JobDone]
-    worker.submit(Send("hi"))
+    worker.submit(Backend.send, "hi")
     reports = until(worker, ended)
     assert [report.event.text for report in reports if isinstance(report, Token)] == ["abcd", "efgh"]
     answered = next(report for report in reports if isinstance(report, Answered))
     assert answered.outcome is not None
     assert answered.outcome.text == "abcdefgh"
-    worker.submit(ListModels())
-    assert until(worker, ended) == [JobDone(ListModels(), ["scripted", "other"])]
+    worker.submit(Backend.models)
+    assert until(worker, ended) == [JobDone(Job("models"), ["scripted", "other"])]
     assert worker.close()
     assert backend.closed
 
@@ -69,12 +59,12 @@ def test_jobs_run_in_order_and_are_reported() -> None:
 def test_an_error_is_one_line_and_the_next_job_runs(error: Exception) -> None:
     worker = Worker(ScriptedBackend([Script(error=error), Script("fine")]))
     worker.start()
-    worker.submit(Send("a"))
+    worker.submit(Backend.send, "a")
     failed = until(worker, ended)[-1]
     assert isinstance(failed, JobFailed)
     assert "\n" not in failed.message
     assert "Traceback" not in failed.message
-    worker.submit(Send("b"))
+    worker.submit(Backend.send, "b")
     assert isinstance(until(worker, ended)[-1], JobDone)
     assert worker.close()
 
@@ -84,7 +74,7 @@ def test_only_the_latest_progress_is_kept() -> None:
     steps = tuple(Progress("load", "weights", done, 100) for done in range(101))
     worker = Worker(ScriptedBackend(load_gate=gate, load_progress=steps))
     worker.start()
-    worker.submit(OpenJob())
+    worker.submit(Backend.open)
     reports = until(worker, lambda r: r and r[-1] == LoadProgress(steps[-1]))
     assert len(reports) <= len(steps)
     gate.set()
@@ -97,7 +87,7 @@ def test_close_leaves_a_load_and_an_answer() -> None:
     loading = ScriptedBackend(load_gate=gate, load_progress=(Progress("load", "weights", 1, 2),))
     worker = Worker(loading)
     worker.start()
-    worker.submit(OpenJob())
+    worker.submit(Backend.open)
     until(worker, bool)
     assert worker.close()
     assert loading.info is None
@@ -105,7 +95,7 @@ def test_close_leaves_a_load_and_an_answer() -> None:
     answering = ScriptedBackend([Script("x" * 4000, tokens_per_s=100)])
     worker = Worker(answering)
     worker.start()
-    worker.submit(Send("go"))
+    worker.submit(Backend.send, "go")
     until(worker, bool)
     assert worker.close()
     assert answering.closed
@@ -115,7 +105,7 @@ def test_a_backend_that_cannot_be_interrupted_is_told() -> None:
     gate = threading.Event()
     worker = Worker(ScriptedBackend(load_gate=gate))  # it reports no progress: nothing can end it
     worker.start()
-    worker.submit(OpenJob())
+    worker.submit(Backend.open)
     until(worker, lambda _: worker._is_loading)
     assert not worker.close(), "it returns while the load waits"
     gate.set()
@@ -131,7 +121,7 @@ def test_a_stop_asked_before_the_backend_began_is_repeated() -> None:
 
     backend = Late([Script("word " * 100, tokens_per_s=500)])
     worker = Worker(backend)
-    worker.submit(Send("go"))
+    worker.submit(Backend.send, "go")
     worker.stop()
     worker.start()
     reports = until(worker, ended)
@@ -146,22 +136,29 @@ def test_the_calls_of_a_session_reach_the_backend_and_report_their_value() -> No
     worker = Worker(backend)
     worker.start()
     path = (Exchange(4, None, "hi", "yo", finish_reason="eos"), Exchange(7, 4, "again", "once more"))
-    jobs = [OpenJob(), LoadPath(path), SetThinkCache("mask"), SetSampling({"top_k": 3}), Send("go"), Resume()]
-    for job in jobs:
-        worker.submit(job)
+    submits: list[Callable[[], None]] = [
+        lambda: worker.submit(Backend.open),
+        lambda: worker.submit(Backend.load_path, path),
+        lambda: worker.submit(Backend.configure, {"think_cache": "mask"}),
+        lambda: worker.submit(Backend.configure, {"sampling": {"top_k": 3}}),
+        lambda: worker.submit(Backend.send, "go"),
+        lambda: worker.submit(Backend.resume),
+    ]
+    for submit in submits:
+        submit()
         assert isinstance(until(worker, ended)[-1], JobDone)
     assert backend.calls[1] == ("load_path", (4, 7))
     assert backend.history == [("hi", "yo"), ("again", "once more"), ("go", "one two")]
     assert (backend.think_cache, backend.sampling) == ("mask", {"top_k": 3})
-    worker.submit(Resume())
+    worker.submit(Backend.resume)
     assert until(worker, ended) == [
-        JobFailed(Resume(), "The answer is complete; /retry generates another one.")
+        JobFailed(Job("resume"), "The answer is complete; /retry generates another one.")
     ]
-    worker.submit(Count("three more words"))
+    worker.submit(Backend.count, "three more words")
     cost = DraftCost(tokens=3, new=8, free=4096 - 8 - 8)
-    assert until(worker, ended) == [JobDone(Count("three more words"), cost)]
-    worker.submit(Catalogue())
-    assert until(worker, ended) == [JobDone(Catalogue(), backend.choices)]
+    assert until(worker, ended) == [JobDone(Job("count", ("three more words",)), cost)]
+    worker.submit(Backend.catalogue)
+    assert until(worker, ended) == [JobDone(Job("catalogue"), backend.choices)]
     assert worker.close()
 
 
@@ -170,10 +167,10 @@ def test_drafts_that_are_gone_are_not_looked_at() -> None:
     backend = ScriptedBackend([Script("x", gate=gate)])
     worker = Worker(backend)
     worker.start()
-    worker.submit(Send("go"))
+    worker.submit(Backend.send, "go")
     for draft in ("a", "a b", "a b c"):
-        worker.submit(Prepare(draft))
-        worker.submit(Count(draft))
+        worker.submit(Backend.prepare, draft)
+        worker.submit(Backend.count, draft)
     gate.set()
     until(worker, lambda reports: sum(isinstance(report, JobDone) for report in reports) == 7)
     drafts = [call for call in backend.calls if call[0] in ("prepare", "count")]
@@ -185,7 +182,7 @@ def test_answer_now_ends_the_thinking_of_the_running_answer() -> None:
     backend = ScriptedBackend([Script("done", reasoning="hmmm" * 3, gate=threading.Event(), gate_after=1)])
     worker = Worker(backend)
     worker.start()
-    worker.submit(Send("go"))
+    worker.submit(Backend.send, "go")
     until(worker, bool)
     worker.answer_now()
     answered = next(report for report in until(worker, ended) if isinstance(report, Answered))
@@ -200,7 +197,7 @@ def test_candidates_are_told_apart_and_an_error_of_one_comes_last() -> None:
     )
     worker = Worker(backend)
     worker.start()
-    worker.submit(DrawCandidates("go", 3))
+    worker.submit(Backend.candidates, "go", 3)
     reports = until(worker, ended)
     for index, text in ((0, "abcdefgh"), (2, "ij")):
         own = [

@@ -54,7 +54,7 @@ def test_a_conversation_is_one_text(folder: Path) -> None:
         first = backend.last
         assert (first.finish_reason, first.stats.generated_tokens) == (FinishReason.LENGTH, 256)
         assert backend.begin_title(TEXT, first.text) is False
-        backend.set_sampling({"temperature": 0.0, "max_tokens": 4})
+        backend.configure({"sampling": {"temperature": 0.0, "max_tokens": 4}})
         list(backend.send(" and then"))
         text = backend._engine.tokenizer.encode_plain
         ids = [*text(TEXT), *first.token_ids, *text(" and then")]

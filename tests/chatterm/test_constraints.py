@@ -127,7 +127,7 @@ def test_every_answer_of_a_chat_matches(backend: LocalBackend) -> None:
         list(backend.send(message))
         assert backend.last is not None
         assert re.fullmatch("(yes|no), [a-z]+", backend.last.text)
-        backend.set_sampling({"temperature": 0.0, "max_tokens": 30})
+        backend.configure({"sampling": {"temperature": 0.0, "max_tokens": 30}})
 
 
 def test_a_request_has_its_own_format_and_one_that_is_wrong_fails_alone(backend: LocalBackend) -> None:

@@ -131,7 +131,7 @@ def uninterrupted(
 ) -> tuple[list[TokenEvent], Outcome]:
     """What the answer of `exchange` would have been."""
     evict_all(backend)
-    backend.set_sampling(SAMPLING | {"seed": exchange.seed})
+    backend.configure({"sampling": SAMPLING | {"seed": exchange.seed}})
     backend.load_path(path)
     events = list(backend.send(exchange.user))
     assert backend.last is not None
@@ -152,7 +152,7 @@ def goes_on(
         assert committed == (0, 0)
         return False
     evict_all(backend)
-    backend.set_sampling(sampling)
+    backend.configure({"sampling": sampling})
     talk = Talk(backend, store, latest.id)
     talk.begin()
     exchange = talk.tree[max(e.id for e in talk.tree.exchanges)]

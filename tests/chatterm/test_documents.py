@@ -72,7 +72,7 @@ def test_it_stands_behind_the_system_prompt_as_it_is() -> None:
 
 def test_none_of_its_tokens_is_computed_again_today(backend: LocalBackend) -> None:
     used = backend.used_tokens
-    backend.set_documents([PAPER])
+    backend.configure({"documents": (PAPER,)})
     whole = length(backend)
     assert backend.used_tokens == whole > used
     until(lambda: is_quiet(backend))
@@ -81,7 +81,9 @@ def test_none_of_its_tokens_is_computed_again_today(backend: LocalBackend) -> No
     cached, computed = asked(backend, "a question")
     assert cached == whole
     backend.reset()
-    assert backend.documents == (PAPER,), "they are of the next conversation, too, until somebody closes them"
+    assert backend.options.documents == (PAPER,), (
+        "they are of the next conversation, too, until somebody closes them"
+    )
     cached, computed = asked(backend, "and another")
     assert cached >= whole > computed
 
@@ -105,39 +107,39 @@ def test_one_that_is_read_for_later_is_there_later(backend: LocalBackend) -> Non
     count = backend.read(PAPER)
     until(lambda: is_quiet(backend))
     assert 0 < count < 512
-    assert backend.documents == ()
-    backend.set_documents([PAPER])
+    assert backend.options.documents == ()
+    backend.configure({"documents": (PAPER,)})
     whole = length(backend)
     assert asked(backend, "a question")[0] == whole
-    backend.set_system("Be brief.")
-    assert backend.system == "Be brief."
+    backend.configure({"system": "Be brief."})
+    assert backend.options.system == "Be brief."
     assert backend.read(NOTES) > 0
     assert length(backend) > whole
 
 
 def test_the_order_that_shares_most_is_told(backend: LocalBackend) -> None:
-    backend.set_documents([NOTES])
+    backend.configure({"documents": (NOTES,)})
     until(lambda: is_quiet(backend))
-    backend.set_documents([NOTES, PAPER])
+    backend.configure({"documents": (NOTES, PAPER)})
     assert not any("In the order" in note for note in backend.notes())
-    backend.set_documents([PAPER, NOTES])
+    backend.configure({"documents": (PAPER, NOTES)})
     (note,) = [note for note in backend.notes() if "In the order" in note]
     assert note.startswith("In the order notes,paper, ")
-    backend.set_documents([])
+    backend.configure({"documents": ()})
     until(lambda: is_quiet(backend))
     assert not any(chunk.pinned for chunk in backend._engine.chunks.list())
 
 
 def test_one_that_is_too_long_changes_nothing_and_says_how_long(backend: LocalBackend) -> None:
     long = Document("book", "word " * 2000)
-    backend.set_documents([PAPER])
-    for attempt in (lambda: backend.set_documents([long]), lambda: backend.read(long)):
+    backend.configure({"documents": (PAPER,)})
+    for attempt in (lambda: backend.configure({"documents": (long,)}), lambda: backend.read(long)):
         with pytest.raises(
             ContextFullError, match=r"book: [\d,]+ tokens do not fit into a context of 512"
         ) as failure:
             attempt()
         assert "\n" not in str(failure.value)
-    assert backend.documents == (PAPER,)
+    assert backend.options.documents == (PAPER,)
     assert asked(backend, "a question")[1] > 0
 
 
@@ -152,7 +154,7 @@ def test_one_that_is_too_long_for_the_model_is_said_when_that_is_loaded(model: P
 def test_a_question_goes_first_and_the_rest_is_read_once(backend: LocalBackend) -> None:
     engine = backend._engine
     engine._loop.call(lambda: setattr(engine._scheduler, "idle_chunk", 1))
-    backend.set_documents([PAPER, NOTES])
+    backend.configure({"documents": (PAPER, NOTES)})
     whole = length(backend)
     assert sum(asked(backend, "a question")) >= whole
     until(lambda: is_quiet(backend))

@@ -42,7 +42,7 @@ def test_a_session_and_its_branches_come_back_while_they_are_read(
 ) -> None:
     monkeypatch.setenv("CHATTERM_DATA", str(tmp_path / "data"))
     backend, store = opened(model), SessionStore.open(tmp_path / "sessions.db")
-    backend.set_think_cache(policy)
+    backend.configure({"think_cache": policy})
     talk = Talk(backend, store)
     for message in ("a first message of some length", "a second one"):
         list(talk.ask(message))
@@ -57,7 +57,7 @@ def test_a_session_and_its_branches_come_back_while_they_are_read(
     store.flush()
 
     backend = opened(model)
-    backend.set_think_cache(policy)
+    backend.configure({"think_cache": policy})
     size = backend.figures().block_size
     again = Talk(backend, store, talk.session)
     again.begin()

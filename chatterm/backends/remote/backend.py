@@ -23,14 +23,11 @@ from chatterm.backends.backend import (
     Outcome,
     Part,
     Request,
-    ThinkCache,
-    ThinkMode,
     TokenEvent,
-    Tool,
     ToolResult,
     TurnStats,
 )
-from chatterm.backends.base import BackendBase, checked, no_model
+from chatterm.backends.base import BackendBase, no_model
 from chatterm.backends.pictures import collect_pictures
 from chatterm.backends.remote.address import Address, Remote, found
 from chatterm.backends.remote.answer import RunningAnswer
@@ -99,9 +96,9 @@ class RemoteBackend(BackendBase):
 
     def notes(self) -> Sequence[str]:
         notes = []
-        if self._info is not None and self._key and not (self._address.is_secure or self._address.is_local):
+        if self.info is not None and self._key and not (self._address.is_secure or self._address.is_local):
             notes.append(f"The key and all messages go to {self._address.host} unencrypted; use https there.")
-        if unknown := [name for name in self._dialect.unknown if self._sampling.get(name) is not None]:
+        if unknown := [name for name in self._dialect.unknown if self.options.sampling.get(name) is not None]:
             names = ", ".join(unknown)
             notes.append(f"{self._address.host} does not get {names}: its API has no such setting.")
         return notes
@@ -144,11 +141,11 @@ class RemoteBackend(BackendBase):
             client.close()
             raise
         here = find_entry(self._address, models)
-        self._client, self._model = client, self._address.name
+        self._client, self.model = client, self._address.name
         self._server = server_kind(self._address, models)
-        context = (here.context_length if here is not None else 0) or self._options.context or 0
-        self._info = ModelInfo(
-            self._model,
+        context = (here.context_length if here is not None else 0) or self.options.context or 0
+        self.info = ModelInfo(
+            self.model,
             self._address.host,
             "",
             context,
@@ -166,11 +163,11 @@ class RemoteBackend(BackendBase):
         other.open(on_progress)
         self.close()
         self._address, self._dialect, self._client = other._address, other._dialect, other._client
-        self._key, self._server, self._model, self._info = (
+        self._key, self._server, self.model, self.info = (
             other._key,
             other._server,
-            other._model,
-            other._info,
+            other.model,
+            other.info,
         )
         self.reset()
 
@@ -209,27 +206,27 @@ class RemoteBackend(BackendBase):
     def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
         messages = with_user(history(self._begins, self._turns), text)
         asked = [
-            replace(self._asked(messages), sampling={**self._sampling, "seed": seed})
-            for seed in seeds(self._sampling.get("seed"), count)
+            replace(self._asked(messages), sampling={**self.options.sampling, "seed": seed})
+            for seed in seeds(self.options.sampling.get("seed"), count)
         ]
         return self._several(iter(asked), count)
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
-        at_once = self._options.streams if self._options.streams > 1 else _AT_ONCE
+        at_once = self.options.streams if self.options.streams > 1 else _AT_ONCE
         return self._several((self._requested(request) for request in requests), min(at_once, 32))
 
     def _requested(self, request: Request) -> AnswerRequest:
         messages = list(request.messages)
         if (system := self._begins) and (not messages or messages[0].role != "system"):
             messages.insert(0, Message("system", system))
-        sampling = {**self._sampling, **request.sampling}
-        constraint = sampling.pop("constraint", None) or self._options.constraint
+        sampling = {**self.options.sampling, **request.sampling}
+        constraint = sampling.pop("constraint", None) or self.options.constraint
         asked = replace(self._asked(messages), sampling=sampling, constraint=constraint)
-        return replace(asked, think=request.think or self._think, tools=())
+        return replace(asked, think=request.think or self.options.think, tools=())
 
     def load_path(self, exchanges: Sequence[Exchange]) -> None:
         self._turns = [replace(exchange) for exchange in exchanges]
-        self._last, self._used = None, 0
+        self._last, self.used_tokens = None, 0
         for last in exchanges[-1:]:
             known = set(FinishReason)
             reason = (
@@ -238,7 +235,7 @@ class RemoteBackend(BackendBase):
             self._last = Outcome(
                 last.text, last.reasoning, reason, TurnStats.of(last.stats), (), calls=last.calls
             )
-            if last.model in (self._model, self._info.name if self._info else ""):
+            if last.model in (self.model, self.info.name if self.info else ""):
                 self._count()
 
     def count(self, draft: str) -> DraftCost | None:
@@ -252,27 +249,9 @@ class RemoteBackend(BackendBase):
     def reset(self) -> None:
         self.load_path([])
 
-    def set_system(self, system: str | None) -> None:
-        self._system = system
-
-    def set_documents(self, documents: Sequence[Document]) -> None:
-        self._documents = tuple(documents)
-
     def read(self, document: Document) -> int | None:
         """Return None: the server's cache is its own."""
         return None
-
-    def set_think(self, think: ThinkMode) -> None:
-        self._think = think
-
-    def set_think_cache(self, think_cache: ThinkCache) -> None:
-        self._think_cache = think_cache
-
-    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
-        self._sampling = checked(sampling)
-
-    def set_tools(self, tools: Sequence[Tool]) -> None:
-        self._tools = tuple(tools)  # whether the model supports tools shows when the server is asked
 
     def settle(self) -> None:
         """Do nothing: the server's cache is its own."""
@@ -299,7 +278,7 @@ class RemoteBackend(BackendBase):
 
     def close(self) -> None:
         self.stop()
-        client, self._client, self._info = self._client, None, None
+        client, self._client, self.info = self._client, None, None
         if client is not None:
             client.close()
 
@@ -312,12 +291,12 @@ class RemoteBackend(BackendBase):
         return AnswerRequest(
             self._address.model,
             messages,
-            self._sampling,
-            self._think,
-            self._options.constraint,
+            self.options.sampling,
+            self.options.think,
+            self.options.constraint,
             cache_key(messages),
-            self._options.context,
-            tools=self._tools,
+            self.options.context,
+            tools=self.options.tools,
             pictures=collect_pictures(said),
         )
 
@@ -332,7 +311,7 @@ class RemoteBackend(BackendBase):
             messages.append(Message("assistant", exchange.text))
             before = Outcome(exchange.text, exchange.reasoning, None, TurnStats())
         inbox: Inbox = SimpleQueue()
-        running = RunningAnswer(self._dialect, self._model, before, has_tools=bool(self._tools))
+        running = RunningAnswer(self._dialect, self.model, before, has_tools=bool(self.options.tools))
         self._begin(-1, running, replace(self._asked(messages), goes_on=goes_on), inbox)
         is_whole = False
         try:
@@ -345,7 +324,7 @@ class RemoteBackend(BackendBase):
             self._end(-1)
             if running.has_begun or running.is_stopped or is_whole:
                 self._last = running.ended()
-                made = replace(exchange, model=self._model)
+                made = replace(exchange, model=self.model)
                 made.take(self._last)
                 self._turns = [*path, made]
                 self._count()
@@ -374,7 +353,7 @@ class RemoteBackend(BackendBase):
                     if taken is None:
                         is_all = True
                         break
-                    running = RunningAnswer(self._dialect, self._model, has_tools=bool(taken[1].tools))
+                    running = RunningAnswer(self._dialect, self.model, has_tools=bool(taken[1].tools))
                     try:
                         self._begin(taken[0], running, taken[1], inbox)
                     except EngineError as error:
@@ -456,7 +435,7 @@ class RemoteBackend(BackendBase):
             running.problem = sentences(f"{one_line(self._address.host, 80)} {reader.problem}", kept)
         if reader.calls and not running.has_tools and not running.problem and not running.text:
             running.problem = (
-                f"{one_line(self._model, 80)} called a tool, although none was offered; ask in another way."
+                f"{one_line(self.model, 80)} called a tool, although none was offered; ask in another way."
             )
         return True
 
@@ -472,10 +451,10 @@ class RemoteBackend(BackendBase):
 
     def _count(self) -> None:
         """Count the context: the server's latest count, plus what followed it."""
-        self._used = 0
+        self.used_tokens = 0
         for turn in reversed(self._turns):
             stats = TurnStats.of(turn.stats)
-            self._used += stats.prompt_tokens + stats.generated_tokens
+            self.used_tokens += stats.prompt_tokens + stats.generated_tokens
             if stats.prompt_tokens:
                 return
 

@@ -178,10 +178,10 @@ class Inline:
                     self._page.line(line)
             case "reset":
                 self._tools.leave(self._backend)
-                if self._backend.documents:
-                    self._backend.set_documents(())
+                if self._backend.options.documents:
+                    self._backend.configure({"documents": ()})
                 self._talk.reset()
-                kept = Preset.of(self._backend.system, self._talk.sampling).kept
+                kept = Preset.of(self._backend.options.system, self._talk.sampling).kept
                 self._page.line("A new conversation has started." + kept)
             case "think":
                 self._think(argument)
@@ -285,20 +285,16 @@ class Inline:
         self._page.line(COMPACTED[argument])
 
     def _think(self, argument: str) -> None:
-        if argument in ("show", "hide"):
-            self._page.shows_thinking = argument == "show"
-        elif argument == "on":
-            if why := no_thinking(self._backend.info):
+        match argument:
+            case "show" | "hide":
+                self._page.shows_thinking = argument == "show"
+            case "on" if why := no_thinking(self._backend.info):
                 raise EngineError(why)
-            self._backend.set_think("on")
-        elif argument == "off":
-            self._backend.set_think("off")
-        elif argument == "auto":
-            self._backend.set_think("auto")
-        if argument in ("on", "off", "auto"):
-            self._talk.update(think=argument)
+            case "on" | "off" | "auto":
+                self._backend.configure({"think": argument})
+                self._talk.update(think=argument)
         shown = "shown" if self._page.shows_thinking else "hidden"
-        text = thinking_text(self._backend.think, self._backend.info)
+        text = thinking_text(self._backend.options.think, self._backend.info)
         self._page.line(f"{text} Thinking is {shown}.")
 
     def _model(self, argument: str) -> None:
@@ -315,9 +311,9 @@ class Inline:
     def _system(self, argument: str) -> None:
         if argument:
             text = None if argument == "none" else argument
-            self._backend.set_system(text)
+            self._backend.configure({"system": text})
             self._talk.update(system=text)
-        now = self._backend.system
+        now = self._backend.options.system
         self._page.line(f"The system prompt: {one_line(now)}" if now else "There is no system prompt.")
 
     def _set(self, argument: str) -> None:
@@ -325,7 +321,7 @@ class Inline:
 
         chosen, lines = answer_to(argument, self._talk.sampling, self._settings.sampling, self._backend.info)
         if chosen is not None:
-            self._backend.set_sampling({**self._settings.sampling.given(), **chosen})
+            self._backend.configure({"sampling": {**self._settings.sampling.given(), **chosen}})
             self._talk.sampling = chosen
             self._talk.update(sampling=chosen)
         for line in lines:

@@ -26,13 +26,13 @@ def use_preset(name: str, backend: Backend, talk: Talk, settings: SamplingSettin
     """
     preset = load_preset(name)
     if preset.system is not None:
-        backend.set_system(preset.system)
+        backend.configure({"system": preset.system})
         talk.update(system=preset.system)
     if preset.think is not None:
-        backend.set_think(preset.think)
+        backend.configure({"think": preset.think})
         talk.update(think=preset.think)
     if preset.sampling:
         talk.sampling = dict(preset.sampling)
-        backend.set_sampling({**settings.given(), **preset.sampling})
+        backend.configure({"sampling": {**settings.given(), **preset.sampling}})
         talk.update(sampling=talk.sampling)
     return preset

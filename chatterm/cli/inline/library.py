@@ -22,9 +22,9 @@ def library_command(argument: str, backend: Backend, talk: Talk, width: int) -> 
             return list(filter(None, [f"{entry.name} is in the library: {size}.", remark]))
         case Open(names):
             talk.begin_on(library.find(names))
-            return [f"A new conversation with {list_names(backend.documents)} begins."]
+            return [f"A new conversation with {list_names(backend.options.documents)} begins."]
         case Remove(name):
             return [f"{library.remove(name).name} is removed; conversations that began with it keep it."]
-    names_now = [document.name for document in backend.documents]
+    names_now = [document.name for document in backend.options.documents]
     model = backend.info.name if backend.info is not None else ""
     return [line_text(line).rstrip() for line in library_lines(library.entries(), names_now, model, width)]

@@ -59,7 +59,7 @@ class InlineTools:
         for server in session.to_start(text):
             session.start(server)
         said = session.switch(text)
-        backend.set_tools(session.box.offered())
+        backend.configure({"tools": session.box.offered()})
         return [said]
 
     def results(self, calls: Sequence[ToolCall]) -> list[ToolResult] | None:
@@ -75,7 +75,7 @@ class InlineTools:
     def leave(self, backend: Backend) -> None:
         """Switch all tools off, for a new conversation."""
         if self._session is not None and self._session.forget():
-            backend.set_tools(())
+            backend.configure({"tools": ()})
 
     def close(self) -> None:
         if self._session is not None:

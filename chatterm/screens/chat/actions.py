@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from chatterm.backends import worker
-from chatterm.backends.backend import EngineError, ModelChoice, ModelError
+from chatterm.backends.backend import Backend, EngineError, ModelChoice, ModelError
 from chatterm.commands.reports import help_lines
 from chatterm.markdown.lines import Line
 from chatterm.screens.chat.code_actions import CodeActions
@@ -113,7 +112,7 @@ class ChatActions(CodeActions, SessionActions, Preferences, ToolActions, Compact
         looks = self._looks_for_servers()
         self._picker = ModelPicker(screen.backend.model, waits, len(looks))
         screen.app.push_screen(self._picker, self._model_picked)
-        screen.submit(worker.Catalogue())
+        screen.submit(Backend.catalogue)
         for look in looks:
             screen.in_thread(look, self._picker.add)
 

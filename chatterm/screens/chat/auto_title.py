@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from chatterm.backends import worker
+from chatterm.backends.backend import Backend
 from chatterm.screens.chat.parts import ScreenPart
 from chatterm.sessions.titles import made_title, make_title
 
@@ -50,7 +50,7 @@ class Titling(ScreenPart):
                 self._retitle(wanted, title)
         elif not screen.composer.text.strip():
             wanted.attempts, wanted.next_at = wanted.attempts + 1, now + _PAUSE
-            screen.submit(worker.MakeTitle(wanted.question, wanted.answer))
+            screen.submit(Backend.begin_title, wanted.question, wanted.answer)
 
     def _retitle(self, wanted: _Wanted, title: str) -> None:
         """Set the generated title, unless the person has given one."""

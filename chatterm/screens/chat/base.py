@@ -91,6 +91,7 @@ class ChatBase(Screen[None]):
         super().__init__()
         self.backend = backend
         self.worker_thread = thread
+        self.submit = thread.submit
         self.keeper = keeper
         self.settings = settings
         self.conversation = Conversation(backend, thread, keeper, self)
@@ -136,9 +137,6 @@ class ChatBase(Screen[None]):
     def model_name(self) -> str:
         return self.info.name if self.info else self.wanted_model
 
-    def submit(self, job: worker.Job) -> None:
-        self.worker_thread.submit(job)
-
     def in_thread(self, work: Callable[[], T], then: Callable[[T], None], doing: str = "") -> None:
         """Run blocking `work` in a thread, then `then` here; report errors. `doing` is shown until then."""
         self._go_on(lambda: asyncio.to_thread(work), then, doing)
@@ -179,7 +177,7 @@ class ChatBase(Screen[None]):
         self.conversation.stop()
         self.is_loading, self.wanted_model = True, one_line(name, limit=200)
         self.conversation.forget()
-        self.submit(worker.Switch(name))
+        self.submit(Backend.switch, name)
 
     # --- messages ---
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from chatterm.backends import worker
-from chatterm.backends.backend import Exchange
+from chatterm.backends.backend import Backend, Exchange
 from chatterm.conversation.compaction import nth
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.markdown.lines import Line
@@ -41,7 +40,8 @@ class CommandPart(ScreenPart):
     def use_sampling(self, chosen: dict[str, Any]) -> None:
         """Use these sampling settings for the conversation from the next answer on."""
         self.conversation.sampling = dict(chosen)
-        self.screen.submit(worker.SetSampling({**self.screen.settings.sampling.given(), **chosen}))
+        sampling = {**self.screen.settings.sampling.given(), **chosen}
+        self.screen.submit(Backend.configure, {"sampling": sampling})
 
     def chosen_exchange(self) -> Exchange | None:
         """Return the exchange of the selected message, else the last one; None if there is none."""

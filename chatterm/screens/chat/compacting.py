@@ -1,7 +1,6 @@
 """Compaction of a nearly full context: /compact, /pin, and the summary that the model writes when idle."""
 
-from chatterm.backends import worker
-from chatterm.backends.backend import Compaction, EngineError, Exchange
+from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange
 from chatterm.backends.documents import with_documents
 from chatterm.conversation.compaction import COMPACTED, PINNED, Room, checked_summary, summary_request, ways
 from chatterm.conversation.visible_history import compacted, summarised
@@ -63,7 +62,7 @@ class Compacting(CommandPart):
         """Have the model summarise the first `count` exchanges."""
         room = self._room()
         self._draft = Draft(room.path[count - 1].id, count)
-        self.screen.submit(worker.AsideJob(summary_request(room, count)))
+        self.screen.submit(Backend.answers, [summary_request(room, count)])
         return self._draft
 
     def stop_summary(self) -> None:
@@ -157,7 +156,7 @@ class Compacting(CommandPart):
         context = info.context_length if info is not None else 0
         return Room(
             self.conversation.path,
-            with_documents(screen.backend.system, screen.backend.documents) or "",
+            with_documents(screen.backend.options.system, screen.backend.options.documents) or "",
             screen.backend.used_tokens,
             context,
         )

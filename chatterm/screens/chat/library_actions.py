@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property, partial
 
-from chatterm.backends import worker
-from chatterm.backends.backend import CachedChunk, Document, EngineError, Figures
+from chatterm.backends.backend import Backend, CachedChunk, Document, EngineError, Figures
 from chatterm.backends.documents import list_names
 from chatterm.commands.library import Add, Open, Remove, told
 from chatterm.conversation.attachments import working_folder
@@ -102,7 +101,7 @@ class LibraryActions(CommandPart):
         is_reading = bool(self._wanted)
         self._wanted += tuple(document for document in documents if document.name not in known)
         if self._wanted and not is_reading:
-            self.screen.submit(worker.Read(self._wanted[0]))
+            self.screen.submit(Backend.read, self._wanted[0])
 
     def reads(self, document: Document, tokens: int | None, problem: str = "") -> None:
         """Note that the engine has begun to read a document of `tokens` tokens, or cannot (None)."""
@@ -132,7 +131,7 @@ class LibraryActions(CommandPart):
     def _read_next(self, before: Document) -> None:
         self._wanted = tuple(document for document in self._wanted if document != before)
         if self._wanted:
-            self.screen.submit(worker.Read(self._wanted[0]))
+            self.screen.submit(Backend.read, self._wanted[0])
 
     def stop_reading(self) -> None:
         """Stop reading ahead, because another model is loaded."""
@@ -144,7 +143,7 @@ class LibraryActions(CommandPart):
         if self.conversation.is_busy:
             raise EngineError("An answer is running; Esc stops it, then open the documents.")
         self._opening, self.conversation.is_leaving = documents, True
-        self.screen.submit(worker.SetDocuments(documents))
+        self.screen.submit(Backend.configure, {"documents": documents})
 
     def opened(self, documents: tuple[Document, ...], problem: str = "") -> None:
         """Begin the new conversation once the backend has its documents, or report `problem`."""
@@ -173,7 +172,7 @@ class LibraryActions(CommandPart):
     def begin_with(self, documents: tuple[Document, ...]) -> None:
         """Set the documents that the conversation begins with."""
         self.conversation.documents = documents
-        self.screen.submit(worker.SetDocuments(documents))
+        self.screen.submit(Backend.configure, {"documents": documents})
 
     def begin_anew(self) -> None:
         """Begin a new conversation."""

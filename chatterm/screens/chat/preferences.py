@@ -3,8 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from chatterm.backends import worker
-from chatterm.backends.backend import EngineError
+from chatterm.backends.backend import Backend, EngineError
 from chatterm.commands.reports import no_thinking, thinking_text
 from chatterm.commands.sampling import value_text
 from chatterm.conversation.entries import AnswerEntry
@@ -29,11 +28,11 @@ class Preferences(CommandPart):
         screen = self.screen
         if text:
             system = None if text == "none" else text
-            screen.submit(worker.SetSystem(system))
+            screen.submit(Backend.configure, {"system": system})
             screen.keeper.update(system=system)
             said = "The new system prompt applies" if system else "No system prompt is used"
             screen.say(f"{said} from the next message on.")
-        elif now := screen.backend.system:
+        elif now := screen.backend.options.system:
             self.report("system", "System prompt", partial(_text_lines, now))
         else:
             screen.say("There is no system prompt; /system TEXT sets one.")
@@ -44,7 +43,7 @@ class Preferences(CommandPart):
             case "on" if why := no_thinking(screen.info):
                 raise EngineError(why)
             case "on" | "off" | "auto":
-                screen.submit(worker.SetThink(mode))
+                screen.submit(Backend.configure, {"think": mode})
                 screen.keeper.update(think=mode)
                 screen.say(thinking_text(mode, screen.info))
             case "show" | "hide":
@@ -53,7 +52,7 @@ class Preferences(CommandPart):
                     "Thinking is always expanded." if mode == "show" else "Thinking is always collapsed."
                 )
             case _:
-                screen.say(thinking_text(screen.backend.think, screen.info))
+                screen.say(thinking_text(screen.backend.options.think, screen.info))
 
     def show_thinking(self, opened: bool | None) -> None:
         """Expand or collapse the thinking of every answer; None expands it only while it runs."""
@@ -98,7 +97,9 @@ class Preferences(CommandPart):
 
         backend = self.screen.backend
         sampling = dict(self.conversation.sampling)
-        return SavedPreset(backend.model, backend.system, backend.think, self.tooling.said, sampling)
+        return SavedPreset(
+            backend.model, backend.options.system, backend.options.think, self.tooling.said, sampling
+        )
 
     def _use_preset(self, name: str, preset: "SavedPreset") -> None:
         """Apply a preset to this conversation from the next message on."""
@@ -107,10 +108,10 @@ class Preferences(CommandPart):
         if other_model and screen.is_loading:
             raise EngineError(LOADING)
         if preset.system is not None:
-            screen.submit(worker.SetSystem(preset.system))
+            screen.submit(Backend.configure, {"system": preset.system})
             screen.keeper.update(system=preset.system)
         if preset.think is not None:
-            screen.submit(worker.SetThink(preset.think))
+            screen.submit(Backend.configure, {"think": preset.think})
             screen.keeper.update(think=preset.think)
         if preset.sampling:
             self.use_sampling(dict(preset.sampling))

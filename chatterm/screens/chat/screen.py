@@ -1,5 +1,6 @@
 """The chat screen: its widgets, the frame loop, the worker's reports and the person's input."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -142,7 +143,7 @@ class ChatScreen(MessageSelection):
         self.set_focus(self.composer)  # at once: the first keys may have come already
         self._vim_mode()
         self._show_live(monotonic())
-        self.submit(worker.OpenJob())
+        self.submit(Backend.open)
         self.set_interval(_FRAME, self._frame)
         # The worker starts after the first frame, which importing the engine would delay.
         self.call_after_refresh(self.set_timer, 0.05, self._begin_work)
@@ -180,10 +181,10 @@ class ChatScreen(MessageSelection):
             self.show_standing_hint()
         if self._warm_at is not None and now > min(self._warm_at, self._warm_latest):
             self._warm_at = None
-            self._prepare(worker.Prepare)
+            self._prepare(Backend.prepare)
         if self._draft_at is not None and now > self._draft_at:
             self._draft_at = None
-            self._prepare(worker.Count)
+            self._prepare(Backend.count)
         reports = self.worker_thread.take()
         turn = self.conversation.turn
         if turn is not None and turn is not self._latest:
@@ -252,9 +253,9 @@ class ChatScreen(MessageSelection):
             case worker.AsideText(text):
                 self.actions.summary_grows(text)
             case worker.JobFailed(job, message, too_many):
-                self.has_failed |= not too_many and not isinstance(job, worker.Switch)
+                self.has_failed |= not too_many and job.method != "switch"
                 self._failed(job, message, now)
-                if too_many and isinstance(job, worker.Send | worker.DrawCandidates):
+                if too_many and job.method in ("send", "candidates"):
                     self.attempt(partial(self.actions.context_is_full, too_many))
             case worker.JobDone(job, value):
                 self._done(job, value)
@@ -272,9 +273,9 @@ class ChatScreen(MessageSelection):
         if self.is_idle:
             collect_now()
 
-    def _failed(self, job: object, message: str, now: float) -> None:
+    def _failed(self, job: worker.Job, message: str, now: float) -> None:
         match job:
-            case worker.OpenJob() | worker.Switch():
+            case worker.Job("open" | "switch"):
                 self.is_loading, self._progress = False, None
                 if self.backend.info is None:
                     self.info = None
@@ -282,46 +283,48 @@ class ChatScreen(MessageSelection):
                 if self.info is None:
                     self.conversation.take_all_back()
                     message = sentences(message, "/model loads another model, /quit exits")
-            case worker.Send() | worker.Tell() | worker.Resume() | worker.DrawCandidates() | worker.Compare():
+            case worker.Job("send" | "tell" | "resume" | "candidates" | "compare"):
                 self.conversation.failed(now, message)
-            case worker.LoadPath():
+            case worker.Job("load_path"):
                 self.conversation.forget()
                 if self.info is None:
                     return  # reported already
-            case worker.SetDocuments(documents):
+            case worker.Job("configure", ({"documents": documents},)):
                 self.actions.opened(documents, message)
                 return
-            case worker.Read(document):
+            case worker.Job("read", (document,)):
                 self.actions.reads(document, None, message)
                 return
-            case worker.AsideJob():
+            case worker.Job("answers"):
                 self.actions.summary_is_over(is_whole=False, problem=message)
                 return
-            case worker.Catalogue():
+            case worker.Job("catalogue"):
                 self.actions.choose_model([])
-            case worker.Count() | worker.Prepare() | worker.MakeTitle():
+            case worker.Job("count" | "prepare" | "begin_title"):
                 return  # sending the message will report it
         self.say(message, "error")
 
-    def _done(self, job: object, value: object) -> None:
+    def _done(self, job: worker.Job, value: object) -> None:
         match job:
-            case worker.Switch():
+            case worker.Job("switch"):
                 self.conversation.hold_again()
                 self.keeper.update(model=self.backend.model)
                 cache = "" if self.conversation.is_remote else "; its cache is rebuilt"
                 history = f" The history is kept{cache}." if self.conversation.path else ""
                 self.tell(f"Now chatting with {self.model_name}.{history}")
-            case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
+            case worker.Job("count", (draft,)) if (
+                isinstance(value, DraftCost) and draft == self.composer.sending_text
+            ):
                 self._cost = value
-            case worker.AsideJob():
+            case worker.Job("answers"):
                 self.actions.summary_is_over(is_whole=bool(value))
-            case worker.SetDocuments(documents):
+            case worker.Job("configure", ({"documents": documents},)):
                 self.actions.opened(documents)
-            case worker.Read(document):
+            case worker.Job("read", (document,)):
                 self.actions.reads(document, value if isinstance(value, int) else None)
-            case worker.MakeTitle() if value is False:
+            case worker.Job("begin_title") if value is False:
                 self.titling.refused()
-            case worker.Catalogue():
+            case worker.Job("catalogue"):
                 self.actions.choose_model(value if isinstance(value, list) else [])
 
     # --- display ---
@@ -343,7 +346,7 @@ class ChatScreen(MessageSelection):
         live = self._watch.see(figures, now)
         self.status.show(live)
         self.panel.show(live)
-        if (preset := Preset.of(self.backend.system, talk.sampling, documents)) != self._preset:
+        if (preset := Preset.of(self.backend.options.system, talk.sampling, documents)) != self._preset:
             self._preset = preset
             self.transcript.show_head(*([PresetEntry(preset)] if preset else []))
         self.welcome.show(live, preset)
@@ -371,10 +374,10 @@ class ChatScreen(MessageSelection):
                 self._warm_latest = now + _WARM_LATEST
             self._warm_at = now + _WARM_PAUSE
 
-    def _prepare(self, job: type[worker.Prepare | worker.Count]) -> None:
+    def _prepare(self, method: Callable[[Backend, str], object]) -> None:
         if self.conversation.turn is None and self.info is not None and not self.is_loading:
             self.writing.aim()
-            self.submit(job(self.composer.sending_text))
+            self.submit(method, self.composer.sending_text)
 
     @on(Completion.SuggestionSelected)
     def _clicked(self, message: Completion.SuggestionSelected) -> None:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from chatterm.backends import worker
-from chatterm.backends.backend import EngineError
+from chatterm.backends.backend import Backend, EngineError
 from chatterm.conversation.branching import Prepared
 from chatterm.conversation.preset import Preset
 from chatterm.markdown.lines import elided
@@ -61,7 +60,7 @@ class SessionActions(LibraryActions):
 
     def _reset(self) -> None:
         self.begin_anew()
-        kept = Preset.of(self.screen.backend.system, self.conversation.sampling).kept
+        kept = Preset.of(self.screen.backend.options.system, self.conversation.sampling).kept
         if documents := self.conversation.documents:
             self.begin_with(())
             names = " ".join(document.name for document in documents)
@@ -119,7 +118,7 @@ class SessionActions(LibraryActions):
         others = partial(
             elsewhere, screen.keeper.store, screen.keeper.session, talk.tree, screen.backend.model
         )
-        screen.in_thread(others, lambda found: screen.submit(worker.Know(tuple(found))))
+        screen.in_thread(others, lambda found: screen.submit(Backend.know, tuple(found)))
 
     def open_session(self, session: str) -> None:
         """Open a session of the store."""
@@ -168,13 +167,12 @@ class SessionActions(LibraryActions):
     def _take_settings(self, info: SessionInfo) -> None:
         """Restore the settings and the model of a session."""
         screen = self.screen
-        screen.submit(worker.SetThinkCache(info.think_cache))
+        screen.submit(
+            Backend.configure,
+            {"system": info.system, "think": info.think, "think_cache": info.think_cache},
+        )
         self.use_sampling(info.sampling)
-        if info.system != screen.backend.system:
-            screen.submit(worker.SetSystem(info.system))
         self.take_documents(info)
-        if info.think != screen.backend.think:
-            screen.submit(worker.SetThink(info.think))
         if info.model and info.model != screen.backend.model and not screen.is_loading:
             screen.switch_model(info.model)
 

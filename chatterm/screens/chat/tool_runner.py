@@ -6,8 +6,7 @@ import threading
 from pathlib import Path
 from time import monotonic
 
-from chatterm.backends import worker
-from chatterm.backends.backend import ToolCall, ToolResult
+from chatterm.backends.backend import Backend, ToolCall, ToolResult
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.screens.chat.base import ChatBase
 from chatterm.screens.chat.parts import ScreenPart
@@ -53,7 +52,7 @@ class ToolRunner(ScreenPart):
 
     def offer(self) -> None:
         """Offer the tools that are on to the model, from the next message on."""
-        self.screen.submit(worker.SetTools(self.session.box.offered()))
+        self.screen.submit(Backend.configure, {"tools": self.session.box.offered()})
 
     def leave(self) -> None:
         """Stop, and switch all tools off, before another conversation begins."""

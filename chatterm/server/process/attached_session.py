@@ -14,21 +14,16 @@ from msgspec import Raw
 from chatterm.backends.backend import (
     ENGINE_OPTIONS,
     ChatOptions,
-    Document,
     EngineError,
-    Exchange,
     OnProgress,
     Outcome,
     Part,
     Progress,
     Request,
-    ThinkCache,
-    ThinkMode,
     TokenEvent,
-    Tool,
-    ToolResult,
     TurnStats,
 )
+from chatterm.backends.calls import KINDS, arguments_type
 from chatterm.backends.local import LocalBackend
 from chatterm.backends.protocol import (
     BegunAnswer,
@@ -92,6 +87,8 @@ class AttachedSession:
         self._host = host
         self._pump = pump
         self._backend: LocalBackend | None = None
+        self._folder = ""
+        """The terminal's folder."""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._latest: _Job | None = None
         """The job that came last."""
@@ -100,11 +97,15 @@ class AttachedSession:
 
     def begin(self, call: Call, stream: CallStream) -> "_Job | None":
         """Start a call, on the event loop's thread; return it unless done. Raises FrameError for an unknown method."""
-        if call.method in _AT_ONCE:
-            stream.done(self._at_once(call))
+        if call.method == "look":
+            stream.done(look(self._backend))
             return None
-        if call.method not in _CALLS:
+        kind = KINDS.get(call.method)
+        if kind is None:
             raise FrameError(f"There is no call {call.method[:40]!r}.")
+        if kind == "immediate":
+            stream.done(self._immediate(call))
+            return None
         job = self._latest = _Job(self, call, stream, self._pump)
         self._jobs.put(job)
         return job
@@ -119,27 +120,11 @@ class AttachedSession:
         if (backend := self._backend) is not None:
             backend.stop()
 
-    # -- at once
-
-    def _at_once(self, call: Call) -> Any:
-        backend = self._backend
-        match call.method:
-            case "stop":
-                but = unpack(call.body, int | None)  # type: ignore[arg-type]
-                if (job := self._latest) is not None:
-                    job.stopped = True
-                    job.but = but
-                if backend is not None:
-                    backend.stop(but)
-            case "answer_now" if backend is not None:
-                backend.answer_now()
-            case "look":
-                return look(backend)
-            case "blocks" if backend is not None:
-                return backend.blocks()
-            case "token_text" if backend is not None:
-                return backend.token_text(unpack(call.body, int))
-        return None
+    def _immediate(self, call: Call) -> Any:
+        arguments = _arguments(call.method, call.body)
+        if call.method == "stop" and (job := self._latest) is not None:
+            job.stopped = arguments
+        return getattr(self._backend, call.method)(*arguments) if self._backend is not None else None
 
     # -- in the thread
 
@@ -160,78 +145,36 @@ class AttachedSession:
         backend = self._backend
         if backend is None:
             return State(None, 0, (None,), LiveState(None, None), pack(value))
-        last = (backend.last,) if job.method in _CHANGE else ()
+        last = (backend.last,) if KINDS[job.method] in ("load", "answer", "history") else ()
         return State(backend.info, backend.used_tokens, last, look(backend), pack(value))
 
     def _run(self, job: "_Job") -> Any:
         if job.cancelled:
             raise _Cancelled
         if job.method == "open":
-            self._open(job)
-            return None
+            return self._open(job)
         if self._backend is None:
             raise EngineError("No model is open yet.")
-        backend, body = self._backend, job.body
-        match job.method:
-            case "switch":
-                backend.switch(named(*unpack(body, tuple[str, str])), job.tell)
-            case "send":
-                self._answer(job, backend.send(unpack(body, str)))
-            case "tell":
-                self._answer(job, backend.tell(unpack(body, list[ToolResult])))
-            case "retry":
-                self._answer(job, backend.retry())
-            case "resume":
-                self._answer(job, backend.resume())
-            case "candidates":
-                text, count = unpack(body, tuple[str, int])
-                self._several(job, backend.candidates(text, count))
-            case "answers":
-                self._several(job, backend.answers(job.requests()))
-            case "load_path":
-                backend.load_path(unpack(body, list[Exchange]))
-            case "count":
-                return backend.count(unpack(body, str))
-            case "undo":
-                return backend.undo()
-            case "reset":
-                backend.reset()
-            case "set_system":
-                backend.set_system(unpack(body, str | None))  # type: ignore[arg-type]
-            case "set_documents":
-                backend.set_documents(unpack(body, list[Document]))
-            case "read":
-                return backend.read(unpack(body, Document))
-            case "know":
-                backend.know(unpack(body, list[Exchange]))
-            case "keep_as":
-                backend.keep_as(unpack(body, str | None))  # type: ignore[arg-type]
-            case "set_think":
-                backend.set_think(unpack(body, ThinkMode))  # type: ignore[arg-type]
-            case "set_think_cache":
-                backend.set_think_cache(unpack(body, ThinkCache))  # type: ignore[arg-type]
-            case "set_sampling":
-                backend.set_sampling(unpack_sampling(unpack(body, dict[str, Any])))
-            case "set_tools":
-                backend.set_tools(unpack(body, list[Tool]))
-            case "settle":
-                backend.settle()
-            case "prepare":
-                backend.prepare(unpack(body, str))
-            case "begin_title":
-                return backend.begin_title(*unpack(body, tuple[str, str]))
-            case "models":
-                return backend.models()
-            case "catalogue":
-                return backend.catalogue()
-        return None
+        kind = KINDS[job.method]
+        if kind == "aside":
+            return self._several(job, self._backend.answers(job.requests()))
+        method, arguments = getattr(self._backend, job.method), _arguments(job.method, job.body)
+        match kind:
+            case "load":
+                return method(named(arguments[0], self._folder), job.tell)
+            case "answer":
+                return self._answer(job, method(*arguments))
+            case "several":
+                return self._several(job, method(*arguments))
+        return method(*arguments)
 
     def _open(self, job: "_Job") -> None:
         wanted = unpack(job.body, Open)
         if self._backend is not None:
             self._backend.close()
         shared = {name: getattr(self._host.options, name) for name in (*ENGINE_OPTIONS, "streams")}
-        options = replace(wanted.options, **shared, sampling=unpack_sampling(wanted.options.sampling))
+        self._folder = wanted.folder
+        options = _restored(replace(wanted.options, **shared))
         engines = SharedEngines(self._host, wanted.keep_alive_s)
         self._backend = LocalBackend(named(wanted.model, wanted.folder), options, engines)
         self._backend.open(job.tell)
@@ -240,8 +183,8 @@ class AttachedSession:
         backend = self._backend
         assert backend is not None
         begun = False
-        if job.stopped:  # before the backend started
-            backend.stop(job.but)
+        if job.stopped is not None:  # before the backend started
+            backend.stop(*job.stopped)
         with closing(cast("Any", events)):
             for event in events:
                 last = backend.last
@@ -254,8 +197,8 @@ class AttachedSession:
 
     def _several(self, job: "_Job", parts: Iterator[tuple[int, Part]]) -> None:
         assert self._backend is not None
-        if job.stopped:
-            self._backend.stop(job.but)
+        if job.stopped is not None:
+            self._backend.stop(*job.stopped)
         with closing(cast("Any", parts)):
             for index, part in parts:
                 job.say(_one(index, part))
@@ -269,8 +212,9 @@ class _Job:
     def __init__(self, terminal: AttachedSession, call: Call, stream: CallStream, pump: Pump) -> None:
         self.waits, self.due = False, 0.0
         self.method, self.body = call.method, call.body
-        self.cancelled = self.stopped = False
-        self.but: int | None = None
+        self.cancelled = False
+        self.stopped: tuple[Any, ...] | None = None
+        """The arguments of a `stop` that came meanwhile."""
         self._terminal = terminal
         self._stream = stream
         self._pump = pump
@@ -312,7 +256,7 @@ class _Job:
             request = None if body is None else unpack(body, Request | None)  # type: ignore[arg-type]
             if request is None:
                 return
-            yield replace(request, sampling=unpack_sampling(request.sampling))
+            yield _restored(request)
 
     def fail(self, error: Exception) -> None:
         self._stream.failed(error)
@@ -357,8 +301,21 @@ def look(backend: LocalBackend | None) -> LiveState:
     return LiveState(None, None) if backend is None else LiveState(backend.figures(), backend.made_title())
 
 
-def unpack_sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(method: str, body: Raw) -> tuple[Any, ...]:
+    """Return the arguments of a call as the backend takes them. Raises FrameError if they have other types."""
+    return tuple(_restored(value) for value in unpack(body, arguments_type(method)))
+
+
+def _restored(value: Any) -> Any:
     """Restore the types that sampling settings had before they were sent."""
+    if isinstance(value, ChatOptions | Request):
+        return replace(value, sampling=_sampling(value.sampling))
+    if isinstance(value, dict) and "sampling" in value:
+        return {**value, "sampling": _sampling(value["sampling"])}
+    return value
+
+
+def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     if found.get("constraint") is not None:
         found["constraint"] = unpack(pack(found["constraint"]), Constraint)
@@ -372,28 +329,3 @@ def _one(index: int, part: Part) -> OnePart:
         return OnePart(index, outcome=part)
     failed = failure(0, part)
     return OnePart(index, error=(failed.kind, failed.message, failed.fields))
-
-
-_AT_ONCE = frozenset({"stop", "answer_now", "look", "blocks", "token_text"})
-_CALLS = frozenset(
-    {
-        *(
-            "open",
-            "switch",
-            "send",
-            "tell",
-            "set_tools",
-            "retry",
-            "resume",
-            "candidates",
-            "answers",
-            "load_path",
-            "count",
-            "undo",
-        ),
-        *("reset", "set_system", "set_think", "set_think_cache", "set_sampling", "settle", "prepare"),
-        *("begin_title", "models", "catalogue", "keep_as", "know", "set_documents", "read"),
-    }
-)
-_CHANGE = frozenset({"open", "switch", "send", "tell", "retry", "resume", "load_path", "undo", "reset"})
-"""Calls that may change which answer is the latest."""

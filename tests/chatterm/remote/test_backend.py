@@ -84,17 +84,17 @@ def last(backend: RemoteBackend) -> Outcome:
 
 def test_documents_are_sent_behind_the_system_prompt_and_the_beginning_stays_the_same() -> None:
     with rough(said("One."), said("Two."), said("Three.")) as server, chat(server) as backend:
-        backend.set_system("Be brief.")
-        backend.set_documents([Document("paper", "A text."), Document("notes", "Milk.")])
+        backend.configure({"system": "Be brief."})
+        backend.configure({"documents": (Document("paper", "A text."), Document("notes", "Milk."))})
         assert backend.read(Document("letter", "Dear all.")) is None, "nothing is kept that we could say"
-        assert (backend.system, len(backend.documents)) == ("Be brief.", 2)
+        assert (backend.options.system, len(backend.options.documents)) == ("Be brief.", 2)
         for text in ("hello", "more"):
             list(backend.send(text))
         first, second = (request.json for request in server.requests[-2:])
         assert first["messages"][0] == {"role": "system", "content": "Be brief.\n\nA text.\n\nMilk."}
         assert second["messages"][: len(first["messages"])] == first["messages"]
         assert first.get("prompt_cache_key") == second.get("prompt_cache_key")
-        backend.set_documents([])
+        backend.configure({"documents": ()})
         list(backend.send("again"))
         assert server.requests[-1].json["messages"][0]["content"] == "Be brief."
 
@@ -138,9 +138,9 @@ def test_what_was_chosen_is_asked_for() -> None:
     options = ChatOptions(system="Be brief.", think="off", sampling=sampling)
     with rough(said("x")) as server, chat(server, options=options) as backend:
         list(backend.send("Hi"))
-        backend.set_sampling({"min_p": 0.1})
-        backend.set_system(None)
-        backend.set_think("auto")
+        backend.configure({"sampling": {"min_p": 0.1}})
+        backend.configure({"system": None})
+        backend.configure({"think": "auto"})
         backend.reset()
         list(backend.send("Hi"))
     one, two = (request.json for request in server.requests)

@@ -47,7 +47,7 @@ def called(*parts: dict[str, Any], text: str = "", finish: str = "tool_calls") -
 def made(*parts: dict[str, Any], **more: Any) -> list[ToolCall]:
     """What a client makes of it."""
     with rough(called(*parts, **more)) as server, chat(server) as backend:
-        backend.set_tools([ADD])
+        backend.configure({"tools": (ADD,)})
         list(backend.send("Hi"))
         return list(last(backend).calls)
 
@@ -75,7 +75,7 @@ def test_calls_go_there_and_back_and_what_was_sent_stays_as_it_was() -> None:
     with rough(first, both, said("Nine."), said("Bye.")) as server, chat(server) as backend:
         assert backend.info is not None
         assert backend.info.calls_tools
-        backend.set_tools([ADD])
+        backend.configure({"tools": (ADD,)})
         kinds = [(event.text, event.kind) for event in backend.send("Add.")]
         assert kinds == [("Well.", "answer"), ("add", "call"), ('{"a":', "call"), (" 2}", "call")]
         assert (last(backend).text, last(backend).calls) == ("Well.", [ToolCall("add", '{"a": 2}')])
@@ -109,7 +109,7 @@ def test_calls_go_there_and_back_and_what_was_sent_stays_as_it_was() -> None:
 def test_retry_answers_the_same_results_again_and_a_branch_has_its_own() -> None:
     calls = called(part(0, "add", '{"a": 2}'))
     with rough(calls, said("One."), said("Two."), said("Three.")) as server, chat(server) as backend:
-        backend.set_tools([ADD])
+        backend.configure({"tools": (ADD,)})
         list(backend.send("Add."))
         path = [Exchange(1, None, "Add.", calls=list(last(backend).calls), finish_reason="eos")]
         list(backend.tell([ToolResult("add", '{"a": 2}', "2")]))
@@ -125,7 +125,7 @@ def test_retry_answers_the_same_results_again_and_a_branch_has_its_own() -> None
             "user",
         ]
         assert server.requests[-1].json["messages"][2]["content"] == "This was not run."
-        backend.set_tools([])
+        backend.configure({"tools": ()})
         list(backend.retry())
         assert "tools" not in server.requests[-1].json
 
@@ -136,7 +136,7 @@ def test_the_other_apis(scheme: str) -> None:
     answer = (responses if scheme == "responses" else ollama)(("add", given), ("other", given), text="Well.")
     done = responses(text="Done.") if scheme == "responses" else ollama(text="Done.")
     with rough(answer, done) as server, chat(server, scheme) as backend:
-        backend.set_tools([ADD])
+        backend.configure({"tools": (ADD,)})
         list(backend.send("Add."))
         assert last(backend).calls == [ToolCall("add", '{"a": 2}'), ToolCall("other", '{"a": 2}')]
         list(backend.tell([ToolResult("add", "", "2"), ToolResult("other", "", "Error: none")]))
@@ -166,7 +166,7 @@ def test_a_server_that_takes_no_tools_says_so_in_one_line() -> None:
     with rough(refused, refused) as server, chat(server) as backend:
         with pytest.raises(EngineError, match="refuses") as plain:
             list(backend.send("Hi"))
-        backend.set_tools([ADD])
+        backend.configure({"tools": (ADD,)})
         with pytest.raises(EngineError, match=r"/tools off sends messages without tools\.$"):
             list(backend.send("Hi"))
         assert "/tools off" not in str(plain.value)
@@ -237,7 +237,7 @@ def test_parts_of_calls_as_servers_cut_them(parts: list[dict[str, Any]]) -> None
 )
 def test_there_is_an_end_to_calls(parts: list[dict[str, Any]], why: str) -> None:
     with rough(called(*parts)) as server, chat(server) as backend:
-        backend.set_tools([ADD])
+        backend.configure({"tools": (ADD,)})
         with pytest.raises(EngineError, match=why):
             list(backend.send("Hi"))
         assert last(backend).calls == ()
@@ -251,7 +251,7 @@ def test_a_call_that_was_cut_off_or_never_offered_is_none() -> None:
         assert last(backend).calls == ()
     unfinished = stream(*events(delta(tool_calls=[part(0, "add", "{}")]), done=False), ends=False)
     with rough(unfinished) as server, chat(server) as backend:
-        backend.set_tools([ADD])
+        backend.configure({"tools": (ADD,)})
         with pytest.raises(EngineError, match=r"middle of the answer|closed the connection"):
             list(backend.send("Hi"))
         assert last(backend).calls == ()
@@ -277,7 +277,7 @@ def test_whatever_comes_as_calls_can_be_kept_and_sent_again(parts: list[Any]) ->
         stream(*events(*(delta(tool_calls=one) for one in parts), delta(finish="stop"))), said("x")
     ) as server:
         with chat(server) as backend:
-            backend.set_tools([ADD])
+            backend.configure({"tools": (ADD,)})
             list(backend.send("Hi"))
             calls = list(last(backend).calls)
             list(backend.tell([ToolResult(c.name, c.arguments, "r") for c in calls]) if calls else ())

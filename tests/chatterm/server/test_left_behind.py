@@ -341,10 +341,10 @@ def test_where_none_can_be_started_the_model_is_loaded_here(runtime: Path, here:
 
     backend, why = attach("tiny", OPTIONS, start)
     assert backend is not None, why
-    backend.set_system("Be terse.")
+    backend.configure({"system": "Be terse."})
     backend.load_path([Exchange(1, None, "hi", "ho", model="m", finish_reason="eos")])
     backend.open()
-    assert backend.system == "Be terse."
+    assert backend.options.system == "Be terse."
     assert backend.used_tokens > 10
     figures = backend.figures()
     assert figures is not None
@@ -361,12 +361,12 @@ def test_what_was_chosen_before_it_starts_is_kept(left: Left) -> None:
     with listening_elsewhere(served):
         backend, why = attach("tiny", OPTIONS, lambda: let_go)
         assert backend is not None, why
-    backend.set_system("Be terse.")
-    backend.set_think("off")
+    backend.configure({"system": "Be terse."})
+    backend.configure({"think": "off"})
     backend.load_path([Exchange(1, None, "hi", "ho", model="m", finish_reason="eos")])
     backend.open()
     assert backend._process is not None
-    assert (backend.system, backend.think) == ("Be terse.", "off")
+    assert (backend.options.system, backend.options.think) == ("Be terse.", "off")
     assert backend.used_tokens > 10
     backend.close()
 

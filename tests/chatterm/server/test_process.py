@@ -76,8 +76,9 @@ def plain(outcome: Outcome | None) -> Outcome | None:
 
 
 def state(backend: Backend) -> tuple[Any, ...]:
-    names = ("info", "used_tokens", "system", "documents", "think", "think_cache")
-    return (*(getattr(backend, name) for name in names), plain(backend.last))
+    names = ("system", "documents", "think", "think_cache", "sampling", "tools", "kept_as")
+    settings = [getattr(backend.options, name) for name in names]
+    return (backend.info, backend.used_tokens, *settings, plain(backend.last))
 
 
 Step = Callable[[Backend], Any]
@@ -107,24 +108,26 @@ STEPS: dict[str, Step] = {
     "send": lambda backend: list(backend.send("Name a river.")),
     "another": lambda backend: list(backend.send("And a lake?")),
     "retry": lambda backend: list(backend.retry()),
-    "limit": lambda backend: backend.set_sampling({**SAMPLING, "max_tokens": 3, "stop": ("zz",)}),
+    "limit": lambda backend: backend.configure({"sampling": {**SAMPLING, "max_tokens": 3, "stop": ("zz",)}}),
     "short": lambda backend: list(backend.send("Short.")),
     "resume": lambda backend: list(backend.resume()),
     "candidates": lambda backend: several(backend.candidates("Which?", 3)),
     "answers": lambda backend: several(backend.answers(iter(REQUESTS))),
     "count": lambda backend: backend.count("a draft").tokens,  # type: ignore[union-attr]
     "undo": lambda backend: backend.undo(),
-    "think": lambda backend: backend.set_think("off"),
+    "think": lambda backend: backend.configure({"think": "off"}),
     "unthinking": lambda backend: list(backend.send("Now?")),
-    "mask": lambda backend: backend.set_think_cache("mask"),
-    "system": lambda backend: backend.set_system("Be long."),
-    "documents": lambda backend: backend.set_documents(
-        [Document("paper", "A text."), Document("notes", "Milk.")]
+    "mask": lambda backend: backend.configure({"think_cache": "mask"}),
+    "system": lambda backend: backend.configure({"system": "Be long."}),
+    "documents": lambda backend: backend.configure(
+        {"documents": (Document("paper", "A text."), Document("notes", "Milk."))}
     ),
     "on them": lambda backend: list(backend.send("What is it?")),
-    "too long": lambda backend: refused(lambda: backend.set_documents([Document("book", "word " * 2000)])),
+    "too long": lambda backend: refused(
+        lambda: backend.configure({"documents": (Document("book", "word " * 2000),)})
+    ),
     "read": lambda backend: backend.read(Document("letter", "Dear all.")),
-    "no documents": lambda backend: backend.set_documents([]),
+    "no documents": lambda backend: backend.configure({"documents": ()}),
     "settle": lambda backend: backend.settle(),
     "prepare": lambda backend: backend.prepare("a draf"),
     "path": lambda backend: backend.load_path(
@@ -140,7 +143,7 @@ STEPS: dict[str, Step] = {
     "surrogate": lambda backend: refused(lambda: list(backend.send("\ud800")))[1][:26],
     "title": lambda backend: backend.begin_title("q", "a"),
     "nobody": lambda backend: refused(lambda: backend.switch("nobody")),
-    "wrong": lambda backend: refused(lambda: backend.set_sampling({"temperature": -1})),
+    "wrong": lambda backend: refused(lambda: backend.configure({"sampling": {"temperature": -1}})),
     "reset": lambda backend: backend.reset(),
     "nothing": lambda backend: refused(lambda: list(backend.retry())),
     "unknown": lambda backend: backend.token_text(10**6),

@@ -33,8 +33,8 @@ def served(runtime: Path, tmp_path: Path) -> Iterator[Served]:
 @pytest.mark.parametrize("scheme", ["openai", "responses", "ollama"])
 def test_a_loop_of_calls_finds_what_was_computed(site: Site, scheme: str) -> None:
     backend = chat(site, scheme)
-    backend.set_sampling({"max_tokens": 300})
-    backend.set_tools([ADD])
+    backend.configure({"sampling": {"max_tokens": 300}})
+    backend.configure({"tools": (ADD,)})
     prompts = prompts_of(site)
     engine = site.served.engine
 

@@ -26,7 +26,7 @@ def test_calls_go_over_the_channel_and_are_kept_once_the_server_has_ended(
         backend.open()
         assert backend.info is not None
         assert backend.info.calls_tools
-        backend.set_tools([ADD])
+        backend.configure({"tools": (ADD,)})
         tokenizer = served.engine.tokenizer
         served.engine.scripted.script = tokenizer.encode("Well. " + HERMES.called("add", '{"a": 2}'))
         events = list(backend.send("What is 2 and 2?"))
@@ -47,5 +47,5 @@ def test_calls_go_over_the_channel_and_are_kept_once_the_server_has_ended(
         list(backend.tell([ToolResult("add", '{"a": 2}', "4")]))
         with pytest.raises(EngineError, match="calls no tools"):
             list(backend.tell([ToolResult("add", "{}", "4")]))
-        assert backend._chosen().tools == (ADD,)
+        assert backend.options.tools == (ADD,)
         backend.close()

@@ -192,7 +192,7 @@ def test_a_retry_answers_the_results_again_and_tools_that_are_off_stay_in_the_hi
         "".join(event.text for event in talk.backend.retry() if event.kind == "answer").strip()
         == "Still rain."
     )
-    talk.backend.set_tools(())
+    talk.backend.configure({"tools": ()})
     assert talk.ask("Thanks!", format.answered("Fine.")).text.strip() == "Fine."
 
 
@@ -268,8 +268,8 @@ def test_a_model_that_knows_no_tools_says_so(opened: Callable[..., Talk]) -> Non
     assert talk.backend.info is not None
     assert not talk.backend.info.calls_tools
     with pytest.raises(EngineError, match="does not support tools"):
-        talk.backend.set_tools([WEATHER])
-    talk.backend.set_tools([])
+        talk.backend.configure({"tools": (WEATHER,)})
+    talk.backend.configure({"tools": ()})
 
 
 def test_results_need_calls(opened: Callable[..., Talk]) -> None:
@@ -284,7 +284,7 @@ def test_documents_are_computed_before_the_first_message_with_tools_too(
 ) -> None:
     talk = opened(format.tokenizer(), tools=(WEATHER,))
     paper = Document("paper", "A paper of some length. " * 20)
-    talk.backend.set_documents([paper])
+    talk.backend.configure({"documents": (paper,)})
     assert talk.backend._chat is not None
     whole = len(talk.backend._chat.begun_with(paper.text))
     until(lambda: all(chunk.is_read for chunk in talk.engine.chunks.list()))
