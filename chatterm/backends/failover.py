@@ -160,6 +160,10 @@ class FailoverBackend(ForwardingBackend):
             return figures
         return replace(figures, notes=(*figures.notes, self._note))
 
+    def notes(self) -> Sequence[str]:
+        figures = self.figures()
+        return figures.notes if figures is not None else ()
+
     def open(self, on_progress: OnProgress | None = None) -> None:
         self._begin()
         self._load(lambda: self._answering(on_progress) if self._has_ended else self._now.open(on_progress))

@@ -303,6 +303,7 @@ def test_a_killed_server_leaves_a_chat_that_goes_on(
     figures = backend.figures()
     assert figures is not None
     assert any("server has ended" in note for note in figures.notes)
+    assert list(backend.notes()) == list(figures.notes), "what people are told once"
     backend.close()
 
 
