@@ -1,6 +1,7 @@
 """A Backend that hands every call on to another one, which can be exchanged while the conversation goes on."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from chatterm.backends.backend import Backend, ChatOptions, ModelInfo, Outcome
@@ -9,24 +10,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _to_present(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Return a method that calls the same method of the present backend."""
+def _to_present(
+    method: Callable[Concatenate[Any, P], T], *, answers: bool = False
+) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that calls the same method of the present backend, or of the one that `answers`."""
 
     def call(self: "ForwardingBackend", /, *arguments: P.args, **named: P.kwargs) -> T:
-        result: T = getattr(self._now, method.__name__)(*arguments, **named)
+        backend = self._answering() if answers else self._now
+        result: T = getattr(backend, method.__name__)(*arguments, **named)
         return result
 
     return call
 
 
-def _to_answering(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Return a method that calls the same method of the backend that answers."""
-
-    def call(self: "ForwardingBackend", /, *arguments: P.args, **named: P.kwargs) -> T:
-        result: T = getattr(self._answering(), method.__name__)(*arguments, **named)
-        return result
-
-    return call
+_to_answering = partial(_to_present, answers=True)
 
 
 class ForwardingBackend:

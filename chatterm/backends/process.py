@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from msgspec import Raw
 
 from chatterm.backends.backend import (
     Backend,
@@ -40,7 +43,7 @@ from chatterm.backends.protocol import (
     Tokens,
     Wanted,
 )
-from chatterm.ipc.link import Answers, Link, ServerGoneError, to_error
+from chatterm.ipc.link import Answers, Link, ServerGoneError, Then, to_error
 from chatterm.ipc.messages import Done, Failed, Item, unpack
 
 if TYPE_CHECKING:
@@ -75,7 +78,8 @@ class ProcessBackend(BackendBase):
         self._running: _PartialAnswer | None = None
         self._look = LiveState(None, None)
         self._looks_at = 0.0
-        self._looks = self._maps = False
+        self._awaited: set[str] = set()
+        """The methods whose results have been requested and have not arrived."""
         self._map: BlockMap | None = None
         self._texts: dict[int, str | None] = {}
 
@@ -106,28 +110,17 @@ class ProcessBackend(BackendBase):
     def blocks(self) -> "BlockMap | None":
         from engine.cache.block_map import BlockMap
 
-        def seen(message: Item | Done | Failed | None) -> None:
-            self._maps = False
-            if isinstance(message, Done):
-                self._map = unpack(message.body, BlockMap | None)  # type: ignore[arg-type]
+        def keep(body: Raw) -> None:
+            self._map = unpack(body, BlockMap | None)  # type: ignore[arg-type]
 
-        if self._is_open and not self._maps:
-            self._maps = True
-            self._post("blocks", (), seen)
+        self._request("blocks", keep)
         return self._map
 
     def token_text(self, token_id: int) -> str | None:
         if token_id not in self._texts and self._is_open:
-            from queue import Empty, SimpleQueue
-
-            came: SimpleQueue[Item | Done | Failed | None] = SimpleQueue()
-            self._post("token_text", (token_id,), came.put)
-            try:
-                message = came.get(timeout=_SOON)
-            except Empty:
-                return None
-            if isinstance(message, Done):
-                self._texts[token_id] = unpack(message.body, str | None)  # type: ignore[arg-type]
+            with suppress(EngineError):  # the server is gone or slow
+                kind: Any = str | None
+                self._texts[token_id] = self._link.ask("token_text", (token_id,), kind, _SOON)
         return self._texts.get(token_id)
 
     def stop(self, but: int | None = None) -> None:
@@ -140,18 +133,28 @@ class ProcessBackend(BackendBase):
 
     def _look_again(self) -> None:
         now = time.monotonic()
-        if not self._is_open or self._looks or now < self._looks_at + _AGAIN:
+        if now < self._looks_at + _AGAIN:
             return
 
-        def seen(message: Item | Done | Failed | None) -> None:
-            self._looks = False
+        def keep(body: Raw) -> None:
+            self._look = unpack(body, LiveState)
+
+        self._looks_at = now
+        self._request("look", keep)
+
+    def _request(self, method: str, keep: Callable[[Raw], None]) -> None:
+        """Call a method unless its result is awaited already; `keep` takes the result once it arrives."""
+
+        def came(message: Item | Done | Failed | None) -> None:
+            self._awaited.discard(method)
             if isinstance(message, Done):
-                self._look = unpack(message.body, LiveState)
+                keep(message.body)
 
-        self._looks, self._looks_at = True, now
-        self._post("look", (), seen)
+        if self._is_open and method not in self._awaited:
+            self._awaited.add(method)
+            self._post(method, (), came)
 
-    def _post(self, method: str, body: Any = (), then: Any = lambda message: None) -> None:
+    def _post(self, method: str, body: Any = (), then: Then = lambda message: None) -> None:
         try:
             self._link.begin(method, body, then)
         except ServerGoneError:

@@ -3,10 +3,10 @@
 It turns the user's actions into jobs for the worker and knows no widget: the screen is a `View`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 from chatterm.backends import worker
 from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, ToolResult
@@ -21,8 +21,6 @@ from chatterm.conversation.view import View
 from chatterm.conversation.visible_history import BackendHistory, sees_last
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
-
-P = ParamSpec("P")
 
 
 class Conversation(Branching):
@@ -159,7 +157,8 @@ class Conversation(Branching):
         answer.footer, answer.ending = [], Ending()
         self._hold(exchange.id)
         turn = RunningTurn(exchange, prompt, answer, monotonic(), fallback=exchange.id, is_resumed=True)
-        self._begin([turn], Backend.resume)
+        self._begin([turn])
+        self._worker.submit(Backend.resume)
 
     def _ask(
         self,
@@ -190,27 +189,24 @@ class Conversation(Branching):
         if is_kept:
             turns[0].end(None, monotonic())
             self.keeper.save(self.keeper.session, turns[0].exchange)
-            return self._go(turns[0].exchange.id)
+            self._go(turns[0].exchange.id)
+            return
         self._hold(parent)
         if count > 1:
             self.tree.select(turns[0].exchange.id)
             self.choice = turns.copy()
+        self._begin(turns)
         if results:
-            return self._begin(turns, Backend.tell, tuple(results))
-        if models:
-            return self._begin(turns, Backend.compare, prompt.text, models[1], tuple(self.tree.path(parent)))
-        if count > 1:
-            return self._begin(turns, Backend.candidates, prompt.text, count)
-        return self._begin(turns, Backend.send, prompt.text)
+            self._worker.submit(Backend.tell, tuple(results))
+        elif models:
+            self._worker.submit(Backend.compare, prompt.text, models[1], tuple(self.tree.path(parent)))
+        elif count > 1:
+            self._worker.submit(Backend.candidates, prompt.text, count)
+        else:
+            self._worker.submit(Backend.send, prompt.text)
 
-    def _begin(
-        self,
-        turns: Sequence[RunningTurn],
-        method: Callable[Concatenate[Any, P], object],
-        *arguments: P.args,
-        **named: P.kwargs,
-    ) -> None:
-        """Begin turns that a method of the backend answers."""
+    def _begin(self, turns: Sequence[RunningTurn]) -> None:
+        """Show and save turns that the backend is about to answer."""
         self.turn, self._running = turns[0], dict(enumerate(turns))
         for turn in turns:
             turn.session = self.keeper.session
@@ -219,7 +215,6 @@ class Conversation(Branching):
         self.keeper.head(turns[0].exchange.id)
         self.show()
         self._name_cache()
-        self._worker.submit(method, *arguments, **named)
 
     def _name_cache(self) -> None:
         """Have the backend keep the cache on disk under the name of this session."""
