@@ -308,9 +308,6 @@ class Backend(Protocol):
     def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
         """Continue with the results of the last answer's tool calls, one per call, in order. Raises as `send` does."""
 
-    def retry(self) -> Iterator[TokenEvent]:
-        """Answer the last message again."""
-
     def resume(self) -> Iterator[TokenEvent]:
         """Continue the last answer from exactly where it ended, with the same tokens; yield only the new events.
 
@@ -345,9 +342,6 @@ class Backend(Protocol):
 
     def count(self, draft: str) -> DraftCost | None:
         """Return the cost of sending `draft`; None if no model is loaded."""
-
-    def undo(self) -> bool:
-        """Drop the last exchange; return False if there is none."""
 
     def reset(self) -> None:
         """Forget the whole conversation except the system prompt."""

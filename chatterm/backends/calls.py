@@ -22,10 +22,10 @@ Kind = Literal["immediate", "load", "answer", "several", "aside", "history", "dr
 _METHODS: Mapping[Kind, tuple[str, ...]] = {
     "immediate": ("stop", "answer_now", "blocks", "token_text"),
     "load": ("open", "switch"),
-    "answer": ("send", "tell", "retry", "resume"),
+    "answer": ("send", "tell", "resume"),
     "several": ("candidates", "compare"),
     "aside": ("answers",),
-    "history": ("load_path", "undo", "reset"),
+    "history": ("load_path", "reset"),
     "draft": ("prepare", "count"),
     "title": ("begin_title",),
     "plain": ("configure", "read", "know", "settle", "models", "catalogue"),

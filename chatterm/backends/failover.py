@@ -231,32 +231,20 @@ class FailoverBackend(ForwardingBackend):
     def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
         return self._follow(self._answering().tell(results), "", self._path, results)
 
-    def retry(self) -> Iterator[TokenEvent]:
-        return self._again(self._answering().retry())
-
     def resume(self) -> Iterator[TokenEvent]:
-        return self._again(self._answering().resume())
+        last = self._path[-1] if self._path else None
+        text, results = (last.user, last.results) if last is not None else ("", [])
+        return self._follow(self._answering().resume(), text, self._path[:-1], results)
 
     def load_path(self, exchanges: Sequence[Exchange]) -> None:
         self._path = list(exchanges)
         if not self._has_ended:  # otherwise it is loaded with the model
             self._now.load_path(exchanges)
 
-    def undo(self) -> bool:
-        done = self._answering().undo()
-        self._path = self._path[:-1] if done else self._path
-        return done
-
     def reset(self) -> None:
         self._path = []
         if not self._has_ended:
             self._now.reset()
-
-    def _again(self, events: Iterator[TokenEvent]) -> Iterator[TokenEvent]:
-        """Yield another answer to the last message, or its continuation."""
-        last = self._path[-1] if self._path else None
-        text, results = (last.user, last.results) if last is not None else ("", [])
-        return self._follow(events, text, self._path[:-1], results)
 
     def _follow(
         self,

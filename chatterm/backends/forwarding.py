@@ -79,11 +79,9 @@ class ForwardingBackend:
 
     send = _to_answering(Backend.send)
     tell = _to_answering(Backend.tell)
-    retry = _to_answering(Backend.retry)
     resume = _to_answering(Backend.resume)
     candidates = _to_answering(Backend.candidates)
     answers = _to_answering(Backend.answers)
-    undo = _to_answering(Backend.undo)
     configure = _to_answering(Backend.configure)
     read = _to_answering(Backend.read)
     know = _to_answering(Backend.know)

@@ -240,9 +240,6 @@ class LocalBackend(BackendBase):
     def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
         return self._counted(self._loaded().tell([result.text for result in results], self._params))
 
-    def retry(self) -> Iterator[TokenEvent]:
-        return self._counted(self._loaded().retry(self._params))
-
     def resume(self) -> Iterator[TokenEvent]:
         return self._counted(self._loaded().resume(self._params), goes_on=True)
 
@@ -308,11 +305,6 @@ class LocalBackend(BackendBase):
 
     def count(self, draft: str) -> DraftCost | None:
         return self._chat.count(draft) if self._chat is not None else None
-
-    def undo(self) -> bool:
-        dropped = self._loaded().undo()
-        self._count()
-        return dropped
 
     def reset(self) -> None:
         self._path = ()

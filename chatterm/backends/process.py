@@ -184,9 +184,6 @@ class ProcessBackend(BackendBase):
     def tell(self, results: Sequence[ToolResult]) -> Iterator[TokenEvent]:
         return self._events(self._begin(Backend.tell, results))
 
-    def retry(self) -> Iterator[TokenEvent]:
-        return self._events(self._begin(Backend.retry))
-
     def resume(self) -> Iterator[TokenEvent]:
         return self._events(self._begin(Backend.resume))
 
@@ -212,9 +209,6 @@ class ProcessBackend(BackendBase):
 
     def count(self, draft: str) -> DraftCost | None:
         return self._value(Backend.count, draft) if self._is_open else None
-
-    def undo(self) -> bool:
-        return self._value(Backend.undo)
 
     def reset(self) -> None:
         self._path = ()

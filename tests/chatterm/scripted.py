@@ -220,12 +220,6 @@ class ScriptedBackend:
         self.calls.append(("tell", tuple(results)))
         return self._answer("")
 
-    def retry(self) -> Iterator[TokenEvent]:
-        self.calls.append(("retry", None))
-        if not self.history:
-            raise EngineError("There is no answer to generate again.")
-        return self._answer(self.history.pop()[0])
-
     def resume(self) -> Iterator[TokenEvent]:
         """The next script is what is added; complete is what ended with `eos`."""
         self.calls.append(("resume", None))
@@ -399,10 +393,6 @@ class ScriptedBackend:
             return None
         tokens = len(draft.split())
         return DraftCost(tokens, tokens + 5, self.context_length - self.used_tokens - tokens - 5)
-
-    def undo(self) -> bool:
-        self.calls.append(("undo", None))
-        return bool(self.history) and self.history.pop() is not None
 
     def reset(self) -> None:
         self.calls.append(("reset", None))

@@ -62,11 +62,9 @@ def test_it_is_a_backend_and_costs_nothing_before_it_is_opened() -> None:
     assert (backend.count("draft"), backend.blocks()) == (None, None)
     for call in (
         lambda: next(backend.send("hi")),
-        lambda: next(backend.retry()),
         lambda: next(backend.resume()),
         lambda: next(backend.candidates("hi", 2)),
         lambda: next(backend.answers([])),
-        backend.undo,
     ):
         with pytest.raises(EngineError, match="No model is loaded"):
             call()
@@ -104,7 +102,7 @@ def test_loading_tells_how_far_it_is(loaded: tuple[LocalBackend, list[Progress]]
     assert figures.weight_bytes > 0
 
 
-def test_a_turn_retry_undo_and_their_count(backend: LocalBackend) -> None:
+def test_a_turn_another_answer_and_their_count(backend: LocalBackend) -> None:
     empty = backend.used_tokens
     events = list(backend.send("Name a colour."))
     last = backend.last
@@ -115,12 +113,13 @@ def test_a_turn_retry_undo_and_their_count(backend: LocalBackend) -> None:
     assert last.stats.generated_tokens - len(last.token_ids) in (0, 1)  # the marker that ends a turn
     used = backend.used_tokens
     assert used > empty
-    list(backend.retry())
+    backend.load_path([])
+    assert backend.used_tokens == empty
+    list(backend.send("Name a colour."))
     assert backend.last is not None
     assert backend.last.text == last.text  # greedy
     assert backend.used_tokens == used
-    assert backend.undo()
-    assert not backend.undo()
+    backend.load_path([])
     assert backend.used_tokens == empty
 
 

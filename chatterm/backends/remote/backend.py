@@ -181,12 +181,6 @@ class RemoteBackend(BackendBase):
         said = "\n\n".join(result.text for result in results)
         return self._answer(list(self._turns), Exchange(0, None, said, results=list(results)))
 
-    def retry(self) -> Iterator[TokenEvent]:
-        if not self._turns:
-            raise EngineError("There is no answer to generate again.")
-        *before, last = self._turns
-        return self._answer(before, Exchange(0, None, last.user, results=last.results))
-
     def resume(self) -> Iterator[TokenEvent]:
         if not self._turns:
             raise EngineError("There is no answer to continue; send a message first.")
@@ -194,7 +188,7 @@ class RemoteBackend(BackendBase):
         if last.finish_reason in ("eos", "stop"):
             raise EngineError("The answer is complete; /retry generates another one.")
         if not last.text and not last.reasoning:
-            return self.retry()
+            return self._answer(before, Exchange(0, None, last.user, results=last.results))
         if not self._dialect.can_go_on(self._server):
             raise EngineError(
                 f"{self._address.host} cannot continue an answer; /retry generates another one."
@@ -240,11 +234,6 @@ class RemoteBackend(BackendBase):
 
     def count(self, draft: str) -> DraftCost | None:
         return None
-
-    def undo(self) -> bool:
-        dropped = self._turns[-1:]
-        self.load_path(self._turns[:-1])
-        return bool(dropped)
 
     def reset(self) -> None:
         self.load_path([])

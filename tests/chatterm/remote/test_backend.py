@@ -199,15 +199,15 @@ def test_fields_that_a_server_refuses_are_left_out() -> None:
 # --- the history ---
 
 
-def test_retry_undo_paths_and_stopped_answers() -> None:
+def test_paths_and_stopped_answers() -> None:
     with rough(said("one"), said("two"), said("three")) as server, chat(server) as backend:
         list(backend.send("Hi"))
-        list(backend.retry())
+        backend.load_path([])
+        list(backend.send("Hi"))
         assert [request.json["messages"] for request in server.requests[:2]] == [
             [{"role": "user", "content": "Hi"}]
         ] * 2
-        assert backend.undo()
-        assert not backend.undo()
+        backend.load_path([])
         assert backend.last is None
         path = [
             Exchange(1, None, "A", text="", finish_reason="cancelled"),
@@ -470,7 +470,8 @@ def test_a_refusal_changes_nothing_and_says_why_in_a_line(handler: Handler, why:
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 1000
         assert backend.last is None
-        assert not backend.undo()
+        with pytest.raises(EngineError, match="no answer to continue"):
+            backend.resume()
         assert backend.waiting() == ""
 
 

@@ -106,14 +106,15 @@ def test_calls_go_there_and_back_and_what_was_sent_stays_as_it_was() -> None:
         assert before.json["prompt_cache_key"] == after.json["prompt_cache_key"]
 
 
-def test_retry_answers_the_same_results_again_and_a_branch_has_its_own() -> None:
+def test_the_same_results_are_answered_again_and_a_branch_has_its_own() -> None:
     calls = called(part(0, "add", '{"a": 2}'))
     with rough(calls, said("One."), said("Two."), said("Three.")) as server, chat(server) as backend:
         backend.configure({"tools": (ADD,)})
         list(backend.send("Add."))
         path = [Exchange(1, None, "Add.", calls=list(last(backend).calls), finish_reason="eos")]
         list(backend.tell([ToolResult("add", '{"a": 2}', "2")]))
-        list(backend.retry())
+        backend.load_path(path)
+        list(backend.tell([ToolResult("add", '{"a": 2}', "2")]))
         one, two = (request.json["messages"] for request in server.requests[1:])
         assert one == two
         backend.load_path(path)
@@ -126,7 +127,7 @@ def test_retry_answers_the_same_results_again_and_a_branch_has_its_own() -> None
         ]
         assert server.requests[-1].json["messages"][2]["content"] == "This was not run."
         backend.configure({"tools": ()})
-        list(backend.retry())
+        list(backend.send("Never mind."))
         assert "tools" not in server.requests[-1].json
 
 

@@ -107,14 +107,12 @@ REQUESTS = [
 STEPS: dict[str, Step] = {
     "send": lambda backend: list(backend.send("Name a river.")),
     "another": lambda backend: list(backend.send("And a lake?")),
-    "retry": lambda backend: list(backend.retry()),
     "limit": lambda backend: backend.configure({"sampling": {**SAMPLING, "max_tokens": 3, "stop": ("zz",)}}),
     "short": lambda backend: list(backend.send("Short.")),
     "resume": lambda backend: list(backend.resume()),
     "candidates": lambda backend: several(backend.candidates("Which?", 3)),
     "answers": lambda backend: several(backend.answers(iter(REQUESTS))),
     "count": lambda backend: backend.count("a draft").tokens,  # type: ignore[union-attr]
-    "undo": lambda backend: backend.undo(),
     "think": lambda backend: backend.configure({"think": "off"}),
     "unthinking": lambda backend: list(backend.send("Now?")),
     "mask": lambda backend: backend.configure({"think_cache": "mask"}),
@@ -145,7 +143,7 @@ STEPS: dict[str, Step] = {
     "nobody": lambda backend: refused(lambda: backend.switch("nobody")),
     "wrong": lambda backend: refused(lambda: backend.configure({"sampling": {"temperature": -1}})),
     "reset": lambda backend: backend.reset(),
-    "nothing": lambda backend: refused(lambda: list(backend.retry())),
+    "nothing": lambda backend: refused(lambda: list(backend.resume())),
     "unknown": lambda backend: backend.token_text(10**6),
     "text": lambda backend: backend.token_text(65),
 }

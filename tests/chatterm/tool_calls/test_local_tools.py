@@ -187,11 +187,9 @@ def test_a_retry_answers_the_results_again_and_tools_that_are_off_stay_in_the_hi
     talk = opened(format.tokenizer(), tools=(WEATHER,))
     talk.ask("What is it like outside?", format.called("weather", GIVEN))
     talk.tell(RESULT, format.answered("It rains."))
-    talk.says(format.answered("Still rain."))
-    assert (
-        "".join(event.text for event in talk.backend.retry() if event.kind == "answer").strip()
-        == "Still rain."
-    )
+    talk.path = talk.path[:1]
+    talk.backend.load_path(talk.path)
+    assert talk.tell(RESULT, format.answered("Still rain.")).text.strip() == "Still rain."
     talk.backend.configure({"tools": ()})
     assert talk.ask("Thanks!", format.answered("Fine.")).text.strip() == "Fine."
 
