@@ -24,7 +24,6 @@ from chatterm.backends.backend import (
     OnProgress,
     Outcome,
     Part,
-    Progress,
     Request,
     TokenEvent,
     ToolResult,
@@ -273,7 +272,7 @@ class ProcessBackend(BackendBase):
         for said in self._said(answers):
             if isinstance(said, Loading) and on_progress is not None:
                 try:
-                    on_progress(Progress(said.stage, said.what, said.done, said.total))  # type: ignore[arg-type]
+                    on_progress(said.progress)
                 except BaseException:
                     answers.cancel()
                     raise
@@ -371,6 +370,5 @@ class _PartialAnswer:
 
 
 def _part(said: OnePart) -> Part:
-    if said.token is not None or said.outcome is not None:
-        return said.token or said.outcome  # type: ignore[return-value]
-    return to_error(Failed(0, *(said.error or ("engine", "The answer failed; try again.", {}))))
+    unknown = Failed(0, "engine", "The answer failed; try again.", {})
+    return said.token or said.outcome or to_error(said.error or unknown)

@@ -3,11 +3,12 @@
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from msgspec import Raw, Struct
 
 from chatterm.backends.backend import ChatOptions, Figures, ModelInfo, Outcome, TokenEvent, TurnStats
+from chatterm.ipc.messages import Failed
+from models.progress import Progress
 
 
 @cache
@@ -24,7 +25,8 @@ def agreed() -> str:
         "backends/process",
         "ipc/messages",
     )
-    paths = [*(f"chatterm/{name}.py" for name in files), "engine/events.py", "engine/params.py"]
+    others = ("engine/events.py", "engine/params.py", "models/progress.py")
+    paths = [*(f"chatterm/{name}.py" for name in files), *others]
     return sha256(b"".join((root / path).read_bytes() for path in paths)).hexdigest()[:16]
 
 
@@ -124,8 +126,7 @@ class OnePart(Struct, frozen=True, array_like=True, tag="part"):
     index: int
     token: TokenEvent | None = None
     outcome: Outcome | None = None
-    error: tuple[str, str, dict[str, Any]] | None = None
-    """The fields of a Failed."""
+    error: Failed | None = None
 
 
 class Wanted(Struct, frozen=True, array_like=True, tag="wanted"):
@@ -135,10 +136,7 @@ class Wanted(Struct, frozen=True, array_like=True, tag="wanted"):
 class Loading(Struct, frozen=True, array_like=True, tag="loading"):
     """The progress of a download or a load."""
 
-    stage: str
-    what: str
-    done: int
-    total: int | None
+    progress: Progress
 
 
 class LiveState(Struct, frozen=True):

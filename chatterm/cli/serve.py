@@ -156,7 +156,6 @@ def load_first(model: str) -> None:
     from chatterm.cli.progress import progress_on
     from chatterm.ipc.messages import unpack
     from chatterm.terminal.sanitize import one_line
-    from models.progress import Progress
 
     found = connect_to_server("command")
     if found is None:
@@ -166,8 +165,7 @@ def load_first(model: str) -> None:
         with progress_on(sys.stderr) as on_progress:
             answers = link.call("hold", Hold(model, str(Path.cwd()), None))
             while (body := answers.next()) is not None:
-                said = unpack(body, Loading)
-                on_progress(Progress(said.stage, said.what, said.done, said.total))  # type: ignore[arg-type]
+                on_progress(unpack(body, Loading).progress)
     finally:
         link.close()
     _tell(f"{one_line(model)} is loaded.")

@@ -242,7 +242,7 @@ class _Job:
         """Report the progress of a load. Raises if the call was cancelled."""
         if self.cancelled:
             raise _Cancelled
-        self.say(Loading(progress.stage, progress.what, progress.done, progress.total))
+        self.say(Loading(progress))
 
     def end(self, state: State, error: Exception | None) -> None:
         self._end = (state, error)
@@ -327,5 +327,4 @@ def _one(index: int, part: Part) -> OnePart:
         return OnePart(index, token=part)
     if isinstance(part, Outcome):
         return OnePart(index, outcome=part)
-    failed = failure(0, part)
-    return OnePart(index, error=(failed.kind, failed.message, failed.fields))
+    return OnePart(index, error=failure(0, part))

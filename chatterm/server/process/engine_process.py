@@ -120,9 +120,8 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
 
         def tell(progress: Progress) -> None:
-            said = Loading(progress.stage, progress.what, progress.done, progress.total)
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(stream.item, said)
+                loop.call_soon_threadsafe(stream.item, Loading(progress))
 
         def work() -> None:
             model = named(wanted.model, wanted.folder) if wanted.folder else wanted.model

@@ -244,6 +244,31 @@ def test_the_server_tells_during_an_answer_what_it_has_loaded(served: Served) ->
     assert not backend.has_loaded("tiny")
 
 
+@pytest.mark.parametrize("method", ["close", "has_loaded", "figures", "_load", "__init__", "model", "info"])
+def test_no_other_method_can_be_called(served: Served, method: str) -> None:
+    backend = remote()
+    with pytest.raises(ServerGoneError):
+        backend._link.ask(method, (), str)
+    another = remote()
+    assert list(another.send("Name a river."))
+    another.close()
+
+
+def test_wrong_arguments_are_refused_and_change_nothing(served: Served) -> None:
+    backend = remote()
+    for method, arguments in (
+        ("send", (3,)),
+        ("send", ()),
+        ("candidates", ("a", "b")),
+        ("configure", (["think"],)),
+    ):
+        with pytest.raises(EngineError, match="sent something unexpected") as caught:
+            backend._link.ask(method, arguments, str)
+        assert "\n" not in str(caught.value)
+    list(backend.send("Name a river."))
+    backend.close()
+
+
 def test_a_server_that_computes_otherwise_is_not_used(served: Served) -> None:
     backend, why = attach("tiny", replace(OPTIONS, context=512))
     assert backend is None
