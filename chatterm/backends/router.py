@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import SimpleQueue
 
 from chatterm.backends.backend import (
@@ -131,13 +131,6 @@ def _opening(progress: Progress) -> str:
     return f"{verb} {one_line(progress.what, 40)}{share}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """An unexpected error that ended a source."""
-
-    error: BaseException
-
-
 def _at_once(
     sources: Sequence[Callable[[], Iterator[tuple[int, Part]]]], stop: Callable[[], None]
 ) -> Generator[tuple[int, Part], None, None]:
@@ -146,18 +139,15 @@ def _at_once(
     An EngineError or ModelError is the last item of its source. Closing the generator stops all sources and waits for
     them to end.
     """
-    came: SimpleQueue[tuple[int, Part | _Failed | None]] = SimpleQueue()
+    came: SimpleQueue[tuple[int, Part | BaseException | None]] = SimpleQueue()
 
     def follow(index: int, source: Callable[[], Iterator[tuple[int, Part]]]) -> None:
         try:
             for _, part in source():
                 came.put((index, part))
-            came.put((index, None))
-        except (EngineError, ModelError) as error:
+        except BaseException as error:  # noqa: BLE001 - yielded or raised where it is waited for
             came.put((index, error))
-            came.put((index, None))
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            came.put((index, _Failed(error)))
+        came.put((index, None))
 
     threads = [
         threading.Thread(target=follow, args=pair, name="chatterm-compare", daemon=True)
@@ -169,10 +159,10 @@ def _at_once(
     try:
         while left:
             index, part = came.get()
-            if isinstance(part, _Failed):
-                raise part.error
             if part is None:
                 left -= 1
+            elif isinstance(part, BaseException) and not isinstance(part, EngineError | ModelError):
+                raise part
             else:
                 yield index, part
     finally:
