@@ -9,6 +9,7 @@ from torch import Tensor
 
 from benchmarks.shapes import names_of
 from models.load import fill_network
+from models.load_plan import Target, plan_tensors
 from models.network import ExpertWeights, Network, Weight
 from models.spec import Experts, ModelSpec
 from models.weights.block_formats import Kind
@@ -98,9 +99,8 @@ def random_quantized(
         if slot.part == "router":
             fill = partial(torch.Tensor.normal_, std=_STD, generator=generator)
         tensors.append(StoredTensor(called, slot.shape, 2 * prod(slot.shape), fill, blocks=blocks))
-    return fill_network(
-        spec, tensors, dtype, device, positions=positions, names=names, packed=packed, share=share
-    )
+    target = Target(dtype, device, context_length=positions)
+    return fill_network(plan_tensors(spec, tensors, target, names, packed=packed, share=share))
 
 
 def _ignoring_device(draw: Callable[[], Tensor]) -> Callable[[torch.device], Tensor]:

@@ -37,8 +37,9 @@ from benchmarks.requantized import WAYS, requantized
 from benchmarks.stepping import forced_logits
 from engine import Engine
 from engine.batch import Span, StepBatch
-from engine.build import Options, build
+from engine.build import build
 from engine.device import pick_dtype
+from engine.execute.build_options import BuildOptions
 from models.files import ModelFiles
 from models.hub.sources import resolve
 from models.load import load_model
@@ -104,7 +105,7 @@ def by_modules(network: Network) -> Logits:
 
 def by_engine(network: Network, kv_dtype: str = "auto") -> tuple[str, Logits]:
     """Return the name of what the engine runs on a CPU when it decodes, and a function that computes its logits."""
-    pieces = build(network, CPU, network.dtype, Options(context=WINDOW, kv_dtype=kv_dtype), ())
+    pieces = build(network, CPU, network.dtype, BuildOptions(context=WINDOW, kv_dtype=kv_dtype), ())
     size = pieces.cache.block_size
     blocks = tuple(range(-(-WINDOW // size)))
 

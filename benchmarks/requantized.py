@@ -9,6 +9,7 @@ from torch import Tensor
 from benchmarks.shapes import shared_tensors
 from models.families.family import NAMES
 from models.load import fill_network
+from models.load_plan import Target, plan_tensors
 from models.network import Network
 from models.spec import FeedForward, ModelSpec
 from models.weights.block_formats import Kind
@@ -65,7 +66,8 @@ def requantized(exact: Network, way: Way, dtype: torch.dtype, positions: int, sh
         tensors = shuffled(tensors, exact.spec)
     stored = [_stored(name, t) for name, t in tensors.items() if not (exact.spec.tied and name == HEAD[1])]
     kinds = way.kinds(stored, match(exact.spec, stored, NAMES))
-    return fill_network(exact.spec, stored, dtype, CPU, positions=positions, kinds=kinds)
+    target = Target(dtype, CPU, context_length=positions)
+    return fill_network(plan_tensors(exact.spec, stored, target, kinds=kinds))
 
 
 def shuffled(tensors: Mapping[str, Tensor], spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from engine import Engine
+from engine.execute.build_options import BuildOptions
 from engine.machine.shapes import known_shape
 from engine.schedule.loop import Loop
 from models.families.family import NAMES
 from models.load import fill_network
+from models.load_plan import Target, plan_tensors
 from models.network import FeedForwardWeights, Network
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_attention, uniform
 from models.text.text_stream import TextStream, TokenBytes
@@ -127,7 +129,8 @@ def random_model(
         )
         for slot in slots(spec)
     ]
-    return fill_network(spec, tensors, dtype, device, positions=positions, names=names, share=share)
+    target = Target(dtype, device, context_length=positions)
+    return fill_network(plan_tensors(spec, tensors, target, names, share=share))
 
 
 def shared_tensors(network: Network) -> dict[str, Tensor]:
@@ -235,16 +238,15 @@ def random_engine(
 ) -> Iterator[tuple[Engine, Network]]:
     """Provide an engine with a random model (`network`, or the result of `make`), and the model.
 
-    `options` are passed to Engine. Without a `tokenizer` every token is a word.
+    `options` are those of its building. Without a `tokenizer` every token is a word.
     """
     loop = Loop()
     words = tokenizer or WordTokenizer()
 
     def build() -> tuple[Engine, Network]:
         model = network or (make() if make is not None else random_model(spec, dtype, device, context))
-        made = Engine(
-            loop, model, words, name="random", device=device, dtype=dtype, context=context, **options
-        )
+        given = BuildOptions(context=context, **options)
+        made = Engine(loop, model, words, given, name="random", device=device, dtype=dtype)
         return made, model
 
     try:

@@ -30,7 +30,8 @@ from benchmarks.machine import Budget, Record, copy_bandwidth, describe, synchro
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.shapes import SHAPES, kv_bytes, random_model
 from engine.batch import Span, StepBatch
-from engine.build import Options, Pieces, build
+from engine.build import Pieces, build
+from engine.execute.build_options import BuildOptions
 from engine.execute.group import Group
 from engine.params import SamplingParams
 from models.network import Network
@@ -107,7 +108,7 @@ def measure(asked: Asked, meeting: str, rank: int) -> Figures:
         torch.set_num_threads(max((os.cpu_count() or 1) // ranks, 1))
     group = Group.join(Path(meeting), rank, ranks, device) if ranks > 1 else None
     network = make(asked, rank, device)
-    options = Options(context=asked.positions, streams=max(asked.rows), group=group, tuned=False)
+    options = BuildOptions(context=asked.positions, streams=max(asked.rows), group=group, tune=False)
     with torch.inference_mode():
         pieces = build(network, device, torch.bfloat16, options, ())
         found = Figures(ranks, program=pieces.decode_name, moved=ranks * moved(network, asked.context))

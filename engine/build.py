@@ -13,19 +13,19 @@ from engine.attention.unusual import kinds, unusual_layers
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
-from engine.cache.kv_rows import kv_row, token_bytes
+from engine.cache.kv_rows import kv_row
 from engine.cache.offload import HostTier
 from engine.cache.sizing import KVPlan, kv_refused, offload_bytes
 from engine.cache.window import Window
 from engine.device import available_memory, is_unfit
 from engine.errors import EngineError
+from engine.execute.build_options import BuildOptions
 from engine.execute.compatibility import DIVIDED, DRAFTS_NEED, PLAIN_ATTENTION, by_torch, lacking
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
 from engine.execute.cuda.draft_runner import DraftRunner, make_draft_runner
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.kernel_configs import KernelConfigs
-from engine.execute.group import Group
 from engine.execute.runner import Runner
 from engine.execute.sized import size_up
 from engine.kernels import on_gpu
@@ -42,54 +42,6 @@ from models.network import Network
 from models.spec import ModelSpec, same_heads
 
 _CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How an engine is built. For None, the machine decides."""
-
-    context: int | None = None
-    """The most tokens of a conversation; None: as many as the model and the memory allow."""
-    kv_dtype: str = "auto"
-    """The format of the KV cache (see `kv_row`)."""
-    streams: int = 1
-    """How many conversations at once the cache has room for, as far as memory allows."""
-    attention: str = "auto"
-    """The name of an attention backend."""
-    graphs: bool = True
-    """Use CUDA graphs; without them, steps are launched kernel by kernel."""
-    fused: bool = True
-    """Use our own kernels; without them, steps run through the plain modules."""
-    tuned: bool = True
-    """On a GPU, use the kernel cuts measured there, if any, else those of the tables. Never with `deterministic`,
-    because the text would depend on what was measured when."""
-    deterministic: bool = False
-    """On a GPU, sum in one order however prompts are cut and whatever runs beside them; no effect on a CPU."""
-    decode_runner: bool = True
-    """On a GPU, sequences decode ahead of the host; without it, they decode the way prompts are computed."""
-    threads: int | None = None
-    """Threads on a CPU; None: `default_threads`."""
-    offload_gb: float | None = None
-    """GB of host memory for blocks that a GPU evicts; None: a share of it."""
-    offload: int | None = None
-    """The same in bytes; applies on a CPU, too."""
-    free: int | None = None
-    """Bytes of memory left after the weights; None: what is free now."""
-    block_size: int | None = None
-    """Rows per block; None: what suits the attention."""
-    num_blocks: int | None = None
-    """None: as many as the memory allows."""
-    max_chunk: int | None = None
-    """The most prefill rows in a step."""
-    draft: Network | None = None
-    """A draft model; it takes memory in addition to the KV cache."""
-    draft_name: str = ""
-    drafts_for: int = 0
-    """Nonzero if this network is itself a draft model: the vocabulary size that it shares with its target model."""
-    pool: Pool | None = None
-    """Threads for native kernels, shared with another engine; None: the engine makes its own."""
-    group: Group | None = None
-    """The processes that compute the other parts of a divided network; they build at the same time, in the same way."""
 
 
 @dataclass(slots=True)
@@ -126,7 +78,7 @@ class Pieces:
 
 
 def build(
-    network: Network, device: torch.device, dtype: torch.dtype, options: Options, notes: tuple[str, ...]
+    network: Network, device: torch.device, dtype: torch.dtype, options: BuildOptions, notes: tuple[str, ...]
 ) -> Pieces:
     """Build an engine around `network`. Raises EngineError if nothing fits or the attention backend cannot run here."""
     spec = network.spec
@@ -145,19 +97,7 @@ def build(
     on_host = _host_experts(network, device, options)
     if on_host is not None:
         notes = (*notes, on_host.told(len(spec.layers)))
-    sized = size_up(
-        network,
-        device,
-        row,
-        block_size,
-        on_host,
-        options.group,
-        context=options.context,
-        streams=options.streams,
-        max_chunk=options.max_chunk,
-        free=options.free,
-        draft_bytes=_draft_bytes(options.draft),
-    )
+    sized = size_up(network, device, row, block_size, on_host, options)
     plan, window = sized.plan, sized.window
     plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
     cache = _allocate(spec, plan, dtype, device, window, options.kv_dtype)
@@ -198,11 +138,11 @@ def build(
             _tell(pieces, pieces.runner.go_native(network, cache, pieces.threads, options.pool))
         except NativeError as error:
             pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({error}).",)
-    if options.draft is not None:
+    if options.drafter is not None:
         why = _no_draft(pieces, sized.has_draft)
         if why is None:
             try:
-                pieces.draft = _build_draft(options.draft, network, pieces, plan, options)
+                pieces.draft = _build_draft(options.drafter, network, pieces, plan, options)
             except Exception as error:  # noqa: BLE001 - a draft model is optional
                 why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
         if why is not None:
@@ -218,23 +158,18 @@ def _no_draft(pieces: Pieces, has_room: bool) -> str | None:
     return None if has_room else "there is too little memory for the KV cache of a draft model"
 
 
-def _draft_bytes(network: Network | None) -> int:
-    """Return the bytes that a token takes in a draft model's KV cache."""
-    return 0 if network is None else token_bytes(network.spec, network.dtype)
-
-
 def _build_draft(
-    draft: Network, network: Network, pieces: Pieces, plan: KVPlan, options: Options
+    draft: Network, network: Network, pieces: Pieces, plan: KVPlan, options: BuildOptions
 ) -> Drafting:
     """Build the engine of a draft model, with as many rows as the KV cache of the model that it guesses for. Raises
     EngineError and torch's errors."""
     device, context = pieces.cache.kv.device, min(plan.context_length, draft.positions)
     vocab_size = min(draft.spec.vocab_size, network.whole.vocab_size)
-    asked = Options(
+    asked = BuildOptions(
         context=context,
         attention=pieces.backend.name if device.type == "cuda" else "auto",
         graphs=options.graphs,
-        tuned=options.tuned,
+        tune=options.tune,
         free=maxsize,
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
@@ -262,7 +197,7 @@ def _build_draft(
     return drafting
 
 
-def _host_experts(network: Network, device: torch.device, options: Options) -> HostExperts | None:
+def _host_experts(network: Network, device: torch.device, options: BuildOptions) -> HostExperts | None:
     """Return the executor of the experts in host memory, if there are any. Raises EngineError."""
     if not network.on_host:
         return None
@@ -277,7 +212,7 @@ def _host_experts(network: Network, device: torch.device, options: Options) -> H
     return found
 
 
-def _can_fetch(network: Network, device: torch.device, options: Options) -> bool:
+def _can_fetch(network: Network, device: torch.device, options: BuildOptions) -> bool:
     """Return whether prompts are computed by kernels that can fetch experts from host memory."""
     if not options.fused or on_gpu.problem(device) is not None:
         return False
@@ -312,7 +247,7 @@ def _allocate(
         raise kv_refused(plan, available_memory(device)) from None
 
 
-def _host_memory(cache: KVCache, options: Options, device: torch.device) -> HostKV | None:
+def _host_memory(cache: KVCache, options: BuildOptions, device: torch.device) -> HostKV | None:
     most, group = options.offload, options.group
     if group is not None and group.rank:
         most = maxsize  # rank 0 says what is offloaded
@@ -322,7 +257,7 @@ def _host_memory(cache: KVCache, options: Options, device: torch.device) -> Host
     return HostKV(cache.kv, cache.block_size, most) if most else None
 
 
-def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
+def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, options: BuildOptions) -> None:
     """Set up the fused kernels, graphs and the decode runner, as far as this GPU supports them."""
     reason = on_gpu.problem(device)
     if reason is not None or not options.fused:
@@ -382,12 +317,12 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
 
 
 def _draft_runner(
-    network: Network, pieces: Pieces, options: Options, graphs: Graphs | None, cuts: KernelConfigs | None
+    network: Network, pieces: Pieces, options: BuildOptions, graphs: Graphs | None, cuts: KernelConfigs | None
 ) -> DraftRunner:
     return make_draft_runner(network, pieces.cache, pieces.context_length, options.drafts_for, graphs, cuts)
 
 
-def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
+def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, options: BuildOptions) -> None:
     """Do the same for a divided network: all ranks decide alike, so a failure on one applies to all."""
     group = options.group
     assert group is not None
@@ -412,7 +347,7 @@ def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, opti
     pieces.notes += (f"Computed by {by_torch(reason or 'another part of it cannot be fused', False)}.",)
 
 
-def _parts_not_fused(network: Network, device: torch.device, options: Options) -> str | None:
+def _parts_not_fused(network: Network, device: torch.device, options: BuildOptions) -> str | None:
     """Return why fused kernels cannot compute this part of a network, as the middle of a sentence; None if they can."""
     if not options.fused or not options.decode_runner:
         return DIVIDED
@@ -425,9 +360,9 @@ def _parts_not_fused(network: Network, device: torch.device, options: Options) -
     return unsupported(network)
 
 
-def _cuts(network: Network, device: torch.device, options: Options) -> KernelConfigs | None:
+def _cuts(network: Network, device: torch.device, options: BuildOptions) -> KernelConfigs | None:
     """Return the cuts measured here, or None."""
-    if not options.tuned or options.deterministic:
+    if not options.tune or options.deterministic:
         return None
     from engine.execute.cuda.tuner import tuned_cuts
 
@@ -440,7 +375,7 @@ def _shared_bytes(device: torch.device) -> int:
     return shared_bytes(device)
 
 
-def _refuse_deterministic(options: Options, why: str) -> None:
+def _refuse_deterministic(options: BuildOptions, why: str) -> None:
     """Raise EngineError if it was asked for: results that only look deterministic would be worse."""
     if options.deterministic:
         raise EngineError(f"--deterministic cannot be used on this GPU: {why}. Use --device cpu.")

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from engine.build import Options, Pieces, build
+from engine.build import Pieces, build
 from engine.cache.block_map import BlockMap, block_map
 from engine.cache.offload import common_prefix
 from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows, Span
 from engine.errors import EngineError
 from engine.events import DiskFigures, Figures, FinishReason, TokenEvent
+from engine.execute.build_options import BuildOptions
 from engine.execute.faults import explain
 from engine.kernels import on_gpu
 from engine.machine.bandwidth import known_bandwidth
@@ -61,19 +62,19 @@ class EngineCore:
         loop: Loop,
         network: Network,
         tokenizer: Tokenizer,
+        options: BuildOptions,
         *,
         name: str,
         device: torch.device,
         dtype: torch.dtype,
         notes: tuple[str, ...] = (),
         ranks: Ranks | None = None,
-        **options: Any,
     ) -> None:
-        """Build the parts. `options` are those of `engine.build`; `ranks` compute the other parts of a divided network.
+        """Build the parts. `ranks` compute the other parts of a divided network.
 
         Raises EngineError if nothing fits in memory or the model does not work here.
         """
-        pieces = build(network, device, dtype, Options(**options), notes)
+        pieces = build(network, device, dtype, options, notes)
         parts, self._ranks = 1, ranks
         if ranks is not None:
             ranks.lead(pieces)
@@ -117,7 +118,7 @@ class EngineCore:
             pieces.scheduler,
             Computing(device, pieces.scheduler, pieces.cache, pieces.runner, pieces.threads),
             Answers(pieces.scheduler, tokenizer.stop_ids),
-            jumps=not options.get("deterministic", False),
+            jumps=not options.deterministic,
         )
         if ranks is not None:
             self._engine_step.answers.watch = ranks.watch

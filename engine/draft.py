@@ -7,13 +7,14 @@ from engine.cache.kv_rows import token_bytes
 from engine.cache.sizing import USEFUL_CONTEXT, kv_share
 from engine.execute.compatibility import DRAFTS_NEED, not_divided, not_fused
 from engine.execute.cpu.executor import unsupported
-from engine.execute.cpu.weight_loading import packs, read_model
+from engine.execute.loading import load_here, plan_here
 from engine.kernels import on_gpu
+from engine.load_options import LoadOptions
 from engine.machine.drafts import first_here
 from models.files import ModelFiles
 from models.hub.catalogue import drafts_for
 from models.hub.sources import resolve
-from models.load import bytes_to_load
+from models.load_plan import LoadPlan
 from models.network import Network
 from models.progress import OnProgress
 from models.text.tokenizer import Tokenizer, load_tokenizer
@@ -24,12 +25,12 @@ AUTO = "auto"
 
 
 def find_draft(
-    asked: str | ModelFiles, model: str, on_progress: OnProgress | None
+    asked: str | None, model: str, on_progress: OnProgress | None
 ) -> tuple[ModelFiles | None, tuple[str, ...]]:
     """Return the files of the draft model for `model`, and notes for the user. A model named in `asked` is downloaded
-    if it is missing; for `AUTO` nothing is downloaded. Raises ModelError."""
-    if isinstance(asked, ModelFiles):
-        return asked, ()
+    if it is missing; for `AUTO` nothing is downloaded. None asks for no draft model. Raises ModelError."""
+    if asked is None:
+        return None, ()
     if asked != AUTO:
         return resolve(asked, on_progress=on_progress), ()
     names = drafts_for(model)
@@ -47,48 +48,37 @@ def read_draft(
     model: Network,
     tokenizer: Tokenizer,
     device: torch.device,
-    quantize: str,
-    context: int | None,
+    options: LoadOptions,
     free: int,
     on_progress: OnProgress | None,
 ) -> tuple[Network | None, tuple[str, ...]]:
     """Load a draft model for `model`, whose tokenizer is `tokenizer` and which leaves `free` bytes of memory. Return it
     and notes for the user; None instead if it cannot guess for `model`. Raises ModelError."""
-    if (why := _refused(files, model, tokenizer, device, quantize, context, free)) is not None:
-        return None, (f"No draft model is used: {why}",)
-    return read_model(files, model.dtype, device, quantize, on_progress, context)
-
-
-def _refused(
-    files: ModelFiles,
-    model: Network,
-    tokenizer: Tokenizer,
-    device: torch.device,
-    quantize: str,
-    context: int | None,
-    free: int,
-) -> str | None:
+    why = plan = None
     if _lacks_kernels(model, device):
-        return f"{DRAFTS_NEED}."
-    if (why := tokenizer.difference(load_tokenizer(files))) is not None:
-        return f"the tokenizer of {files.name} is different ({why}); choose a draft model of the same family."
-    spec, weights = bytes_to_load(
-        files,
-        dtype=model.dtype,
-        device=device,
-        quantize=quantize,
-        longest=context,
-        packs=packs(model.dtype, device),
-    )
-    each = token_bytes(spec, model.dtype) + token_bytes(model.spec, model.dtype)
+        why = f"{DRAFTS_NEED}."
+    elif (differs := tokenizer.difference(load_tokenizer(files))) is not None:
+        why = f"the tokenizer of {files.name} is different ({differs}); choose a draft model of the same family."
+    else:
+        plan = plan_here(files, model.dtype, device, options)
+        if (needed := _needed(plan, model, options.context, free)) > free:
+            need = f"{files.name} and the KV caches need {bytes_text(needed)} of memory"
+            why = f"{need}, and {bytes_text(free)} are free."
+    if plan is None or why is not None:
+        return None, (f"No draft model is used: {why}",)
+    return load_here(plan, on_progress), plan.notes
+
+
+def _needed(plan: LoadPlan, model: Network, context: int | None, free: int) -> int:
+    """Return the bytes that a draft model and the KV caches of a useful length need."""
+    device = plan.target.device
+    each = token_bytes(plan.spec, model.dtype) + token_bytes(model.spec, model.dtype)
     tokens = min(context or USEFUL_CONTEXT, model.positions)
-    needed = weights + int(tokens * each / kv_share(device))
+    needed = plan.nbytes + int(tokens * each / kv_share(device))
     if device.type == "cuda":
         rows = prefill_rows(model.spec, model.dtype, device, free + model.nbytes)
         needed += computing_bytes(model.spec, rows, model.dtype, device) + GRAPH_BYTES
-    if needed > free:
-        return f"{files.name} and the KV caches need {bytes_text(needed)} of memory, and {bytes_text(free)} are free."
-    return None
+    return needed
 
 
 def _lacks_kernels(model: Network, device: torch.device) -> bool:

@@ -17,19 +17,21 @@ from engine.device import available_memory, check_parallel, pick_device, pick_dt
 from engine.draft import find_draft, read_draft
 from engine.errors import EngineError
 from engine.events import DiskFigures, Figures
-from engine.execute.cpu.weight_loading import read_model
+from engine.execute.build_options import BuildOptions
 from engine.execute.faults import not_loaded
+from engine.execute.loading import gpu_room, load_here, plan_here
 from engine.kernels.native.library import check_threads, default_threads
+from engine.load_options import LoadOptions
 from engine.machine.instead import instead_of_gpu
 from engine.machine.memory_check import fewest_ranks, mapped_bytes
-from engine.parallel.ranks import Order, Ranks
+from engine.parallel.ranks import Ranks
 from engine.schedule.loop import Loop
 from engine.store.disk import DiskTier
 from engine.store.identity import of_code, of_weights
 from models.errors import NoRoomError
 from models.files import ModelFiles
 from models.hub.sources import resolve
-from models.load import Room
+from models.load_plan import Room
 from models.network import Network, Weight
 from models.progress import OnProgress, Progress
 from models.text.tokenizer import Tokenizer, load_tokenizer
@@ -45,9 +47,9 @@ class Engine(EngineCore):
 
     _mapped_at_load = 0
 
-    def __init__(self, loop: Loop, network: Network, tokenizer: Tokenizer, **options: Any) -> None:
+    def __init__(self, loop: Loop, network: Network, tokenizer: Tokenizer, *given: Any, **more: Any) -> None:
         """Take the arguments of `EngineCore`."""
-        super().__init__(loop, network, tokenizer, **options)
+        super().__init__(loop, network, tokenizer, *given, **more)
         self.chunks = Chunks(self, self._blocks, loop)
         """Named prompt prefixes that stay in the cache."""
 
@@ -60,77 +62,45 @@ class Engine(EngineCore):
     def load(
         cls,
         model: str | ModelFiles,
+        options: LoadOptions | None = None,
         *,
-        device: str = "auto",
-        dtype: str = "auto",
-        quantize: str = "auto",
-        kv_dtype: str = "auto",
-        context: int | None = None,
-        attention: str = "auto",
-        graphs: bool = True,
-        tuned: bool = True,
-        tunes: bool = False,
-        deterministic: bool = False,
-        threads: int | None = None,
-        offload_gb: float | None = None,
-        streams: int = 1,
         taken: int = 0,
-        tensor_parallel: int = 1,
         disk: Path | None = None,
-        disk_gb: float | None = None,
         room: Room | None = None,
-        draft: str | ModelFiles | None = None,
         on_progress: OnProgress | None = None,
+        **chosen: Any,
     ) -> "Engine":
         """Download what is missing, read the weights and start the engine. Raises ModelError and EngineError.
 
-        `model` is a name for `models.hub.sources.resolve`, or local files. `quantize` says how weights are held (see
-        `models.load`), `kv_dtype` is the format of the KV cache (see `kv_row`). `context` is in tokens (None: as many
-        as the model and the memory allow). `threads` is for computing on a CPU (None: the physical cores, less one for
-        the screen if there are more than two). `offload_gb` limits the host memory for blocks that a GPU evicts (None:
-        a share of it). The KV cache has room for `streams` requests at once, as far as memory allows. `taken` bytes of
-        a CPU's memory count as free but are not (mapped weights of other models).
-        `tuned`: a GPU's kernels use the cuts measured on it, if any; `tunes`: if none were measured, measure them while
-        the engine is idle, for the next start. `deterministic`: on a GPU, too, the rows of a prompt get the same bits
-        however it is cut, and the rows of an answer regardless of other sequences, which costs time.
-        `tensor_parallel` GPUs (on a CPU: processes) compute every layer together; 0: as few as have room.
-        The blocks that conversations have cached are kept in the folder `disk` (None: nowhere), up to `disk_gb` GB
-        (None: a share of the free space). A model that does not fit on the GPU is refused before it is read, or, with
-        the `device` "auto", computed by the CPU, and a note says so. `room` is for tests: the bytes of the device that
-        weights may take before experts are held in host memory. `draft` is a smaller model with the same tokenizer that
-        guesses the next tokens ("auto": the one that the catalogue names, if it is on this machine).
+        `model` is a name for `models.hub.sources.resolve`, or local files. `chosen` are fields of `LoadOptions`, which
+        take precedence over `options`, as in `Engine.load("smollm2", device="cpu")`. `taken` bytes of a CPU's memory
+        count as free but are not (mapped weights of other models). The blocks that conversations have cached are kept
+        in the folder `disk` (None: nowhere). A model that does not fit on the GPU is refused before it is read, or,
+        with the device "auto", computed by the CPU, and a note says so. `room` is for tests: the bytes of the device
+        that weights may take before experts are held in host memory.
         """
-        check_threads(threads)
-        if streams < 1:
-            raise EngineError(f"streams is {streams}; it must be 1 or more.")
-        choice = pick_device(device)
+        given = LoadOptions.of(options or LoadOptions(), **chosen)
+        check_threads(given.threads)
+        if given.streams < 1:
+            raise EngineError(f"streams is {given.streams}; it must be 1 or more.")
+        choice = pick_device(given.device)
         picked = choice.device
-        picked_dtype = pick_dtype(dtype, picked)
+        picked_dtype = pick_dtype(given.dtype, picked)
         files = model if isinstance(model, ModelFiles) else resolve(model, on_progress=on_progress)
-        tensor_parallel = tensor_parallel or fewest_ranks(files, device, dtype, quantize, context, kv_dtype)
-        check_parallel(tensor_parallel, picked)
-        draft_files, no_draft = (None, ()) if draft is None else find_draft(draft, files.name, on_progress)
+        count = given.tensor_parallel or fewest_ranks(files, given)
+        check_parallel(count, picked)
+        draft_files, no_draft = find_draft(given.draft, files.name, on_progress)
         tokenizer = load_tokenizer(files)
         tokenizer.start_template()
-        threads = threads or default_threads()
+        threads = given.threads or default_threads()
+        if count > 1 and picked.type == "cpu":
+            threads = max(threads // count, 1)
+        asked = replace(given, threads=threads, tensor_parallel=count)
         loop = Loop()
-        ranks, asked, together = None, None, None
-        if tensor_parallel > 1:  # the ranks load while this process does
-            threads = max(threads // tensor_parallel, 1) if picked.type == "cpu" else threads
-            asked = Order.of(
-                files,
-                device=picked.type,
-                dtype=str(picked_dtype).removeprefix("torch."),
-                quantize=quantize,
-                context=context,
-                kv_dtype=kv_dtype,
-                attention=attention,
-                graphs=graphs,
-                threads=threads,
-                streams=streams,
-            )
+        ranks, together = None, None
+        if count > 1:
             parts = "GPUs" if picked.type == "cuda" else "processes"
-            together = f"{tensor_parallel} {parts} compute the model together."
+            together = f"{count} {parts} compute the model together."
 
         def build(place: torch.device, numbers: torch.dtype, notes: tuple[str, ...]) -> Engine:
             if place.type == "cpu":
@@ -138,54 +108,46 @@ class Engine(EngineCore):
             elif place.index is not None:
                 torch.cuda.set_device(place)  # for this thread: streams, events and kernels are of this GPU
             before = available_memory(place)
-            short = SHORT_CONTEXT if device == "auto" and place.type == "cuda" else LEAST_CONTEXT
-            network, told = read_model(
+            short = SHORT_CONTEXT if given.device == "auto" and place.type == "cuda" else LEAST_CONTEXT
+            plan = plan_here(
                 files,
                 numbers,
                 place,
-                quantize,
-                on_progress,
-                context,
-                room,
-                (0, tensor_parallel),
-                lambda spec: least_beside(spec, numbers, place, context, kv_dtype, short),
+                asked,
+                room=room or (gpu_room(numbers, place, asked.context) if count == 1 else None),
+                rank=(0, count),
+                needs=lambda spec: least_beside(spec, numbers, place, asked.context, asked.kv_dtype, short),
             )
+            network = load_here(plan, on_progress)
             group = ranks.meet(place) if ranks is not None else None
             # Mapped weights still count as free memory, so subtract them, or that memory would be used twice.
-            free = max(before - taken - network.nbytes * tensor_parallel, 0) // tensor_parallel
+            free = max(before - taken - network.nbytes * count, 0) // count
             drafter, drafter_told = None, no_draft
             if draft_files is not None:
                 drafter, drafter_told = read_draft(
-                    draft_files, network, tokenizer, place, quantize, context, free, on_progress
+                    draft_files, network, tokenizer, place, asked, free, on_progress
                 )
                 free -= drafter.nbytes if drafter is not None else 0
+            told = (files.note, *notes, together, *tokenizer.notes, *plan.notes, *drafter_told)
             engine = cls(
                 loop,
                 network,
                 tokenizer,
+                BuildOptions.of(
+                    asked,
+                    free=free if place.type == "cpu" else None,
+                    group=group,
+                    drafter=drafter,
+                    draft_name=draft_files.name if draft_files is not None else "",
+                ),
                 name=files.name,
                 device=place,
                 dtype=numbers,
-                kv_dtype=kv_dtype,
-                context=context,
-                attention=attention,
-                graphs=graphs,
-                tuned=tuned,
-                deterministic=deterministic,
-                threads=threads,
-                free=free if place.type == "cpu" else None,
-                offload_gb=offload_gb,
-                streams=streams,
-                notes=tuple(
-                    filter(None, (files.note, *notes, together, *tokenizer.notes, *told, *drafter_told))
-                ),
+                notes=tuple(filter(None, told)),
                 ranks=ranks,
-                group=group,
-                draft=drafter,
-                draft_name=draft_files.name if draft_files is not None else "",
             )
             if disk is not None:
-                engine._keep_in(disk, None if disk_gb is None else gb_to_bytes(disk_gb), files, deterministic)
+                engine._keep_in(disk, files, asked)
             engine._mapped_at_load = mapped_bytes(files, place, network.nbytes, network.is_quantized)
             if drafter is not None and draft_files is not None:
                 mapped = mapped_bytes(draft_files, place, drafter.nbytes, drafter.is_quantized)
@@ -197,20 +159,20 @@ class Engine(EngineCore):
             try:
                 return build(picked, picked_dtype, choice.notes)
             except NoRoomError as error:
-                if device != "auto" or picked.type == "cpu" or ranks is not None:
+                if given.device != "auto" or picked.type == "cpu" or ranks is not None:
                     raise
                 refusal = error.with_traceback(None)  # its frames refer to the weights that were read
             torch.cuda.empty_cache()
             try:
-                return build(
-                    _CPU, pick_dtype(dtype, _CPU), (instead_of_gpu(refusal, files, dtype, quantize),)
-                )
+                return build(_CPU, pick_dtype(given.dtype, _CPU), (instead_of_gpu(refusal, files, given),))
             except NoRoomError:
                 raise refusal from None
 
         try:
-            # They load while this process does.
-            ranks = Ranks(asked, tensor_parallel, loop.fail) if asked is not None else None
+            if count > 1:  # they load while this process does; rank 0 refuses what cannot be deterministic
+                name = str(picked_dtype).removeprefix("torch.")
+                resolved = replace(asked, device=picked.type, dtype=name, deterministic=False)
+                ranks = Ranks(files, resolved, loop.fail)
             engine = loop.call(build_here)
         except BaseException as error:
             if ranks is not None:
@@ -220,21 +182,18 @@ class Engine(EngineCore):
             if picked.type == "cuda" and isinstance(error, RuntimeError):
                 raise not_loaded(error) from error
             raise
-        if tunes and not deterministic:
-            engine.tune_when_idle()
         if on_progress is not None:
             size = engine.figures().kv_bytes
             on_progress(Progress("prepare", f"KV cache for {engine.context_length:,} tokens", size, size))
         return engine
 
-    def _keep_in(
-        self, folder: Path, most_bytes: int | None, files: ModelFiles, deterministic: bool = False
-    ) -> None:
+    def _keep_in(self, folder: Path, files: ModelFiles, options: LoadOptions) -> None:
         """Create the disk tier, if this model can have one. Call it on the loop's thread."""
         if self._ranks is not None or self.spec.window is not None:
             why = "the model is divided" if self._ranks is not None else "every layer sees only a window"
             self._no_disk = DiskFigures.none(f"nothing is kept, because {why}")
             return
+        most_bytes = None if options.disk_gb is None else gb_to_bytes(options.disk_gb)
         pieces = self._pieces
         row, threads = pieces.cache.row, torch.get_num_threads() if self.device.type == "cpu" else 0
         place = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
@@ -243,7 +202,7 @@ class Engine(EngineCore):
             "spec": repr(self.spec),
             "weights": repr(sorted((w.format, w.rows, w.columns) for w in pieces.network.parts(Weight))),
             "dtype": f"{self.dtype}, {row}, {self.block_size}",
-            "kernels": f"{kernels}, {threads}, {place}{', deterministic' * deterministic}",
+            "kernels": f"{kernels}, {threads}, {place}{', deterministic' * options.deterministic}",
         }
         # The hashes require reading files, so the disk tier calls this where nobody waits.
         self._disk = self._engine_step.disk = DiskTier(

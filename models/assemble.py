@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
+from models.load_plan import LoadPlan
 from models.network import (
     AttentionWeights,
     ExpertWeights,
@@ -16,8 +16,7 @@ from models.network import (
     Weight,
 )
 from models.reference.rope import rotary_table
-from models.spec import Attention, Experts, Layer, ModelSpec, Norm, Rope, ropes
-from models.weights.share import Share
+from models.spec import Attention, Experts, Layer, Norm, Rope, ropes
 
 Tables = dict[tuple[Rope, int], Tensor]
 """Rotary tables by rope and width; layers with the same rope and width share one."""
@@ -50,21 +49,11 @@ class TensorStore:
         return NormWeights(self.plain[f"{group}.weight"], self.plain.get(f"{group}.bias"))
 
 
-def assemble(
-    spec: ModelSpec,
-    store: TensorStore,
-    positions: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    host_layers: frozenset[int] = frozenset(),
-    share: Share | None = None,
-) -> Network:
-    """Return the network whose tensors are in `store`, with rotary tables for `positions`.
-
-    The experts of `host_layers` are in host memory.
-    """
+def assemble(plan: LoadPlan, store: TensorStore) -> Network:
+    """Return the network of a plan, whose tensors are in `store`."""
+    spec, target, positions = plan.spec, plan.target, plan.positions
     tables = {
-        (rope, width): rotary_table(rope, width, positions, spec.max_positions, dtype, device)
+        (rope, width): rotary_table(rope, width, positions, spec.max_positions, target.dtype, target.device)
         for rope, width in ropes(spec)
     }
     embedding = store.linear("embedding").parts[0]
@@ -74,14 +63,14 @@ def assemble(
         spec=spec,
         embedding=embedding,
         layers=tuple(
-            _layer(store, f"layers.{i}.", layer, tables, i in host_layers)
+            _layer(store, f"layers.{i}.", layer, tables, i in plan.host_layers)
             for i, layer in enumerate(spec.layers)
         ),
         final_norm=final_norm,
         head=Linear((embedding,)) if spec.tied else store.linear("head"),
         positions=positions,
         position_embedding=store.plain.get("position_embedding.weight"),
-        share=share,
+        share=plan.share,
     )
 
 

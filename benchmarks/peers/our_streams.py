@@ -20,9 +20,9 @@ from engine import Engine
 from engine.attention.choose import choose_attention
 
 try:
-    from engine.build import Options
+    from engine.execute.build_options import BuildOptions as Options
 except ImportError:  # an older tree
-    from engine.assembly import Options  # type: ignore[import-not-found,no-redef]
+    from engine.build import Options  # type: ignore[attr-defined,no-redef]
 
 
 def head_dim_of(shape: Any) -> int:

@@ -6,7 +6,7 @@ return at once. A screen therefore never waits for a model.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from chatterm.backends.documents import Document
@@ -22,6 +22,7 @@ from engine.events import (
     TokenEvent,
     TurnStats,
 )
+from engine.load_options import LoadOptions
 from engine.params import Constraint
 from models.errors import ModelError
 from models.progress import OnProgress, Progress
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from engine.cache.block_map import BlockMap
 
 __all__ = [
-    "Attention",
     "Backend",
     "CachedChunk",
     "ChatOptions",
@@ -64,42 +64,14 @@ __all__ = [
     "reading_text",
 ]
 
-Attention = Literal["auto", "flash", "triton", "sdpa"]
-Quantize = Literal["auto", "none", "int8", "int4"]
-KVDtype = Literal["auto", "bf16", "fp16", "fp8", "int8"]
 ThinkMode = Literal["auto", "on", "off"]
 ThinkCache = Literal["exact", "mask"]
 
 
 @dataclass(frozen=True, slots=True)
-class ChatOptions:
-    """The settings of a chat. Each default leaves the choice to the model or the machine."""
+class ChatOptions(LoadOptions):
+    """The settings of a chat: how its model is loaded, and what belongs to the conversation."""
 
-    device: str = "auto"
-    dtype: str = "auto"
-    quantize: Quantize = "auto"
-    kv_dtype: KVDtype = "auto"
-    context: int | None = None
-    """Size of the context, in tokens."""
-    draft: str | None = None
-    """The draft model; "auto" takes the one in the catalogue if it is on this machine."""
-    threads: int | None = None
-    """CPU threads; None: one per physical core, minus one for the screen if there are more than two cores."""
-    attention: Attention = "auto"
-    graphs: bool = True
-    """Whether a GPU decodes with CUDA graphs."""
-    tune: bool = True
-    """Whether a GPU uses tuned kernel settings, and measures them first if it has none."""
-    tensor_parallel: int = 1
-    """GPUs that compute every layer together; 0: as few as can hold the model."""
-    deterministic: bool = False
-    """Whether a GPU also gives the same text regardless of what is cached or computed beside it."""
-    streams: int = 1
-    """Simultaneous answers that the KV cache is sized for, memory permitting."""
-    offload_gb: float | None = None
-    """Gigabytes of host memory for blocks evicted from the KV cache of a GPU."""
-    disk_gb: float | None = None
-    """Gigabytes of disk for the caches of conversations; 0: none, None: a share of the free space."""
     kept_as: str | None = None
     """The name under which the cache of this conversation is kept on disk; None: it is not kept."""
     system: str | None = None
@@ -130,22 +102,7 @@ class ConversationSettings(TypedDict, total=False):
     kept_as: str | None
 
 
-ENGINE_OPTIONS = (
-    "device",
-    "dtype",
-    "quantize",
-    "kv_dtype",
-    "context",
-    "draft",
-    "threads",
-    "attention",
-    "graphs",
-    "tune",
-    "tensor_parallel",
-    "deterministic",
-    "offload_gb",
-    "disk_gb",
-)
+ENGINE_OPTIONS = tuple(part.name for part in fields(LoadOptions) if part.name != "streams")
 """Fields of ChatOptions that an engine is loaded with, so that all of its conversations share them. They also share
 `streams`, which changes no answer. All other fields belong to one conversation."""
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from chatterm.backends.backend import (
-    ENGINE_OPTIONS,
     ChatOptions,
     ConversationSettings,
     DraftCost,
@@ -76,8 +75,7 @@ class OwnEngines:
     def need(self, files: "ModelFiles", options: ChatOptions) -> "MemoryNeed":
         from engine.machine.memory_check import memory_need
 
-        given = files, options.device, options.dtype, options.quantize, options.context
-        return memory_need(*given, self._mapped_bytes, options.kv_dtype, max(options.tensor_parallel, 1))
+        return memory_need(files, options, self._mapped_bytes)
 
     def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
         from models.families.registry import load_spec
@@ -92,17 +90,10 @@ class OwnEngines:
     ) -> "Engine":
         from engine.engine import Engine  # brings torch: not before the first frame is drawn
 
-        alike: dict[str, Any] = {name: getattr(options, name) for name in ENGINE_OPTIONS if name != "tune"}
-        engine = Engine.load(
-            files,
-            **alike,
-            disk=None if options.disk_gb == 0 else default_folder(),
-            tuned=options.tune,
-            tunes=options.tune,
-            streams=options.streams,
-            taken=self._mapped_bytes,
-            on_progress=on_progress,
-        )
+        disk = None if options.disk_gb == 0 else default_folder()
+        engine = Engine.load(files, options, taken=self._mapped_bytes, disk=disk, on_progress=on_progress)
+        if options.tune and not options.deterministic:
+            engine.tune_when_idle()
         self._engines.add(engine)
         return engine
 

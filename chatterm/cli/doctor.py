@@ -70,7 +70,7 @@ def tune(model: str, device: str = "auto") -> None:
     from engine.execute.cuda.kernel_configs import describe
 
     with progress_on(sys.stderr) as report:
-        engine = Engine.load(model, device=device, tuned=False, on_progress=report)
+        engine = Engine.load(model, device=device, tune=False, on_progress=report)
     try:
         with _waiting("Tuning the kernels") as status:
             found = engine.tuner().run(lambda name: status.update(f"Tuning {name}") if status else None)

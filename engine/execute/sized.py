@@ -14,7 +14,7 @@ from engine.cache.computing import (
     expert_bytes,
     prefill_rows,
 )
-from engine.cache.kv_rows import KVRow
+from engine.cache.kv_rows import KVRow, token_bytes
 from engine.cache.sizing import (
     USEFUL_CONTEXT,
     KVPlan,
@@ -26,10 +26,10 @@ from engine.cache.sizing import (
 )
 from engine.cache.window import Window
 from engine.device import available_memory
+from engine.execute.build_options import BuildOptions
 from engine.execute.cuda.all_reduce_layout import MOST_ROWS, AllReduceLayout
 from engine.execute.cuda.host_experts import HostExperts, without_experts
 from engine.execute.cuda.plain_modules import plain_modules
-from engine.execute.group import Group
 from engine.execute.profile_run import activation_bytes
 from models.network import Network
 
@@ -50,24 +50,21 @@ def size_up(
     row: KVRow,
     block_size: int,
     on_host: HostExperts | None,
-    group: Group | None,
-    *,
-    context: int | None,
-    streams: int,
-    max_chunk: int | None,
-    free: int | None,
-    draft_bytes: int,
+    options: BuildOptions,
 ) -> Sized:
     """Choose the sizes for a network that is loaded on a device.
 
-    `max_chunk` and `free` are as in `engine.build.Options`. `draft_bytes` is what a token takes in a draft model's KV
-    cache (0: no draft model). All ranks of a `group` get the same sizes. Raises EngineError if nothing fits.
+    All ranks of a group get the same sizes. Raises EngineError if nothing fits.
     """
-    spec, most = network.spec, max_chunk
+    spec, most, free, group = network.spec, options.max_chunk, options.free, options.group
+    drafter = options.drafter
+    draft_bytes = (
+        0 if drafter is None else token_bytes(drafter.spec, drafter.dtype)
+    )  # of a token in its KV cache
     if most is None:
         most = prefill_rows(spec, network.dtype, device, _memory(network, device, on_host))
         most = most if group is None else group.least(most)
-    computing = _computing(network, device, row, on_host, streams, bool(draft_bytes))
+    computing = _computing(network, device, row, on_host, options.streams, bool(draft_bytes))
     reserve = computing(most)  # before asking what is free, because workspaces of libraries stay
     free = available_memory(device) if free is None else free
     if group is not None:  # all ranks need the same number of blocks
@@ -82,16 +79,16 @@ def size_up(
             block_size,
             free,
             network.positions,
-            context,
+            options.context,
             kv_share(device),
             computing(rows),
-            streams,
+            options.streams,
             window(rows),
             branch_share(device),
         )
 
-    least = most if max_chunk is not None or group is not None else min(most, LEAST_ROWS)
-    useful = min(context or USEFUL_CONTEXT, network.positions)
+    least = most if options.max_chunk is not None or group is not None else min(most, LEAST_ROWS)
+    useful = min(options.context or USEFUL_CONTEXT, network.positions)
     rows = plan_chunks(lambda rows: plan_with(rows, 0), most, least, useful)[1]
     plan, has_draft = plan_with_draft(lambda beside: plan_with(rows, beside), draft_bytes)
     if group is not None:  # rank 0 may need room for a draft model

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.errors import EngineError
+from engine.load_options import LoadOptions
 from engine.machine.memory_check import memory_need
 from models.errors import ModelError
 from models.files import ModelFiles
@@ -27,13 +28,13 @@ class DraftPair:
 
 def draft_pairs(device: str) -> tuple[DraftPair, ...]:
     """Return the pairs on this machine, by name. Raises ModelError if the caches cannot be read."""
-    found = list[DraftPair]()
+    found, options = list[DraftPair](), LoadOptions(device)
     for model in local_models():
         draft = first_here(drafts_for(model.name))
         if draft is None:
             continue
         with suppress(ModelError, EngineError):
-            mine, more = (memory_need(files, device, "auto", "auto", None) for files in (model.files, draft))
+            mine, more = (memory_need(files, options) for files in (model.files, draft))
             whole = mine.weights + mine.beside + more.weights + more.beside
             found.append(DraftPair(model.name, draft.name, more.weights, more.beside, whole <= mine.free))
     return tuple(found)

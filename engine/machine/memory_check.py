@@ -1,20 +1,18 @@
 """Checks whether there is memory for one more model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.cache.sizing import beside_weights
 from engine.device import available_memory, pick_device, pick_dtype
 from engine.execute.compatibility import not_on_host
-from engine.execute.cpu import products
-from engine.execute.cpu.weight_loading import packs
+from engine.execute.loading import plan_here
+from engine.load_options import LoadOptions
 from models.files import ModelFiles
-from models.load import bytes_to_load
+from models.load_plan import LoadPlan
 from models.weights.memory import available_bytes
-from models.weights.placement import expert_layers
 from models.weights.share import Share
-from models.weights.slots import slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,64 +32,53 @@ class MemoryNeed:
         return self.weights + self.beside <= self.free
 
 
-def memory_need(
-    files: ModelFiles,
-    device: str,
-    dtype: str,
-    quantize: str,
-    context: int | None,
-    mapped: int = 0,
-    kv_dtype: str = "auto",
-    ranks: int = 1,
-) -> MemoryNeed:
-    """Read the headers of a model and return what it needs. Arguments are as in `Engine.load`.
+def memory_need(files: ModelFiles, options: LoadOptions, mapped: int = 0) -> MemoryNeed:
+    """Read the headers of a model and return what it needs; see `need_of_plan`. Raises ModelError and EngineError."""
+    return need_of_plan(_plan(files, options), options, mapped)
+
+
+def need_of_plan(plan: LoadPlan, options: LoadOptions, mapped: int = 0) -> MemoryNeed:
+    """Return what a model needs that is planned to be loaded whole on one device.
 
     `mapped` is the bytes of other models' weights that are mapped from files. On a CPU they are subtracted from the
-    free memory: the system counts them as free, because it could read them again. For a model divided among `ranks`
-    GPUs, return the need of one of them. Raises ModelError and EngineError.
+    free memory: the system counts them as free, because it could read them again. For a model that the options divide
+    among GPUs, return the need of one of them.
     """
-    place = pick_device(device).device
-    numbers = pick_dtype(dtype, place)
-    if quantize == "auto" and products.problem() is not None:
-        quantize = "none"
-    spec, weights = bytes_to_load(
-        files,
-        dtype=numbers,
-        device=place,
-        quantize=quantize,
-        longest=context,
-        packs=packs(numbers, place),
-    )
+    place, numbers, spec = plan.target.device, plan.target.dtype, plan.spec
     free = available_bytes(place)
     free = available_memory(place) if free is None else free
     free -= mapped if place.type == "cpu" else 0
-    if place.type == "cpu":  # the ranks share the CPU's memory
-        ranks = 1
+    # The ranks on a CPU share its memory.
+    ranks = 1 if place.type == "cpu" else max(options.tensor_parallel, 1)
     outside = 0
     if place.type == "cuda" and ranks == 1 and not_on_host(spec) is None:
-        outside = sum(layer.on_device for layer in expert_layers(slots(spec), numbers, {}, {}))
+        outside = sum(layer.on_device for layer in plan.experts({}))
     part = Share(0, ranks, spec).spec if ranks > 1 else spec  # several have the same head where there are few
-    beside = beside_weights(part, numbers, place, context, kv_dtype, free)
-    return MemoryNeed(weights // ranks, weights // ranks - outside, beside, max(free, 0))
+    beside = beside_weights(part, numbers, place, options.context, options.kv_dtype, free)
+    return MemoryNeed(plan.nbytes // ranks, plan.nbytes // ranks - outside, beside, max(free, 0))
 
 
-def fewest_ranks(
-    files: ModelFiles, device: str, dtype: str, quantize: str, context: int | None, kv_dtype: str
-) -> int:
+def fewest_ranks(files: ModelFiles, options: LoadOptions) -> int:
     """Return how many GPUs a model needs to fit: a power of two, or all of them; 1 on a CPU or a GPU that is named.
 
-    Arguments and errors are those of `memory_need`.
+    Raises ModelError and EngineError.
     """
-    if str(pick_device(device).device) != "cuda":
+    if str(pick_device(options.device).device) != "cuda":
         return 1
     there = torch.cuda.device_count()
     free = min(available_memory(torch.device("cuda", number)) for number in range(there))
     counts = [*(1 << power for power in range(there.bit_length()) if 1 << power < there), there]
+    plan = _plan(files, options)
     for ranks in counts:
-        need = memory_need(files, device, dtype, quantize, context, kv_dtype=kv_dtype, ranks=ranks)
+        need = need_of_plan(plan, replace(options, tensor_parallel=ranks))
         if need.weights + need.beside <= free:
             return ranks
     return counts[-1]
+
+
+def _plan(files: ModelFiles, options: LoadOptions) -> LoadPlan:
+    place = pick_device(options.device).device
+    return plan_here(files, pick_dtype(options.dtype, place), place, options)
 
 
 def mapped_bytes(files: ModelFiles, device: torch.device, weights: int, is_quantized: bool) -> int:

@@ -20,14 +20,15 @@ from engine.build import build
 from engine.cache.kv_cache import KVCache, Runs
 from engine.cache.offload import Offload, Restore
 from engine.device import DTYPES
-from engine.execute.cpu.weight_loading import read_model
+from engine.execute.build_options import BuildOptions
 from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.cuda.slots import DividedCheck, DividedStep
 from engine.execute.group import Group
+from engine.execute.loading import load_here, plan_here
 from engine.execute.runner import Runner
 from engine.parallel.link import hear, receive, tell
 from engine.parallel.messages import follow
-from engine.parallel.ranks import Order, failure
+from engine.parallel.ranks import failure, loads
 from engine.parallel.ring import Ring
 from engine.schedule.sequence import Sequence
 
@@ -79,25 +80,25 @@ def main(link: socket.socket, memory: int) -> None:
 
 
 def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
-    order, rank, ranks = Order(**begin["order"]), int(begin["rank"]), int(begin["ranks"])
+    (files, options), rank = loads(begin), int(begin["rank"])
+    ranks, dtype = options.tensor_parallel, DTYPES[options.dtype]
     told, meeting = _LeaderMessages(ring), Path(begin["meeting"])
     # Without rank 0 this process has no use: it ends at once, even in the middle of a step.
     Thread(target=_listen, args=(link, told, meeting.parent), daemon=True).start()
     device = torch.device("cpu")
-    if order.device == "cuda":
+    if options.device == "cuda":
         device = torch.device("cuda", rank % torch.cuda.device_count())
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        torch.set_num_threads(order.threads)
-    network, _ = read_model(
-        order.files, DTYPES[order.dtype], device, order.quantize, None, order.context, rank=(rank, ranks)
-    )
+        torch.set_num_threads(options.threads or 1)
+    network = load_here(plan_here(files, dtype, device, options, rank=(rank, ranks)))
     tell(link, {"said": "loaded"})
     told.next()
     group = Group.join(meeting, rank, ranks, device)
     # On a CPU, only rank 0 knows how much memory all ranks may use.
-    pieces = build(network, device, DTYPES[order.dtype], order.options(group, sys.maxsize), ())
+    free = sys.maxsize if device.type == "cpu" else None
+    pieces = build(network, device, dtype, BuildOptions.of(options, group=group, free=free), ())
     follower = _Follower(pieces.runner, pieces.decode_runner, pieces.cache)
     tell(link, {"said": "ready"})
     while True:

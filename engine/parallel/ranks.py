@@ -13,16 +13,18 @@ from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from threading import Event, Lock, Thread, current_thread
 from time import monotonic
+from typing import Any
 
 import torch
 
 from engine.batch import StepBatch
-from engine.build import Options, Pieces
+from engine.build import Pieces
 from engine.cache.kv_cache import Runs
 from engine.errors import EngineError
 from engine.execute.cuda.slots import DividedCheck, DividedStep
 from engine.execute.faults import explain
 from engine.execute.group import LOST, PATIENCE, Group
+from engine.load_options import LoadOptions
 from engine.parallel.link import hear, send, tell
 from engine.parallel.messages import of_copy, of_decode, of_host, of_step
 from engine.parallel.ring import LARGEST, Ring, open_file
@@ -33,49 +35,6 @@ _GRACE_S = 3.0
 _SILENCE_S = 9.0
 """How long a rank may be silent, in seconds: its loss is then reported within ten seconds."""
 _START = str(Path(__file__).with_name("start.py"))
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What each rank loads and how: the same for all ranks."""
-
-    name: str
-    folder: str | None
-    gguf: str | None
-    device: str
-    dtype: str
-    quantize: str
-    context: int | None
-    kv_dtype: str
-    attention: str
-    graphs: bool
-    threads: int
-    streams: int
-
-    @classmethod
-    def of(cls, files: ModelFiles, **options: str | int | None) -> "Order":
-        """Make an order for `files`; `options` are the remaining fields."""
-        paths = (None if path is None else str(path) for path in (files.folder, files.gguf))
-        return cls(files.name, *paths, **options)  # type: ignore[arg-type]
-
-    @property
-    def files(self) -> ModelFiles:
-        """The files of the model."""
-        folder, gguf = (None if path is None else Path(path) for path in (self.folder, self.gguf))
-        return ModelFiles(self.name, folder, gguf)
-
-    def options(self, group: Group, free: int) -> Options:
-        """Return the options for a rank's executor; on a CPU, `free` bytes are left for the KV cache."""
-        return Options(
-            context=self.context,
-            kv_dtype=self.kv_dtype,
-            streams=self.streams,
-            attention=self.attention,
-            graphs=self.graphs,
-            threads=self.threads,
-            free=free if self.device == "cpu" else None,
-            group=group,
-        )
 
 
 @dataclass(slots=True)
@@ -90,12 +49,12 @@ class _Rank:
 class Ranks:
     """Ranks 1 to `count` - 1. They all end with this process, however it ends."""
 
-    def __init__(self, order: Order, count: int, lost: Callable[[EngineError], None]) -> None:
+    def __init__(self, files: ModelFiles, options: LoadOptions, lost: Callable[[EngineError], None]) -> None:
         """Start the ranks; each loads at once. If one is lost, all end, and `lost` is called once, from any thread.
 
         Raises EngineError if the processes cannot be started.
         """
-        self.count = count
+        self.count = options.tensor_parallel
         self._lost = lost
         try:
             self._folder = TemporaryDirectory(prefix="chatterm-ranks-", ignore_cleanup_errors=True)
@@ -109,7 +68,7 @@ class Ranks:
         self._ranks: list[_Rank] = []
         self._listeners: list[Thread] = []
         self._ended, started = Event(), Future[None]()
-        Thread(target=self._start_all, args=(order, started), name="ranks", daemon=True).start()
+        Thread(target=self._start_all, args=(files, options, started), name="ranks", daemon=True).start()
         try:
             started.result()
         except OSError as error:
@@ -187,11 +146,12 @@ class Ranks:
                 release()
         self._folder.cleanup()
 
-    def _start_all(self, order: Order, started: "Future[None]") -> None:
+    def _start_all(self, files: ModelFiles, options: LoadOptions, started: "Future[None]") -> None:
         """Start the ranks. Runs on its own thread until they have ended: Linux ends them with the thread."""
         try:
+            words = {"meeting": str(self._meeting), **words_of(files, options)}
             for number in range(1, self.count):
-                self._ranks.append(_start(number, self.count, order, self._meeting))
+                self._ranks.append(_start(number, words))
         except BaseException as error:  # noqa: BLE001 - whoever waits for them gets it
             started.set_exception(error)
         else:
@@ -267,6 +227,19 @@ class Ranks:
                 rank.process.wait(_GRACE_S)
 
 
+def words_of(files: ModelFiles, options: LoadOptions) -> dict[str, Any]:
+    """Return what each rank loads and how, for `loads`."""
+    paths = (None if path is None else str(path) for path in (files.folder, files.gguf))
+    return {"files": (files.name, *paths), "options": asdict(options)}
+
+
+def loads(words: dict[str, Any]) -> tuple[ModelFiles, LoadOptions]:
+    """Return what `words_of` put into words."""
+    name, *paths = words["files"]
+    folder, gguf = (None if path is None else Path(path) for path in paths)
+    return ModelFiles(name, folder, gguf), LoadOptions(**words["options"])
+
+
 def failure(error: Exception) -> EngineError:
     """Return the error that ends all ranks, in one line."""
     return explain(error, "Load the model again.")
@@ -292,7 +265,7 @@ def _no_start(error: OSError) -> EngineError:
     )
 
 
-def _start(number: int, count: int, order: Order, meeting: Path, platform: str = sys.platform) -> _Rank:
+def _start(number: int, words: dict[str, Any], platform: str = sys.platform) -> _Rank:
     """Start a rank in a process group of its own, so that Ctrl-C reaches only this process, which then ends the ranks.
 
     The rank stays in this session. When this process ends, the rank's group is orphaned, and a POSIX system sends
@@ -310,5 +283,5 @@ def _start(number: int, count: int, order: Order, meeting: Path, platform: str =
             process_group=0,
         )
     ours.settimeout(_SILENCE_S)
-    tell(ours, {"rank": number, "ranks": count, "meeting": str(meeting), "order": asdict(order)})
+    tell(ours, {"rank": number, **words})
     return _Rank(number, process, ours, ring)

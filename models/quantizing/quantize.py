@@ -18,7 +18,8 @@ from models.files import ModelFiles
 from models.hub.digests import sha256
 from models.hub.download_common import file_size, need_space
 from models.hub.manifest import Manifest, manifest_path, write_manifest
-from models.load import fill_network, read_tensors
+from models.load import fill_network
+from models.load_plan import LoadPlan, Target, plan_tensors, read_tensors
 from models.network import Network
 from models.progress import OnProgress
 from models.quantizing.activations import divergence, measure
@@ -31,7 +32,7 @@ from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
 from models.weights.matching import match
 from models.weights.memory import available_bytes
 from models.weights.quantize import quantized_as
-from models.weights.slots import Names, slots
+from models.weights.slots import slots
 
 FORMAT = "int4, calibrated"
 _CPU = torch.device("cpu")
@@ -85,10 +86,12 @@ def _write(
         matrices = {name for name in matrices if places[name].part not in ("embedding", "head")}
     check_one_to_one(_stored_names(files), dict.fromkeys(matrices))
     known, unknown = windows(_calibration_tokens(files, spec), _positions(spec))
-    network = fill_network(spec, tensors, _dtype(tensors), _CPU, positions=_positions(spec), names=names)
+    target = Target(_dtype(tensors), _CPU, context_length=_positions(spec))
+    plan = plan_tensors(spec, tensors, target, names)
+    network = fill_network(plan)
     activations = measure(network, known, on_progress)
     held = calibrate(tensors, places, activations, files.folder is not None, on_progress)
-    kl = divergence(network, _in_blocks(spec, tensors, names, held), unknown)
+    kl = divergence(network, _in_blocks(plan, held), unknown)
     written = {name: one for name, one in held.items() if name in matrices}
     rest = sum(tensor.nbytes for tensor in tensors if tensor.name not in written)
     need_space(out.parent, sum(one.data.nbytes for one in written.values()) + rest, "the path")
@@ -165,19 +168,16 @@ def _dtype(tensors: list[StoredTensor]) -> torch.dtype:
     return torch.float32 if free is None or 12 * numbers <= free else torch.bfloat16
 
 
-def _in_blocks(
-    spec: ModelSpec, tensors: list[StoredTensor], names: Names, held: Mapping[str, BlockMatrix]
-) -> Network:
+def _in_blocks(plan: LoadPlan, held: Mapping[str, BlockMatrix]) -> Network:
     stored = [
         replace(tensor, blocks=Blocks(held[tensor.name].kind, lambda _, name=tensor.name: held[name].data))  # type: ignore[misc]
         if tensor.name in held
         else tensor
-        for tensor in tensors
+        for tensor in plan.tensors
     ]
     kinds = {name: one.kind for name, one in held.items()}
-    return fill_network(
-        spec, stored, torch.float32, _CPU, positions=_positions(spec), kinds=kinds, names=names
-    )
+    target = replace(plan.target, dtype=torch.float32)
+    return fill_network(replace(plan, target=target, tensors=stored, kinds=kinds))
 
 
 def _interleaved(path: Path) -> dict[str, int]:

@@ -223,7 +223,7 @@ def test_tuning_now_tells_what_was_chosen(
     monkeypatch.setattr("engine.device.check_tunable", lambda _: None)
     assert call(["doctor", "--tune", "tiny"]) == 0
     assert engine.closed
-    assert (asked["model"], asked["tuned"]) == ("tiny", False)
+    assert (asked["model"], asked["tune"]) == ("tiny", False)
     assert capsys.readouterr().out.splitlines() == [
         "Fastest choices for tiny",
         f"  {line}",

@@ -8,6 +8,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 import models.load
+import models.load_plan
 from benchmarks.repeating import write_repeating
 from engine import Engine, EngineError
 from engine import engine as engine_module
@@ -27,7 +28,8 @@ from engine.errors import OutOfRoomError
 from engine.machine.expected import PROGRAMS, Here, speed_here
 from engine.machine.shapes import known_shape
 from models.errors import TooLargeError
-from models.load import load_model, needed_bytes
+from models.load import load_model
+from models.load_plan import Target, needed_bytes, plan_load
 from models.weights.block_formats import Kind
 from models.weights.memory import available_bytes
 from models.weights.slots import parameters, slots
@@ -165,9 +167,9 @@ def test_a_model_without_room_for_a_conversation_is_refused_before_it_is_read(
         return str(caught.value)
 
     refusal(Beside(), 0)
-    spec = models.load.read_tensors(files)[0]
-    _, needed = models.load.bytes_to_load(files, dtype=BF16, device=CPU, quantize="auto", longest=None)
-    weights.append(needed)
+    plan = plan_load(files, Target(BF16, CPU))
+    spec = plan.spec
+    weights.append(plan.nbytes)
     line = refusal(Beside(300_000, 64_000, 16), 363_999)
     assert ", 300 kB to compute with and 64 kB for a context of 16 tokens, but" in line
     assert f"(about {parameters(spec) / 1e6:.0f} million parameters in Q8_0)" in line
@@ -198,11 +200,12 @@ def on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     available = available_bytes
-    monkeypatch.setattr(models.load, "available_bytes", lambda d: 10**6 if d.type == "cuda" else available(d))
+    for module in (models.load, models.load_plan):
+        monkeypatch.setattr(module, "available_bytes", lambda d: 10**6 if d.type == "cuda" else available(d))
     monkeypatch.setattr(engine_module, "available_memory", lambda d: 10**6 if d.type == "cuda" else 10**9)
-    for module in ("engine.execute.cpu.weight_loading", "engine.device"):
+    for module in ("engine.execute.loading", "engine.device"):
         monkeypatch.setattr(f"{module}.available_memory", lambda d: 10**6 if d.type == "cuda" else 10**9)
-    monkeypatch.setattr("engine.execute.cpu.weight_loading.packs", lambda dtype, device: None)
+    monkeypatch.setattr("engine.execute.loading.packs", lambda dtype, device: None)
     write_repeating(tmp_path / "small", hidden=32)
     return tmp_path / "small"
 

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 import engine.build
-from engine.build import Options, Pieces, build
+from engine.build import Pieces, build
+from engine.execute.build_options import BuildOptions
 from engine.execute.compatibility import FUSED, NATIVE, PLAIN_ATTENTION, lacking, not_fused, not_native
 from engine.execute.cpu.executor import unsupported
 from models.assemble import TensorStore
 from models.assemble import assemble as network_of
 from models.features import Feature, features
+from models.load_plan import LoadPlan, Target
 from models.network import Network
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.weights.slots import group_shapes, slots
@@ -164,12 +166,12 @@ def a_network(
     shapes = group_shapes(list(slots(spec)))
     plain = {group: torch.randn(shape) / shape[-1] ** 0.5 for group, shape in shapes.items()}
     plain = {group: numbers.to(held or dtype).to(dtype) for group, numbers in plain.items()}
-    return network_of(spec, TensorStore(plain), spec.max_positions, dtype, CPU)
+    return network_of(LoadPlan(Target(dtype, CPU), spec, [], {}), TensorStore(plain))
 
 
 def put_together(spec: ModelSpec, *notes: str, **options: Any) -> Pieces:
     return build(
-        a_network(spec), CPU, torch.float32, Options(context=32, free=10**8, threads=1, **options), notes
+        a_network(spec), CPU, torch.float32, BuildOptions(context=32, free=10**8, threads=1, **options), notes
     )
 
 
@@ -210,5 +212,5 @@ def test_only_plain_attention_decodes_ahead_on_a_gpu(
     monkeypatch.setattr(engine.build, "make_decode_runner", make)
     spec = ASKING[feature]
     pieces = put_together(spec, fused=False)
-    engine.build._speed_up_gpu(pieces, a_network(spec), CPU, Options(fused=False, graphs=False))
+    engine.build._speed_up_gpu(pieces, a_network(spec), CPU, BuildOptions(fused=False, graphs=False))
     assert bool(made) == (feature in PLAIN_ATTENTION)

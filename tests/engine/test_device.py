@@ -19,7 +19,8 @@ from engine.device import (
     runs_on,
 )
 from engine.errors import EngineError
-from engine.execute.cpu import weight_loading
+from engine.execute import loading
+from engine.load_options import LoadOptions
 from engine.machine import report
 from engine.machine.memory_check import fewest_ranks
 from models.files import ModelFiles
@@ -285,7 +286,7 @@ def test_one_gpu_of_several_is_named_and_asked_itself(monkeypatch: pytest.Monkey
     check_tunable("cuda:1")
     with pytest.raises(EngineError, match="NVIDIA T4"):
         check_tunable("auto")
-    packs = weight_loading.packs
+    packs = loading.packs
     monkeypatch.setattr("engine.kernels.on_gpu.triton_problem", lambda device: None)
     assert packs(torch.bfloat16, first) is None
     assert packs(torch.bfloat16, second) is not None
@@ -318,7 +319,7 @@ def test_a_named_gpu_divides_no_model() -> None:
 
 @pytest.mark.usefixtures("gpus")
 def test_a_named_gpu_is_enough_for_a_model_divided_as_needed() -> None:
-    assert fewest_ranks(ModelFiles("any"), "cuda:1", "auto", "auto", None, "auto") == 1
+    assert fewest_ranks(ModelFiles("any"), LoadOptions("cuda:1")) == 1
 
 
 @pytest.mark.usefixtures("gpus")

@@ -73,7 +73,9 @@ def engine(models: tuple[Network, Network], request: pytest.FixtureRequest) -> I
     """Drafts are almost never right, or almost always."""
     large, small = models
     draft = small if request.param == "random" else large
-    with a_native_engine(large, context=300, num_blocks=600, draft=draft, draft_name=request.param) as engine:
+    with a_native_engine(
+        large, context=300, num_blocks=600, drafter=draft, draft_name=request.param
+    ) as engine:
         yield engine
 
 
@@ -129,7 +131,7 @@ def test_a_model_that_is_its_own_draft_is_nearly_always_right(
     tokenizer.stop_ids = frozenset()
     for name, network in (("itself", large), ("random", small)):
         with a_native_engine(
-            large, tokenizer, context=300, num_blocks=600, draft=network, draft_name=name
+            large, tokenizer, context=300, num_blocks=600, drafter=network, draft_name=name
         ) as engine:
             draft(engine)
             params = replace(GREEDY, **more)
@@ -144,7 +146,7 @@ def test_a_model_that_is_its_own_draft_is_nearly_always_right(
 
 def test_what_was_accepted_is_not_computed_again(models: tuple[Network, Network]) -> None:
     large, _ = models
-    with a_native_engine(large, context=300, num_blocks=600, draft=large, draft_name="itself") as engine:
+    with a_native_engine(large, context=300, num_blocks=600, drafter=large, draft_name="itself") as engine:
         drafts, rows = drafting(engine), list[int]()
         run = drafts.runner.run
 
@@ -171,7 +173,7 @@ def test_drafts_are_for_those_who_want_them(engine: Engine) -> None:
 
 def test_a_draft_model_that_fails_ends_its_drafts_and_nothing_else(models: tuple[Network, Network]) -> None:
     large, small = models
-    with a_native_engine(large, context=300, num_blocks=600, draft=small, draft_name="small") as engine:
+    with a_native_engine(large, context=300, num_blocks=600, drafter=small, draft_name="small") as engine:
         speculating = engine._speculating
         assert speculating is not None
         assert "draft model small (" in engine.figures().speculation
@@ -263,7 +265,7 @@ def test_a_text_that_takes_long_to_read_is_left_for_when_nobody_waits(
 
 def test_one_whose_output_is_no_number_is_let_go_of(models: tuple[Network, Network]) -> None:
     large, small = models
-    with a_native_engine(large, context=300, num_blocks=600, draft=small, draft_name="small") as engine:
+    with a_native_engine(large, context=300, num_blocks=600, drafter=small, draft_name="small") as engine:
         drafts, run = drafting(engine), drafting(engine).runner.run
         drafts.runner.run = lambda batch: [row.fill_(torch.nan) for row in run(batch)]  # type: ignore[method-assign]
         speculating = draft(engine)
@@ -291,7 +293,7 @@ def test_texts_that_it_cannot_read_are_left_alone(engine: Engine) -> None:
 
 def test_where_its_cache_is_full_answers_go_on(models: tuple[Network, Network]) -> None:
     large, small = models
-    with a_native_engine(large, context=60, num_blocks=40, draft=small, draft_name="small") as engine:
+    with a_native_engine(large, context=60, num_blocks=40, drafter=small, draft_name="small") as engine:
         drafts = drafting(engine)
         drafts.blocks.reserve(drafts.blocks.open([]), 4 * (drafts.blocks.num_free - 3))
         speculating = draft(engine)
@@ -324,7 +326,7 @@ def test_one_line_says_that_there_is_no_room(models: tuple[Network, Network]) ->
     large, small = models
     each = 2 * 3 * 2 * 16 * 4  # of the large one: K and V, layers, heads, numbers, bytes
     room = {"context": 200, "num_blocks": None, "free": 2 * each * 230}
-    with a_native_engine(large, **room, draft=small, draft_name="small") as engine:
+    with a_native_engine(large, **room, drafter=small, draft_name="small") as engine:
         assert engine.figures().notes == (
             "No draft model is used: there is too little memory for the KV cache of a draft model.",
         )

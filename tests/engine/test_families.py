@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from engine import SamplingParams
-from engine.execute.cpu.weight_loading import read_model
+from engine.execute.build_options import BuildOptions
+from engine.execute.loading import load_here, plan_here
+from engine.load_options import LoadOptions
 from engine.schedule.loop import Loop
 from models.load import load_model
 from tests.engine.test_exactness import CONTEXT, Fire
@@ -37,12 +39,10 @@ def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> 
         Loop(),
         network,
         tokenizer,
+        BuildOptions(block_size=4, max_chunk=8, threads=1),
         name=name,
         device=CPU,
         dtype=torch.float32,
-        block_size=4,
-        max_chunk=8,
-        threads=1,
     )
     answers = []
     try:
@@ -78,7 +78,7 @@ def test_conversations_with_thinking_have_the_logits_of_a_plain_forward(name: st
 def test_the_context_that_a_person_asks_for_decides_on_longrope(tmp_path: Path) -> None:
     files = files_of(write_checkpoint(tmp_path, FAMILIES["phi3 longrope"]))
     for context, is_long in ((None, True), (33, True), (32, False)):
-        network, _ = read_model(files, torch.float32, CPU, "auto", None, context)
+        network = load_here(plan_here(files, torch.float32, CPU, LoadOptions(context=context)))
         rope = network.spec.attention.rope
         assert rope is not None
         assert (rope.long_factors != rope.frequency_factors) == is_long

@@ -11,11 +11,12 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 import models.load
+import models.load_plan
 from chatterm.conversation.figures import weights_text
 from engine.cache.sizing import weight_room
-from engine.execute import compatibility
+from engine.execute import compatibility, loading
+from engine.execute.build_options import BuildOptions
 from engine.execute.compatibility import NATIVE, not_on_host
-from engine.execute.cpu import weight_loading
 from engine.execute.cuda import host_experts
 from engine.execute.cuda.fetched_experts import FetchedExperts
 from engine.execute.cuda.host_experts import MOST_ROWS, HostCosts, HostExperts
@@ -26,7 +27,8 @@ from engine.params import SamplingParams
 from engine.schedule.loop import Loop
 from models.errors import ModelError
 from models.features import Feature
-from models.load import load_model, needed_bytes
+from models.load import load_model
+from models.load_plan import needed_bytes
 from models.network import ExpertWeights, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, each_layer
@@ -203,7 +205,7 @@ def test_what_fits_nowhere_is_refused_in_one_line(folder: Path, monkeypatch: pyt
             load_model(files_of(folder), dtype=torch.float32, device=CPU, room=lambda _: room)
         return str(caught.value)
 
-    monkeypatch.setattr(models.load, "available_bytes", lambda _: 300_000)
+    monkeypatch.setattr(models.load_plan, "available_bytes", lambda _: 300_000)
     assert "with its experts in host memory still" in load(10_000)
     assert "choose a smaller model" in load(10_000)
 
@@ -231,8 +233,9 @@ def test_a_conversation_and_a_chunk_have_room_beside_the_weights(whole: Network)
 def test_what_a_gpu_gives_the_weights_depends_on_whether_experts_may_stay_outside(
     whole: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_loading, "available_memory", lambda _: 1 << 34)
-    room = weight_loading._gpu_room(torch.bfloat16, torch.device("cuda"), None)
+    monkeypatch.setattr(loading, "available_memory", lambda _: 1 << 34)
+    room = loading.gpu_room(torch.bfloat16, torch.device("cuda"), None)
+    assert room is not None
     assert room(whole.spec) == weight_room(whole.spec, 1 << 34, torch.bfloat16, None)
     monkeypatch.setattr(compatibility, "NATIVE", NATIVE - {Feature.CLAMP})
     assert room(whole.spec) is not None
@@ -296,14 +299,10 @@ def engines(folder: Path, whole: Network) -> Iterator[tuple[TinyEngine, TinyEngi
                 Loop(),
                 network,
                 tokenizer,
+                BuildOptions(fused=False, threads=1, block_size=4, max_chunk=64, context=900),
                 name="tiny",
                 device=CPU,
                 dtype=torch.float32,
-                fused=False,
-                threads=1,
-                block_size=4,
-                max_chunk=64,
-                context=900,
             )
         )
     yield made[0], made[1]

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.cache.kv_rows import KVRow, kv_row, token_bytes
 from engine.cache.rows import Rows
 from engine.errors import EngineError
+from engine.execute.build_options import BuildOptions
 from engine.kernels.native import library
 from engine.schedule.loop import Loop
 from models.load import load_model
@@ -78,16 +79,18 @@ def an_engine(network: Network, kind: str) -> Iterator[TinyEngine]:
         Loop(),
         network,
         tokenizer,
+        BuildOptions(
+            block_size=4,
+            max_chunk=16,
+            num_blocks=60,
+            context=200,
+            offload=1 << 20,
+            threads=1,
+            kv_dtype=kind,
+        ),
         name="tiny",
         device=CPU,
         dtype=torch.float32,
-        block_size=4,
-        max_chunk=16,
-        num_blocks=60,
-        context=200,
-        offload=1 << 20,
-        threads=1,
-        kv_dtype=kind,
     )
     try:
         yield engine

@@ -15,11 +15,13 @@ from engine import engine as engine_module
 from engine.batch import StepBatch
 from engine.cache.rows import Rows
 from engine.execute import runner
+from engine.execute.build_options import BuildOptions
 from engine.execute.cpu import products
-from engine.execute.cpu.weight_loading import read_model
+from engine.execute.loading import load_here, plan_here
 from engine.execute.runner import Runner
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError
+from engine.load_options import LoadOptions
 from engine.schedule.computing import Computing
 from engine.schedule.cpu_load import OtherPrograms
 from engine.schedule.loop import Loop
@@ -71,7 +73,7 @@ def a_native_engine(
     """An engine of small blocks and chunks, unless `options` say otherwise."""
     options = {"block_size": 4, "max_chunk": 16, "threads": 2, **options}
     tokenizer = tokenizer or tiny_tokenizer()
-    engine = Engine(Loop(), model, tokenizer, name="tiny", device=CPU, dtype=dtype, **options)
+    engine = Engine(Loop(), model, tokenizer, BuildOptions(**options), name="tiny", device=CPU, dtype=dtype)
     try:
         yield engine
     finally:
@@ -256,9 +258,10 @@ def test_without_the_library_blocks_that_were_asked_for_are_kept_and_said_to_be_
 ) -> None:
     write_checkpoint(tmp_path, tiny_qwen3(vocab_size=272, hidden_size=64))
     hide_the_library(monkeypatch)
-    network, notes = read_model(files_of(tmp_path), torch.float32, CPU, "int8", None)
+    plan = plan_here(files_of(tmp_path), torch.float32, CPU, LoadOptions(quantize="int8"))
+    network = load_here(plan)
     assert network.is_quantized
-    assert notes == ("Weights are expanded in every step, which is slow (there is no compiler).",)
+    assert plan.notes == ("Weights are expanded in every step, which is slow (there is no compiler).",)
     with an_engine(network) as engine:
         assert engine.figures().decode == "plain modules"
         assert len(answer(engine, prompt(5))) == 12

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ import torch
 
 from chatterm.cli.show import computed_by
 from engine.attention.choose import AttentionChoice, choose_attention, usable_backends
-from engine.build import Options, _speed_up_gpu
+from engine.build import _speed_up_gpu
 from engine.device import pick_device, pick_dtype
 from engine.errors import EngineError
-from engine.execute.cpu import weight_loading
+from engine.execute import loading
+from engine.execute.build_options import BuildOptions
 from engine.execute.cuda import host_call
 from engine.kernels import on_gpu
 from engine.machine.report import decode_programs
 from models.errors import TooLargeError
-from models.files import ModelFiles
-from models.load import read_tensors
+from models.load_plan import LoadPlan, Target, read_tensors
 from models.weights.matching import match
 from models.weights.packed_groups import expanded_note
 from tests.engine.test_compatibility import a_network, a_spec, put_together
@@ -179,19 +180,19 @@ def test_without_triton_nothing_is_fused_and_one_line_says_what_to_install(machi
     machine.gpu((9, 0))
     machine.patch.setattr(on_gpu, "triton_problem", lambda device: GCC)
     machine.patch.setattr("engine.attention.choose.triton_problem", lambda device: GCC)
-    assert weight_loading.packs(torch.bfloat16, CUDA) is None, "quantised weights are expanded"
+    assert loading.packs(torch.bfloat16, CUDA) is None, "quantised weights are expanded"
     machine.patch.setitem(sys.modules, "flash_attn_2_cuda", None)
     assert choose_attention("auto", CUDA, torch.bfloat16, 64) == AttentionChoice("sdpa", 32)
     pieces, network = put_together(a_spec(), fused=False), a_network(a_spec())
     runner = pieces.runner
-    _speed_up_gpu(pieces, network, CUDA, Options())
+    _speed_up_gpu(pieces, network, CUDA, BuildOptions())
     assert (pieces.runner, pieces.decode_runner) == (runner, None)
     assert pieces.notes == (f"Computed by plain PyTorch, which is slower: {GCC}.",)
     with pytest.raises(EngineError, match=f"--deterministic cannot be used on this GPU: {GCC}"):
-        _speed_up_gpu(pieces, network, CUDA, Options(deterministic=True))
+        _speed_up_gpu(pieces, network, CUDA, BuildOptions(deterministic=True))
     machine.gpu((7, 5))
     pieces = put_together(a_spec(), fused=False)
-    _speed_up_gpu(pieces, network, CUDA, Options())
+    _speed_up_gpu(pieces, network, CUDA, BuildOptions())
     assert pieces.notes == (), "choosing the device has told it"
 
 
@@ -201,23 +202,21 @@ def test_weights_that_fit_only_quantized_are_refused_with_why_they_are_expanded(
     machine.gpu((9, 0))
     machine.patch.setattr(on_gpu, "triton_problem", lambda device: GCC)
     machine.patch.setattr("engine.kernels.native.library.problem", lambda: "there is none")
-    notes = ["The weights of this file (Q4_0) are expanded from 5 GB to 16 GB."]
+    note = "The weights of this file (Q4_0) are expanded from 5 GB to 16 GB."
+    plan = LoadPlan(Target(torch.bfloat16, CUDA), a_spec(), [], {}, notes=(note,))
 
-    def load(files: ModelFiles, on_note: Any, **options: Any) -> None:
-        for note in notes:
-            on_note(note)
+    def load(plan: Any, on_progress: Any) -> None:
         raise TooLargeError("The model needs 16 GB of memory on cuda, but 12 GB are free.")
 
-    machine.patch.setattr(weight_loading, "load_model", load)
+    machine.patch.setattr(loading, "fill_network", load)
     with pytest.raises(TooLargeError) as caught:
-        weight_loading.read_model(ModelFiles("x"), torch.bfloat16, CUDA, "auto", None)
+        loading.load_here(plan)
     assert str(caught.value) == (
         f"The quantised weights have to be expanded ({GCC}): The model needs 16 GB of memory on cuda, but 12 GB are "
         "free."
     )
-    notes.clear()
     with pytest.raises(TooLargeError, match=r"^The model needs 16 GB"):
-        weight_loading.read_model(ModelFiles("x"), torch.bfloat16, CUDA, "auto", None)
+        loading.load_here(replace(plan, notes=()))
 
 
 def test_the_note_about_expanded_weights(tmp_path: Path) -> None:
@@ -246,7 +245,7 @@ def test_an_amd_gpu_computes_with_plain_torch_and_a_note_says_so() -> None:
     assert pick_dtype("auto", CUDA) is torch.bfloat16
     assert choose_attention("auto", CUDA, torch.bfloat16, 64) == AttentionChoice("sdpa", 32)
     assert [reason is None for _, reason in usable_backends(CUDA)] == [False, False, True]
-    assert weight_loading.packs(torch.bfloat16, CUDA) is None
+    assert loading.packs(torch.bfloat16, CUDA) is None
     assert host_call.problem() is not None
     reason = on_gpu.problem(CUDA)
     assert reason is not None

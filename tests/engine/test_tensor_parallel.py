@@ -29,6 +29,7 @@ from engine.device import DeviceChoice
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.execute.group import Group
+from engine.load_options import LoadOptions
 from engine.machine import memory_check
 from engine.machine.memory_check import MemoryNeed, fewest_ranks
 from engine.parallel import ranks
@@ -143,12 +144,10 @@ def test_a_rank_that_cannot_load_says_why(
 ) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
-    order = ranks.Order.of
+    words_of = ranks.words_of
     # Rank 0 reads the model that is there, the others one that is not.
     monkeypatch.setattr(
-        ranks.Order,
-        "of",
-        lambda files, **given: replace(order(files, **given), folder=str(tmp_path / "none")),
+        ranks, "words_of", lambda files, options: words_of(replace(files, folder=tmp_path / "none"), options)
     )
     with pytest.raises(EngineError, match="none") as failure:
         Engine.load(str(broken), device="cpu", dtype="float32", tensor_parallel=2)
@@ -258,10 +257,13 @@ def test_auto_takes_as_few_gpus_as_have_room(
     monkeypatch.setattr(memory_check, "available_memory", lambda device: int(needed * share))
     monkeypatch.setattr(
         memory_check,
-        "memory_need",
-        lambda *_, ranks, **__: MemoryNeed(needed // ranks, needed // ranks, 0, 0),
+        "need_of_plan",
+        lambda _, options: MemoryNeed(
+            needed // options.tensor_parallel, needed // options.tensor_parallel, 0, 0
+        ),
     )
-    assert fewest_ranks(ModelFiles("any"), "auto", "auto", "auto", None, "auto") == found
+    monkeypatch.setattr(memory_check, "_plan", lambda *_: None)
+    assert fewest_ranks(ModelFiles("any"), LoadOptions()) == found
 
 
 def test_a_cpu_is_not_divided_unasked(folder: Path) -> None:

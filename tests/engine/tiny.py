@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.engine import Engine
+from engine.execute.build_options import BuildOptions
 from engine.schedule.loop import Loop
 from models.load import load_model
 from models.network import Network
@@ -205,15 +206,15 @@ def tiny_engine(
     if not (folder / "config.json").exists():
         write_checkpoint(folder, config or tiny_qwen3(vocab_size=272, max_position_embeddings=1024))
     network = load_model(files_of(folder), dtype=dtype, device=torch.device(device))
+    small = {"block_size": 4, "max_chunk": 64, "attention": "sdpa", "fused": False, "threads": 1}
     engine = TinyEngine(
         Loop(),
         network,
         tokenizer,
+        BuildOptions(decode_runner=False, **(small | options)),  # a script is followed on the host
         name="tiny",
         device=torch.device(device),
-        decode_runner=False,  # a script is followed on the host
         dtype=dtype,
-        **{"block_size": 4, "max_chunk": 64, "attention": "sdpa", "fused": False, "threads": 1, **options},
     )
     engine.scripted = ScriptedModel(network)
     engine._pieces.runner._model = engine.scripted

@@ -10,6 +10,7 @@ import torch
 from engine import SamplingParams
 from engine.cache.rows import Rows
 from engine.engine import Engine
+from engine.execute.build_options import BuildOptions
 from engine.schedule.loop import Loop
 from engine.schedule.sequence import Sequence
 from models.load import load_model
@@ -45,9 +46,9 @@ def an_engine(
     tokenizer = tiny_tokenizer()
     if not ends:
         tokenizer.stop_ids = frozenset()
-    options = {"attention": "sdpa", "block_size": 32, "context": 1500} | options
+    given = BuildOptions(**({"attention": "sdpa", "block_size": 32, "context": 1500} | options))
     engine = loop.call(
-        lambda: GpuEngine(loop, network, tokenizer, name="tiny", device=DEVICE, dtype=dtype, **options)
+        lambda: GpuEngine(loop, network, tokenizer, given, name="tiny", device=DEVICE, dtype=dtype)
     )
     engine.network = network
     try:

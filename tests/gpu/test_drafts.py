@@ -47,7 +47,7 @@ def drafted_engine(folders: tuple[Path, Path], name: str, **options: Any) -> Ite
     """Provide an engine whose draft model is a different model, or a copy of its own."""
     draft: Network = load_model(files_of(folders[name == "random"]), dtype=torch.bfloat16, device=DEVICE)
     options = {"ends": True, "streams": 8, "deterministic": True} | options
-    with an_engine(folders[0], draft=draft, draft_name=name, **options) as engine:
+    with an_engine(folders[0], drafter=draft, draft_name=name, **options) as engine:
         engine._engine_step.jumps = False  # when an answer jumps depends on the other streams
         yield engine
 

@@ -14,6 +14,7 @@ from engine.execute.cuda.prefill import FusedPrefill
 from engine.params import SamplingParams
 from models.assemble import TensorStore, assemble
 from models.load import load_model
+from models.load_plan import LoadPlan, Target
 from models.network import Network
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer, uniform
@@ -78,7 +79,7 @@ def drawn(spec: ModelSpec, dtype: torch.dtype) -> Network:
             numbers *= 3
         kept = torch.float32 if group in exact else dtype
         plain[group] = numbers.to(BF16).to(kept)
-    return assemble(spec, TensorStore(plain), spec.max_positions, dtype, GPU)
+    return assemble(LoadPlan(Target(dtype, GPU), spec, [], {}), TensorStore(plain))
 
 
 @pytest.fixture(scope="module", params=list(SPECS))

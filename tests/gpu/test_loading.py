@@ -12,6 +12,7 @@ import models.weights.staging
 from engine.execute.profile_run import activation_bytes
 from models.families.registry import load_spec
 from models.load import fill_network, load_model
+from models.load_plan import Target, plan_tensors
 from models.progress import Progress
 from models.reference.decoder import Decoder
 from models.weights.checkpoint import read_safetensors
@@ -70,7 +71,9 @@ def test_small_pieces_of_large_tensors_do_not_overtake_each_other(tmp_path: Path
         piece_bytes=1 << 14, pieces=2, readers=2
     )  # every buffer is used again some hundred times
     spec = load_spec(files_of(folder))
-    far = fill_network(spec, read_safetensors(folder), BF16, GPU, positions=256, staging=staging)
+    far = fill_network(
+        plan_tensors(spec, read_safetensors(folder), Target(BF16, GPU, context_length=256)), staging=staging
+    )
     near = dict(tensors_in(load_model(files_of(folder), dtype=BF16, device=CPU)))
     assert all(torch.equal(tensor.cpu(), near[name]) for name, tensor in tensors_in(far))
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from engine import SamplingParams
-from engine.build import Options
 from engine.cache.host_memory import PromptCosts
 from engine.engine import Engine
+from engine.execute.build_options import BuildOptions
 from tests.gpu.engines import (
     CONFIGS,
     DEVICE,
@@ -38,7 +38,7 @@ pytest.importorskip("triton")
 
 BF16 = torch.bfloat16
 deterministic = pytest.mark.skipif(
-    "deterministic" not in {field.name for field in fields(Options)}, reason="there is no such option"
+    "deterministic" not in {field.name for field in fields(BuildOptions)}, reason="there is no such option"
 )
 
 

@@ -20,12 +20,14 @@ from engine import SamplingParams
 from engine.attention.sdpa import SdpaBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.execute.cpu.weight_loading import read_model
+from engine.execute.build_options import BuildOptions
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.packed import ordered_plane_args, packed_embedding, packed_product
 from engine.execute.cuda.tiles import LANES, Tile
+from engine.execute.loading import gpu_room, load_here, plan_here
 from engine.execute.tuning.store import load_table
 from engine.kernels.triton.packed_linear import packed_linear_kernel
+from engine.load_options import LoadOptions
 from engine.schedule.loop import Loop
 from models.load import load_model
 from models.network import Network, Weight
@@ -226,12 +228,14 @@ def engine_of(path: Path, expanded: bool = False, **options: Any) -> Iterator[Gp
     def read() -> Network:
         if expanded:
             return load_model(files_of(path), dtype=BF16, device=DEVICE, quantize="none")
-        return read_model(files_of(path), BF16, DEVICE, "auto", None)[0]
+        return load_here(
+            plan_here(files_of(path), BF16, DEVICE, LoadOptions(), room=gpu_room(BF16, DEVICE, None))
+        )
 
     network = loop.call(read)
-    options = {"context": 1500, "num_blocks": 600, "streams": len(TEXTS)} | options
+    given = BuildOptions(**({"context": 1500, "num_blocks": 600, "streams": len(TEXTS)} | options))
     engine = loop.call(
-        lambda: GpuEngine(loop, network, tokenizer, name="packed", device=DEVICE, dtype=BF16, **options)
+        lambda: GpuEngine(loop, network, tokenizer, given, name="packed", device=DEVICE, dtype=BF16)
     )
     engine.network = network
     try:

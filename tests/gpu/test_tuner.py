@@ -9,8 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from engine.build import Options, build
+from engine.build import build
 from engine.cache.kv_cache import KVCache
+from engine.execute.build_options import BuildOptions
 from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.kernel_configs import KernelConfigs, numbers, table_cuts
@@ -96,7 +97,7 @@ def test_the_next_start_uses_what_was_found(
     name = "1 to 8 rows: 4096 x 1024"
 
     def cuts(**options: Any) -> KernelConfigs:
-        pieces = build(network, GPU, torch.bfloat16, Options(context=1024, **options), ())
+        pieces = build(network, GPU, torch.bfloat16, BuildOptions(context=1024, **options), ())
         assert pieces.decode_runner is not None
         assert isinstance(pieces.decode_runner.program, FusedDecoder)
         return pieces.decode_runner.program.cuts
@@ -112,4 +113,4 @@ def test_the_next_start_uses_what_was_found(
     identity = {**machine_identity(GPU), "model": model_identity(network)}
     store.keep(identity, Tuning("tiny", {name: other}, {"1": (2e-4, 1e-4)}))
     assert taken() == other
-    assert taken(tuned=False) == taken(deterministic=True) == usual
+    assert taken(tune=False) == taken(deterministic=True) == usual

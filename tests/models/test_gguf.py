@@ -14,7 +14,8 @@ from models.errors import ModelError
 from models.families.registry import load_spec
 from models.files import ModelFiles
 from models.hub.inspect import describe
-from models.load import fill_network, load_model, read_tensors
+from models.load import fill_network, load_model
+from models.load_plan import Target, plan_tensors, read_tensors
 from models.network import ExpertWeights
 from models.progress import Progress
 from models.weights import block_formats
@@ -237,7 +238,9 @@ PACKED = {
 def test_streamed_weights_are_the_same(config: Any, kind: Kind, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(config), kind)
     spec, tensors, names, _ = read_tensors(files_of(path))
-    streamed = fill_network(spec, tensors, torch.float32, CPU, staging=Staging(1024), names=names)
+    streamed = fill_network(
+        plan_tensors(spec, tensors, Target(torch.float32, CPU), names), staging=Staging(1024)
+    )
     assert torch.equal(run(streamed, TOKENS), run(load(path), TOKENS))
 
 

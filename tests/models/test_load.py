@@ -17,7 +17,8 @@ import models.weights.staging
 from models.errors import ModelError
 from models.families.family import GGUF_NAMES, NAMES
 from models.families.registry import load_spec
-from models.load import _Filling, fill_network, load_model, read_tensors
+from models.load import _Filling, fill_network, load_model
+from models.load_plan import Target, plan_tensors, read_tensors
 from models.progress import Progress
 from models.weights import block_formats
 from models.weights.checkpoint import StoredTensor, read_safetensors
@@ -47,16 +48,8 @@ def streamed(
 ) -> Any:
     names = GGUF_NAMES if path.suffix == ".gguf" else NAMES
     given = tensors or read_tensors(files_of(path))[1]
-    return fill_network(
-        load_spec(files_of(path)),
-        given,
-        dtype,
-        CPU,
-        on_progress=on_progress,
-        positions=256,
-        staging=staging,
-        names=names,
-    )
+    target = Target(dtype, CPU, context_length=256)
+    return fill_network(plan_tensors(load_spec(files_of(path)), given, target, names), on_progress, staging)
 
 
 def same_weights(one: Any, other: Any) -> bool:
@@ -216,9 +209,11 @@ def test_a_model_too_large_for_a_gpu_is_told_what_fits(folder: Path, monkeypatch
     monkeypatch.setattr(models.load, "available_bytes", lambda device: free[device.type])
     spec, tensors = load_spec(files_of(folder)), read_safetensors(folder)
 
+    target = Target(torch.float32, torch.device("cuda"), context_length=256)
+
     def refusal() -> str:
         with pytest.raises(ModelError) as caught:
-            fill_network(spec, tensors, torch.float32, torch.device("cuda"), positions=256)
+            fill_network(plan_tensors(spec, tensors, target))
         assert "\n" not in str(caught.value)
         return str(caught.value)
 

@@ -24,7 +24,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from models.errors import ModelError
 from models.families.registry import spec_of_hf
-from models.load import fill_network, load_model, read_tensors
+from models.load import fill_network, load_model
+from models.load_plan import Target, plan_tensors, read_tensors
 from models.network import ExpertWeights, NormWeights
 from models.reference.decoder import Decoder, _norm
 from models.reference.products import _native_linear, _upcast_linear, choose_product
@@ -234,7 +235,9 @@ def test_experts_that_are_stored_in_one_tensor_are_the_same(tmp_path: Path) -> N
     save_file(tensors, folder / "model.safetensors")
     assert torch.equal(without(folder, lambda spec: spec), expected)
     spec, stored, names, _ = read_tensors(files_of(folder))
-    streamed = fill_network(spec, stored, torch.float32, CPU, staging=Staging(1024), names=names)
+    streamed = fill_network(
+        plan_tensors(spec, stored, Target(torch.float32, CPU), names), staging=Staging(1024)
+    )
     assert torch.equal(run(streamed, TOKENS), expected)
     name = "model.layers.1.mlp.experts.down_proj"
     down = tensors[name]

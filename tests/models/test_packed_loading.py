@@ -7,7 +7,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GGUF
 
-from models.load import bytes_to_load, fill_network, load_model, needed_bytes, read_tensors
+from models.load import fill_network, load_model
+from models.load_plan import Target, needed_bytes, plan_load, plan_tensors, read_tensors
 from models.network import ExpertWeights, Network, Weight
 from models.weights.matching import match
 from models.weights.packed_groups import choose_packed, expansion_note
@@ -37,7 +38,8 @@ KINDS = {
 def filled(path: Path, staging: Staging | None) -> Network:
     spec, tensors, names, _ = read_tensors(files_of(path))
     packed = choose_packed(tensors, match(spec, tensors, names))
-    return fill_network(spec, tensors, torch.float32, CPU, staging=staging, names=names, packed=packed)
+    plan = plan_tensors(spec, tensors, Target(torch.float32, CPU), names, packed=packed)
+    return fill_network(plan, staging=staging)
 
 
 def numbers(weight: Weight) -> torch.Tensor:
@@ -77,8 +79,8 @@ def test_the_memory_that_is_asked_for_is_what_planes_take(tmp_path: Path) -> Non
     tables = network.positions * 64 * 4
     needed = needed_bytes(spec, torch.float32, network.positions, None, packed)
     assert needed == network.nbytes + tables
-    asked: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "quantize": "auto", "longest": None}
-    assert bytes_to_load(files_of(path), **asked, packs=lambda spec: True)[1] == needed
+    plan = plan_load(files_of(path), Target(torch.float32, CPU, packs=lambda spec: True))
+    assert plan.nbytes == needed
 
 
 @pytest.mark.parametrize(

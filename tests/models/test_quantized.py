@@ -18,7 +18,8 @@ import models.load
 from models.errors import ModelError
 from models.families.family import NAMES
 from models.families.registry import spec_of_hf
-from models.load import _Filling, fill_network, load_model, needed_bytes, read_tensors
+from models.load import _Filling, fill_network, load_model
+from models.load_plan import Target, needed_bytes, plan_tensors, read_tensors
 from models.network import LayerWeights, Network, Weight
 from models.progress import Progress
 from models.reference.decoder import Decoder
@@ -409,14 +410,15 @@ def test_a_load_that_failed_leaves_nothing_and_can_be_tried_again(
 
     spec, tensors, names, _ = read_tensors(files_of(path))
     kinds = choose_kinds(tensors, match(spec, tensors, names), way, CPU)
+    plan = plan_tensors(spec, tensors, Target(torch.float32, CPU), names, kinds=kinds)
     with pytest.raises(CancelledError) as caught:
-        fill_network(spec, tensors, torch.float32, CPU, on_progress=fail, kinds=kinds, names=names)
+        fill_network(plan, fail)
     gc.collect()
     assert len(held) > 10
     # Even while the error is still held, as it is while a user reads it.
     assert caught.value.__traceback__ is not None
     assert [ref() for ref in held if ref() is not None] == []
-    model = fill_network(spec, tensors, torch.float32, CPU, kinds=kinds, names=names)
+    model = fill_network(plan)
     assert torch.equal(run(model, TOKENS), run(load(path, way), TOKENS))
 
 

@@ -20,7 +20,8 @@ from models.errors import ModelError
 from models.hub.inspect import describe
 from models.hub.manifest import manifest_path, read_manifest
 from models.hub.verify import verify
-from models.load import fill_network, load_model, read_tensors
+from models.load import fill_network, load_model
+from models.load_plan import Target, plan_tensors, read_tensors
 from models.network import Weight
 from models.progress import Progress
 from models.quantizing.activations import divergence, measure, places
@@ -138,11 +139,12 @@ def test_calibrated_weights_are_nearer_than_those_of_the_option(config: Any, tmp
     outliers(random_model(config)).save_pretrained(tmp_path)
     spec, tensors, names, _ = read_tensors(files_of(tmp_path))
     found = match(spec, tensors, names)
-    network = fill_network(spec, tensors, torch.float32, CPU, names=names)
+    plan = plan_tensors(spec, tensors, Target(torch.float32, CPU), names)
+    network = fill_network(plan)
     known, unknown = windows([(i * i + 3 * i) % 150 for i in range(1500)])
     held = calibrate(tensors, found, measure(network, known), whole=False)
     option = load_model(files_of(tmp_path), dtype=torch.float32, device=CPU, quantize="int4")
-    ours = quantizing._in_blocks(spec, tensors, names, held)
+    ours = quantizing._in_blocks(plan, held)
     assert ours.nbytes <= option.nbytes
     assert divergence(network, ours, unknown) < divergence(network, option, unknown)
 

@@ -12,11 +12,13 @@ from torch import Tensor
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.unusual import unusual_layers
 from engine.batch import Span, StepBatch
-from engine.build import Options, build
+from engine.build import build
 from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
+from engine.execute.build_options import BuildOptions
 from models.features import Feature, features
-from models.load import fill_network, needed_bytes
+from models.load import fill_network
+from models.load_plan import Target, needed_bytes, plan_tensors
 from models.network import Network
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope, ropes
@@ -195,7 +197,7 @@ def network_of(spec: ModelSpec, tensors: dict[str, Tensor], names: Names, quanti
     """Load the network as from a file."""
     found = stored(tensors)
     kinds = choose_kinds(found, match(spec, found, names), quantize, CPU)
-    return fill_network(spec, found, torch.float32, CPU, kinds=kinds, names=names)
+    return fill_network(plan_tensors(spec, found, Target(torch.float32, CPU), names, kinds=kinds))
 
 
 class Engine:
@@ -327,7 +329,8 @@ def test_experts_and_learned_positions_stay_plain_where_the_rest_is_in_blocks(qu
 def test_a_network_with_learned_positions_has_no_more_of_them() -> None:
     spec = small(learned_positions=True)
     tensors, names = checkpoint(spec, 0)
-    network = fill_network(spec, stored(tensors), torch.float32, CPU, positions=4 * POSITIONS, names=names)
+    target = Target(torch.float32, CPU, context_length=4 * POSITIONS)
+    network = fill_network(plan_tensors(spec, stored(tensors), target, names))
     assert network.positions == POSITIONS
     assert network_of(spec, tensors, names).positions == POSITIONS
 
@@ -339,4 +342,4 @@ def test_an_engine_refuses_layers_with_different_heads() -> None:
     with pytest.raises(
         EngineError, match=r"^Small cannot be run: it has attention heads that differ from layer"
     ):
-        build(network, CPU, torch.float32, Options(), ())
+        build(network, CPU, torch.float32, BuildOptions(), ())

@@ -20,11 +20,13 @@ from chatterm.server.service import ChatMessage, Generation, RequestError
 from engine.cache.computing import MOST_ROWS, computing_bytes
 from engine.cache.sizing import USEFUL_CONTEXT, beside_weights
 from engine.errors import EngineError, GpuLostError, OutOfRoomError
+from engine.load_options import LoadOptions
 from engine.machine import memory_check
 from engine.machine.memory_check import MemoryNeed, mapped_bytes, memory_need
 from models.errors import NoRoomError, TooLargeError
 from models.files import ModelFiles
-from models.load import load_model, needed_bytes
+from models.load import load_model
+from models.load_plan import needed_bytes
 from models.weights.share import Share
 from tests.chatterm.server.conftest import Tinies, serving
 from tests.engine.tiny import TinyEngine
@@ -253,7 +255,7 @@ def test_the_weights_are_counted_as_they_are_loaded(
     folder: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_check, "available_bytes", lambda device: 10**6)
-    need = memory_need(files_of(folder), "cpu", dtype, "auto", None)
+    need = memory_need(files_of(folder), LoadOptions("cpu", dtype))
     network = load_model(files_of(folder), dtype=getattr(torch, dtype), device=CPU)
     tables = needed_bytes(network.spec, getattr(torch, dtype), 256) - needed_bytes(
         network.spec, getattr(torch, dtype), 0
@@ -268,7 +270,7 @@ def test_it_fits_where_a_useful_conversation_fits_beside_it(
 ) -> None:
     def need(free: int, context: int | None = None, mapped: int = 0) -> MemoryNeed:
         monkeypatch.setattr(memory_check, "available_bytes", lambda device: free)
-        return memory_need(files_of(folder), "cpu", "float32", "auto", context, mapped)
+        return memory_need(files_of(folder), LoadOptions("cpu", "float32", context=context), mapped)
 
     weights = need(0).weights
     per_token = 3 * 2 * 2 * 16 * 4
@@ -287,17 +289,17 @@ def test_a_gpu_s_memory_is_asked_where_the_model_would_run_there(
     asked = []
     monkeypatch.setattr(memory_check, "pick_device", lambda name: SimpleNamespace(device=cuda))
     monkeypatch.setattr(memory_check, "pick_dtype", lambda name, device: torch.bfloat16)
-    monkeypatch.setattr(memory_check, "packs", lambda dtype, device: None)
+    monkeypatch.setattr("engine.execute.loading.packs", lambda dtype, device: None)
     monkeypatch.setattr(memory_check, "available_bytes", lambda device: asked.append(device) or 10**9)
-    found = memory_need(files_of(folder), "auto", "auto", "auto", None, mapped=10**8)
+    found = memory_need(files_of(folder), LoadOptions(), mapped=10**8)
     assert asked == [cuda]
     assert found.free == 10**9  # mapped weights are in the host's memory
     spec = load_model(files_of(folder), dtype=torch.bfloat16, device=CPU).spec
     assert found.beside == beside_weights(spec, torch.bfloat16, cuda, None)
     assert found.beside > beside_weights(spec, torch.bfloat16, CPU, USEFUL_CONTEXT)
-    eight = memory_need(files_of(folder), "auto", "auto", "auto", None, ranks=8)
+    eight = memory_need(files_of(folder), LoadOptions(tensor_parallel=8))
     assert eight.least == eight.weights == found.weights // 8
-    two = memory_need(files_of(folder), "auto", "auto", "auto", None, ranks=2)
+    two = memory_need(files_of(folder), LoadOptions(tensor_parallel=2))
     kv = [
         need.beside - computing_bytes(Share(0, ranks, spec).spec, MOST_ROWS, torch.bfloat16, cuda)
         for ranks, need in ((2, two), (8, eight))

@@ -19,6 +19,7 @@ from engine.kernels.triton.experts import down_kernel
 from engine.kernels.triton.grouped_gemm import count_kernel, place_kernel
 from engine.kernels.triton.routing import choose_kernel
 from models.assemble import TensorStore, assemble
+from models.load_plan import LoadPlan, Target
 from models.network import ExpertWeights, Network
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer, uniform
@@ -60,7 +61,7 @@ def a_network(spec: ModelSpec) -> Network:
         group: random(*shape, seed=seed) / shape[-1] ** 0.5
         for seed, (group, shape) in enumerate(group_shapes(list(slots(spec))).items())
     }
-    return assemble(spec, TensorStore(plain), spec.max_positions, torch.float32, CPU)
+    return assemble(LoadPlan(Target(torch.float32, CPU), spec, [], {}), TensorStore(plain))
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from engine.execute.cuda.prefill import FusedPrefill
 from engine.execute.cuda.tiles import Tile
 from models.assemble import TensorStore, assemble
 from models.load import load_model
+from models.load_plan import LoadPlan, Target
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights, Weight
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, Norm, Rope, uniform
@@ -189,7 +190,7 @@ def a_network(spec: Experts, hidden: int) -> Network:
         tied=True,
     )
     plain = {group: torch.zeros(shape) for group, shape in group_shapes(list(slots(whole))).items()}
-    return assemble(whole, TensorStore(plain), 64, torch.float32, CPU)
+    return assemble(LoadPlan(Target(torch.float32, CPU), whole, [], {}), TensorStore(plain))
 
 
 QWEN = tiny_qwen3_moe(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine import SamplingParams
+from engine.execute.build_options import BuildOptions
 from engine.execute.compatibility import not_native
 from engine.execute.cpu.products import ROWS, NativeProduct
 from engine.kernels.native.library import Pool
@@ -84,12 +85,10 @@ def test_the_engine_picks_them(config: Any, tmp_path: Path) -> None:
         Loop(),
         network,
         tokenizer,
+        BuildOptions(block_size=4, max_chunk=8, threads=2),
         name="tiny",
         device=CPU,
         dtype=torch.float32,
-        block_size=4,
-        max_chunk=8,
-        threads=2,
     )
     try:
         figures = engine.figures()
