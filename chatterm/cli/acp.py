@@ -2,28 +2,19 @@
 
 import os
 import sys
-from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from chatterm.cli import options
-from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from engine.errors import EngineError
 
 
+@options.takes(options.THINKING, options.MACHINE, without=("disk_gb", "keep_alive"))
 def acp(
     invocation: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help=f"{options.ASKED} Default: smollm2.",
-            show_default=False,
-            autocompletion=model_names,
-        ),
-    ] = None,
+    model: options.AskedModel = None,
     tools: Annotated[
         str,
         typer.Option(
@@ -35,21 +26,7 @@ def acp(
     ] = "",
     preset: options.Preset = None,
     system: options.System = None,
-    think: options.Think = "auto",
-    think_cache: options.ThinkCache = "exact",
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    quantize: options.Quantize = "auto",
-    kv_dtype: options.KVDtype = "auto",
-    context: options.Context = None,
-    draft: options.Draft = None,
-    threads: options.Threads = None,
-    attention: options.Attention = "auto",
-    no_graph: options.NoGraph = False,
-    no_tune: options.NoTune = False,
-    tensor_parallel: options.TensorParallel = "1",
-    deterministic: options.Deterministic = False,
-    no_server: options.NoServer = False,
+    **shared: Any,
 ) -> None:
     """Answer an editor (Zed, Toad, ...) that speaks the Agent Client Protocol on standard input and output.
 
@@ -65,10 +42,8 @@ def acp(
         raise WrongUsage(
             "chatterm acp is started by an editor; docs/editors.md says how to set up Zed and Toad."
         )
-    if system is not None:
-        options.check_utf8(system)
     options.check_model(model)
-    chosen = replace(options.engine_options(invocation), system=system, think=think)
+    chosen = options.chat_options(invocation)
     of_preset: set[str] = set()
     if preset is not None:
         chosen, stated, of_preset = options.with_preset(chosen, preset, invocation)
@@ -86,7 +61,7 @@ def acp(
     from chatterm.acp.serve import serve
     from chatterm.sessions.store import SessionStore
 
-    with options.answering(name, chosen, no_server, remotes=preferences.remotes) as backend:
+    with options.answering(name, chosen, shared["no_server"], remotes=preferences.remotes) as backend:
         store = SessionStore.open() if preferences.sessions.save else None
         is_saved = serve(
             backend,

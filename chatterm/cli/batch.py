@@ -7,26 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, cast
 
 import typer
 
 from chatterm.cli import options
-from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 
 
+@options.takes(
+    options.SAMPLING, options.THINKING, options.MACHINE, without=("think_cache", "disk_gb", "keep_alive")
+)
 def batch(
     invocation: typer.Context,
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL",
-            help="As in chatterm run. It may be left out: FILE then comes first, and the default model answers.",
-            show_default=False,
-            autocompletion=model_names,
+        options.model_argument(
+            "As in chatterm run. It may be left out: FILE then comes first, and the default model answers."
         ),
     ],
     file: Annotated[
@@ -38,32 +37,7 @@ def batch(
         typer.Option("-o", "--output", metavar="FILE", help="Where the results go; - is standard output."),
     ] = "-",
     system: options.System = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    seed: options.Seed = None,
-    max_tokens: options.MaxTokens = None,
-    stop: options.Stop = None,
-    stop_repetition: options.StopRepetition = None,
-    speculation: options.Speculation = None,
-    think: options.Think = "auto",
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    quantize: options.Quantize = "auto",
-    kv_dtype: options.KVDtype = "auto",
-    context: options.Context = None,
-    draft: options.Draft = None,
-    threads: options.Threads = None,
-    attention: options.Attention = "auto",
-    no_graph: options.NoGraph = False,
-    no_tune: options.NoTune = False,
-    tensor_parallel: options.TensorParallel = "1",
-    deterministic: options.Deterministic = False,
-    no_server: options.NoServer = False,
+    **shared: Any,
 ) -> None:
     """Answer the requests in FILE, many at once; one result a line, in their order.
 
@@ -109,7 +83,7 @@ def batch(
             if output == "-"
             else Results.open(output, source)
         )
-        with options.answering(model, chosen, no_server, remotes=preferences.remotes) as backend:
+        with options.answering(model, chosen, shared["no_server"], remotes=preferences.remotes) as backend:
             run = Batch(backend, source, results, json.dumps(settings, sort_keys=True).encode())
             try:
                 run.answer()

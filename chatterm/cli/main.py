@@ -1,13 +1,11 @@
 """The command line. Heavy imports are inside the commands, so that `--help` answers at once."""
 
 import errno
-import gc
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -15,14 +13,14 @@ from chatterm.cli import options, usage
 from chatterm.cli.acp import acp
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
-from chatterm.cli.library import LibraryOption, find_documents, library_app
+from chatterm.cli.library import library_app
 from chatterm.cli.mcp import mcp_app
 from chatterm.cli.option_parsers import parse_device
-from chatterm.cli.prompts import checked_prompts, checked_texts
+from chatterm.cli.run import run
 from chatterm.cli.serve import serve
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
-from chatterm.cli.usage import WrongUsage, check_alone, check_output, check_theme, check_trace
+from chatterm.cli.usage import WrongUsage, check_trace
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 from models.errors import ModelError
@@ -111,237 +109,7 @@ def chatterm(
     usage.check_surroundings()
 
 
-@app.command()
-def run(
-    invocation: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help=f"{options.ASKED} Default: smollm2.",
-            show_default=False,
-            autocompletion=model_names,
-        ),
-    ] = None,
-    question: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="Answer this prompt and exit, as with -p.", show_default=False),
-    ] = None,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-p",
-            "--prompt",
-            metavar="TEXT",
-            help="Answer this prompt and exit; repeat for more turns.",
-            show_default=False,
-        ),
-    ] = None,
-    continue_last: Annotated[
-        bool, typer.Option("-c", "--continue", help="Continue the latest session.")
-    ] = False,
-    session: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Continue this session, given by id, title or part of the title."),
-    ] = None,
-    save: Annotated[
-        bool,
-        typer.Option("--save", help="Save a -p conversation as a session to continue later."),
-    ] = False,
-    parallel: Annotated[
-        bool,
-        typer.Option("--parallel", help="Answer each -p on its own, all at once, instead of turn by turn."),
-    ] = False,
-    answers: Annotated[
-        int,
-        typer.Option("-n", "--answers", metavar="N", min=1, max=1000, help="Print N answers to each prompt."),
-    ] = 1,
-    inline: Annotated[
-        bool,
-        typer.Option("--inline", help="Chat in plain text, line by line, for pipes and screen readers."),
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print a JSON object per turn: text, reasoning, finish_reason, stats."),
-    ] = False,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Print statistics of each turn on standard error.")
-    ] = False,
-    tools: options.Tools = None,
-    allow_changes: options.AllowChanges = False,
-    library: LibraryOption = None,
-    preset: options.Preset = None,
-    system: options.System = None,
-    theme: options.Theme = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    seed: options.Seed = None,
-    max_tokens: options.MaxTokens = None,
-    stop: options.Stop = None,
-    stop_repetition: options.StopRepetition = None,
-    speculation: options.Speculation = None,
-    schema: options.Schema = None,
-    json_object: options.JsonObject = False,
-    regex: options.Regex = None,
-    think: options.Think = "auto",
-    think_cache: options.ThinkCache = "exact",
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    quantize: options.Quantize = "auto",
-    kv_dtype: options.KVDtype = "auto",
-    context: options.Context = None,
-    draft: options.Draft = None,
-    threads: options.Threads = None,
-    attention: options.Attention = "auto",
-    no_graph: options.NoGraph = False,
-    no_tune: options.NoTune = False,
-    tensor_parallel: options.TensorParallel = "1",
-    deterministic: options.Deterministic = False,
-    disk_gb: options.DiskGb = None,
-    no_server: options.NoServer = False,
-    keep_alive: options.KeepAlive = None,
-) -> None:
-    """Chat with MODEL; with TEXT, -p or text on standard input, answer and exit.
-
-    Piped text goes before the first -p (with --parallel, before each), separated by a blank line; with --inline, each
-    line of it is a message.
-
-    The answer goes to standard output, everything else to standard error.
-    """
-    chosen = options.chat_options(invocation)
-    check_output()
-    check_theme(theme)
-    options.check_model(model)
-    if (tools is not None or allow_changes) and (
-        inline or parallel or answers > 1 or not (prompt or question)
-    ):
-        raise WrongUsage("--tools is for one conversation with -p; in the chat, /tools switches tools on.")
-    of_preset: set[str] = set()
-    if preset is not None:
-        chosen, stated, of_preset = options.with_preset(chosen, preset, invocation)
-        model, tools = model or stated.model, tools or ",".join(stated.tools or ()) or None
-    if allow_changes and tools is None:
-        raise WrongUsage("--allow-changes applies to --tools; add --tools NAMES.")
-    if question:
-        prompt = [" ".join(question), *(prompt or [])]
-    if inline and as_json:
-        raise WrongUsage("--inline writes plain text; leave out --json.")
-    if parallel or answers > 1:
-        check_alone(answers, **{"--inline": inline, "--save": save, "--continue": continue_last})
-        if session is not None or (answers > 1 and not parallel and len(prompt or []) > 1):
-            raise WrongUsage(
-                "--session continues one conversation; leave out --parallel and -n."
-                if session is not None
-                else "-n answers one prompt, or each with --parallel; add --parallel, or use one -p."
-            )
-    prompts = checked_texts(prompt or []) if inline else checked_prompts(prompt or [], each=parallel)
-    if not prompts and (parallel or answers > 1):
-        raise WrongUsage("--parallel and -n need a prompt; add -p TEXT, or pipe text in.")
-    if not prompts and not inline:
-        if as_json or stats:
-            raise WrongUsage("--json and --stats need a prompt; add -p TEXT, or pipe text in.")
-        if not sys.stdout.isatty():
-            raise WrongUsage(
-                "The chat screen needs a terminal; add -p TEXT or pipe text in to get an answer here."
-            )
-    if schema is not None or json_object or regex is not None:
-        from chatterm.cli import constraints
-
-        chosen = replace(chosen, constraint=constraints.parse_constraint(schema, json_object, regex))
-    resume: dict[str, Any] = {}
-    if continue_last and session is not None:
-        raise WrongUsage("--continue and --session cannot be combined; use one of them.")
-    if library is not None:
-        if continue_last or session is not None:
-            raise WrongUsage("A session keeps the documents that it began with; leave out --library.")
-        chosen = replace(chosen, documents=find_documents(library))
-    if continue_last or session is not None:
-        from chatterm.sessions.resume import find_session, resumed
-
-        earlier = find_session(session)
-        given = {
-            name: options.is_given(invocation, name) or name in of_preset for name in ("think", "think_cache")
-        }
-        chosen = resumed(chosen, earlier, **given)
-        model = model or earlier.model or None
-        resume["session"] = earlier.id
-    from chatterm.settings.settings import SessionSettings, with_settings
-
-    preferences = options.preferences()
-    stays = options.parse_keep_alive(keep_alive, preferences, no_server)
-    decided = (
-        options.decided(invocation) | of_preset | ({"system", "think", "think_cache"} if resume else set())
-    )
-    chosen_sampling = dict(chosen.sampling)
-    chosen = with_settings(chosen, preferences, decided)
-    if parallel or answers > 1:
-        chosen = replace(chosen, streams=min(len(prompts) * answers, options.MOST_STREAMS))
-    model = model or preferences.model.name
-    if model is None and not prompts and not resume and _is_terminal():
-        from chatterm.cli.first_run import first_model
-
-        model = first_model(chosen.device, chosen.dtype)
-    from models.hub.default import DEFAULT_MODEL
-
-    name = DEFAULT_MODEL if model is None else model
-    with options.answering(name, chosen, no_server, stays, preferences.remotes) as backend:
-        if inline:
-            from chatterm.cli.inline.chat import run_inline
-
-            first = [f"/tools {tools}", *prompts] if tools is not None else prompts
-            code = run_inline(
-                backend, first=first, stats=stats, sampling=chosen_sampling, settings=preferences, **resume
-            )
-            raise typer.Exit(code)
-        if not prompts:
-            gc.disable()  # the first frame is drawn sooner; run_app enables it again
-            from chatterm.app import run_app
-
-            check_theme(preferences.screen.theme)
-            if save:
-                preferences = replace(preferences, sessions=SessionSettings(save=True))
-            raise typer.Exit(
-                run_app(
-                    backend,
-                    theme=theme,
-                    settings=preferences,
-                    sampling=chosen_sampling,
-                    tools=tools or "",
-                    **resume,
-                )
-            )
-        if parallel or answers > 1:
-            from chatterm.cli.parallel import answer_all
-
-            seed = chosen.sampling.get("seed")
-            if seed is not None:
-                options.checked_sampling({"seed": seed + answers - 1})
-            names = prompt if parallel else None  # without the piped text
-            code = answer_all(backend, prompts, answers, names=names, seed=seed, as_json=as_json, stats=stats)
-            raise typer.Exit(code)
-        from chatterm.cli.oneshot import answer
-
-        chosen_sampling = dict(chosen.sampling)
-        if tools is not None:
-            from chatterm.cli.headless_tools import HeadlessTools
-
-            resume["tools"] = HeadlessTools(tools, allow_changes, Path.cwd())
-        code = answer(
-            backend, prompts, as_json=as_json, stats=stats, save=save, sampling=chosen_sampling, **resume
-        )
-        raise typer.Exit(code)
-
-
-def _is_terminal() -> bool:
-    """Return whether the standard streams are a terminal, so that a person can be asked."""
-    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
-
-
+app.command()(run)
 app.command()(batch)
 app.command()(serve)
 app.command()(acp)

@@ -1,10 +1,11 @@
 """The options shared by the commands that use a model, and functions that read them."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
@@ -13,6 +14,7 @@ from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
+from engine.load_options import LoadOptions
 
 if TYPE_CHECKING:
     from chatterm.backends.backend import Backend, ChatOptions
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from chatterm.backends.remote.address import Remote
     from chatterm.settings.presets import SavedPreset
     from chatterm.settings.settings import Settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Options = Mapping[str, Parameter]
 
 MODEL = (
     "A catalogue name (smollm2, qwen3:0.6b, ...), a Hub id (owner/name, optional @revision), "
@@ -29,31 +34,16 @@ ASKED = (
     f"{MODEL[:-1]}; or a model on a server: openai://HOST:PORT/MODEL, ollama://HOST:PORT/MODEL, "
     "or a remote from the settings (NAME or NAME/MODEL)."
 )
-_MODEL = typer.Argument(metavar="MODEL", help=MODEL, show_default=False, autocompletion=model_names)
-ModelArgument = Annotated[str, _MODEL]
-OptionalModel = Annotated[str | None, _MODEL]
-MOST_STREAMS = 64
-"""The most answers for which the KV cache reserves whole contexts; shorter answers leave room for more."""
-_SAMPLING = "Sampling (defaults: the model's, then chatterm's)"
-_FORMAT = "Format of the answers"
-_MACHINE = "Machine"
-_THINKING = "Thinking"
 
-Tools = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAMES",
-        help="With -p: let the model use these tools in this folder without asking: read, search, fetch; "
-        "write, run and MCP servers only with --allow-changes.",
-        show_default=False,
-    ),
-]
-AllowChanges = Annotated[
-    bool,
-    typer.Option(
-        "--allow-changes", help="Let tools named by --tools write files, run commands and ask MCP servers."
-    ),
-]
+
+def model_argument(help: str, **more: Any) -> Any:
+    """Return the argument MODEL, whose names Tab completes."""
+    return typer.Argument(metavar="MODEL", help=help, show_default=False, autocompletion=model_names, **more)
+
+
+ModelArgument = Annotated[str, model_argument(MODEL)]
+OptionalModel = Annotated[str | None, model_argument(MODEL)]
+AskedModel = Annotated[str | None, model_argument(f"{ASKED} Default: smollm2.")]
 Preset = Annotated[
     str | None,
     typer.Option(
@@ -63,282 +53,197 @@ Preset = Annotated[
     ),
 ]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")]
-Theme = Annotated[str | None, typer.Option(metavar="NAME", help="The colour theme.")]
-Temperature = Annotated[
-    float | None, typer.Option(help="0 always picks the most likely token.", rich_help_panel=_SAMPLING)
-]
-TopK = Annotated[
-    int | None,
-    typer.Option(help="Sample from the k most likely tokens; 0 means all.", rich_help_panel=_SAMPLING),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(
-        help="Sample from the most likely tokens whose probabilities add up to p.",
-        rich_help_panel=_SAMPLING,
+MOST_STREAMS = 64
+"""The most answers for which the KV cache reserves whole contexts; shorter answers leave room for more."""
+
+
+def _option(
+    help: str, *flags: str, kind: Any = Parameter.empty, default: Any = None, **more: Any
+) -> Parameter:
+    """Return an option; without `kind`, its type and default are those of the field of LoadOptions."""
+    info = typer.Option(default, *flags, help=help, **more)
+    return Parameter("option", Parameter.KEYWORD_ONLY, default=info, annotation=kind)
+
+
+def _panel(title: str, **options: Parameter) -> Options:
+    """Return these options of a panel of the help, by name."""
+    kinds, usual = get_type_hints(LoadOptions), LoadOptions()
+    for name, option in options.items():
+        option.default.rich_help_panel = title
+        if option.annotation is Parameter.empty:
+            option.default.default = getattr(usual, name)
+            options[name] = option.replace(annotation=kinds[name])
+    return {name: option.replace(name=name) for name, option in options.items()}
+
+
+SAMPLING = _panel(
+    "Sampling (defaults: the model's, then chatterm's)",
+    temperature=_option("0 always picks the most likely token.", kind=float | None),
+    top_k=_option("Sample from the k most likely tokens; 0 means all.", kind=int | None),
+    top_p=_option("Sample from the most likely tokens whose probabilities add up to p.", kind=float | None),
+    min_p=_option("Drop tokens less likely than this fraction of the top one.", kind=float | None),
+    repetition_penalty=_option("Above 1 discourages repeating earlier tokens.", kind=float | None),
+    presence_penalty=_option("Above 0 discourages tokens already in the answer.", kind=float | None),
+    frequency_penalty=_option(
+        "Above 0 discourages tokens by how often they are in the answer.", kind=float | None
     ),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(
-        help="Drop tokens less likely than this fraction of the top one.", rich_help_panel=_SAMPLING
-    ),
-]
-RepetitionPenalty = Annotated[
-    float | None,
-    typer.Option(help="Above 1 discourages repeating earlier tokens.", rich_help_panel=_SAMPLING),
-]
-PresencePenalty = Annotated[
-    float | None,
-    typer.Option(help="Above 0 discourages tokens already in the answer.", rich_help_panel=_SAMPLING),
-]
-FrequencyPenalty = Annotated[
-    float | None,
-    typer.Option(
-        help="Above 0 discourages tokens by how often they are in the answer.", rich_help_panel=_SAMPLING
-    ),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="The same seed, the same text for the same conversation.", rich_help_panel=_SAMPLING),
-]
-StopRepetition = Annotated[
-    bool | None,
-    typer.Option(
-        help="Stop an answer that repeats itself endlessly; on by default for models on this machine.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-Speculation = Annotated[
-    Literal["auto", "off", "suffix", "draft"] | None,
-    typer.Option(
-        help="Guess what comes next, and check several tokens at once: from what was said before (suffix), by the "
-        "draft model, or by both (auto). The text stays the same.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(help="The maximum length of an answer, in tokens.", rich_help_panel=_SAMPLING),
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(
+    seed=_option("The same seed, the same text for the same conversation.", kind=int | None),
+    max_tokens=_option("The maximum length of an answer, in tokens.", kind=int | None),
+    stop=_option(
+        "Stop when this text is generated; repeatable.",
+        kind=list[str] | None,
         metavar="TEXT",
-        help="Stop when this text is generated; repeatable.",
-        rich_help_panel=_SAMPLING,
         show_default=False,
     ),
-]
-Schema = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="Each answer is JSON that matches this JSON schema.", rich_help_panel=_FORMAT
+    stop_repetition=_option(
+        "Stop an answer that repeats itself endlessly; on by default for models on this machine.",
+        kind=bool | None,
     ),
-]
-JsonObject = Annotated[
-    bool, typer.Option("--json-object", help="Each answer is a JSON object.", rich_help_panel=_FORMAT)
-]
-Regex = Annotated[
-    str | None,
-    typer.Option(
-        metavar="REGEX",
-        help="Each answer matches this regular expression as a whole.",
-        rich_help_panel=_FORMAT,
+    speculation=_option(
+        "Guess what comes next, and check several tokens at once: from what was said before (suffix), by the "
+        "draft model, or by both (auto). The text stays the same.",
+        kind=Literal["auto", "off", "suffix", "draft"] | None,
     ),
-]
-Think = Annotated[
-    Literal["auto", "on", "off"],
-    typer.Option(help="Whether a reasoning model thinks before it answers.", rich_help_panel=_THINKING),
-]
-ThinkCache = Annotated[
-    Literal["exact", "mask"],
-    typer.Option(
-        help="After thinking: recompute the answer without it (exact), or keep both cached and hide "
-        "the thinking (mask).",
-        rich_help_panel=_THINKING,
+)
+FORMAT = _panel(
+    "Format of the answers",
+    schema=_option("Each answer is JSON that matches this JSON schema.", kind=str | None, metavar="FILE"),
+    json_object=_option("Each answer is a JSON object.", "--json-object", kind=bool, default=False),
+    regex=_option(
+        "Each answer matches this regular expression as a whole.", kind=str | None, metavar="REGEX"
     ),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|cpu|cuda|cuda:N",
-        help="Where the model runs; cuda:1 is the second GPU.",
-        rich_help_panel=_MACHINE,
+)
+THINKING = _panel(
+    "Thinking",
+    think=_option(
+        "Whether a reasoning model thinks before it answers.",
+        kind=Literal["auto", "on", "off"],
+        default="auto",
     ),
-]
-Dtype = Annotated[
-    Literal["auto", "bfloat16", "float32", "float16"],
-    typer.Option(help="The number format used for computing.", rich_help_panel=_MACHINE),
-]
-Quantize = Annotated[
-    Literal["auto", "none", "int8", "int4"],
-    typer.Option(
-        help="Weights: quantised as in the file (auto), expanded (none), or plain ones quantised to 8 or 4 bits.",
-        rich_help_panel=_MACHINE,
+    think_cache=_option(
+        "After thinking: recompute the answer without it (exact), or keep both cached and hide the thinking (mask).",
+        kind=Literal["exact", "mask"],
+        default="exact",
     ),
-]
-KVDtype = Annotated[
-    Literal["auto", "bf16", "fp16", "fp8", "int8"],
-    typer.Option(
-        "--kv-dtype",
-        help="The KV cache: as the model computes (auto), or 8 bits per number, which halves the memory "
-        "that long contexts take and the data read for each token.",
-        rich_help_panel=_MACHINE,
+)
+MACHINE = _panel(
+    "Machine",
+    device=_option("Where the model runs; cuda:1 is the second GPU.", metavar="auto|cpu|cuda|cuda:N"),
+    dtype=_option(
+        "The number format used for computing.",
+        kind=Literal["auto", "bfloat16", "float32", "float16"],
+        default="auto",
     ),
-]
-Context = Annotated[
-    int | None,
-    typer.Option(min=1, help="The context size: maximum tokens in a conversation.", rich_help_panel=_MACHINE),
-]
-Draft = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL",
-        help="A small model of the same family that guesses what comes next; auto: the catalogue's, if it "
+    quantize=_option(
+        "Weights: quantised as in the file (auto), expanded (none), or plain ones quantised to 8 or 4 bits."
+    ),
+    kv_dtype=_option(
+        "The KV cache: as the model computes (auto), or 8 bits per number, which halves the memory "
+        "that long contexts take and the data read for each token."
+    ),
+    context=_option("The context size: maximum tokens in a conversation.", min=1),
+    draft=_option(
+        "A small model of the same family that guesses what comes next; auto: the catalogue's, if it "
         "is on this machine; none: no such model. The text stays the same.",
-        rich_help_panel=_MACHINE,
+        metavar="MODEL",
         show_default=False,
         autocompletion=model_names,
     ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
+    threads=_option(
+        "CPU threads. Default: all physical cores except slow ones; of more than two, the screen gets one.",
         min=1,
-        help="CPU threads. Default: all physical cores except slow ones; of more than two, the screen gets one.",
-        rich_help_panel=_MACHINE,
     ),
-]
-Attention = Annotated[
-    Literal["auto", "flash", "triton", "sdpa"],
-    typer.Option(
-        help="The attention kernels; chatterm doctor lists those that work here.",
-        rich_help_panel=_MACHINE,
+    attention=_option(
+        "The attention kernels; chatterm doctor lists those that work here.",
+        kind=Literal["auto", "flash", "triton", "sdpa"],
+        default="auto",
     ),
-]
-NoGraph = Annotated[
-    bool,
-    typer.Option("--no-graph", help="Decode on a GPU without CUDA graphs.", rich_help_panel=_MACHINE),
-]
-NoTune = Annotated[
-    bool,
-    typer.Option(
+    no_graph=_option("Decode on a GPU without CUDA graphs.", "--no-graph", kind=bool, default=False),
+    no_tune=_option(
+        "On a GPU: neither measure how its kernels run fastest nor use earlier measurements.",
         "--no-tune",
-        help="On a GPU: neither measure how its kernels run fastest nor use earlier measurements.",
-        rich_help_panel=_MACHINE,
+        kind=bool,
+        default=False,
     ),
-]
-Deterministic = Annotated[
-    bool,
-    typer.Option(
-        "--deterministic",
-        help="On a GPU: the same text for the same conversation and seed, whatever else runs at the same time. Slower.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-TensorParallel = Annotated[
-    str,
-    typer.Option(
+    tensor_parallel=_option(
+        "How many GPUs share the work of every layer; auto: the fewest that have room for the model.",
+        kind=str,
+        default="1",
         metavar="N|auto",
-        help="How many GPUs share the work of every layer; auto: the fewest that have room for the model.",
-        rich_help_panel=_MACHINE,
     ),
-]
-DiskGb = Annotated[
-    float | None,
-    typer.Option(
+    deterministic=_option(
+        "On a GPU: the same text for the same conversation and seed, whatever else runs at the same time. Slower.",
+        "--deterministic",
+    ),
+    disk_gb=_option(
+        "Disk space for the KV cache of saved conversations, so that they continue at once after a "
+        "restart; 0: none.",
         min=0,
         metavar="GB",
-        help="Disk space for the KV cache of saved conversations, so that they continue at once after a "
-        "restart; 0: none.",
-        rich_help_panel=_MACHINE,
         show_default=False,
     ),
-]
-NoServer = Annotated[
-    bool,
-    typer.Option(
+    no_server=_option(
+        "Load the model in this process, even if a chatterm server is running.",
         "--no-server",
-        help="Load the model in this process, even if a chatterm server is running.",
-        rich_help_panel=_MACHINE,
+        kind=bool,
+        default=False,
     ),
-]
-KeepAlive = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        help="Keep the model loaded for the next chatterm run, until it has not been used for this long: "
+    keep_alive=_option(
+        "Keep the model loaded for the next chatterm run, until it has not been used for this long: "
         "30m, 2h, forever; 0: do not keep it. chatterm ps shows it, chatterm stop frees it.",
-        rich_help_panel=_MACHINE,
+        kind=str | None,
+        metavar="TIME",
         show_default=False,
     ),
-]
+)
 
 
-def engine_options(invocation: typer.Context) -> "ChatOptions":
-    """Return the options of a server's command line: how models are loaded and what is cached."""
-    from chatterm.backends.backend import ChatOptions
+def of_fields(kind: type) -> Options:
+    """Return the options that the fields of a dataclass are, each annotated with what Typer shows of it."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        part.name: Parameter(
+            part.name, Parameter.KEYWORD_ONLY, default=part.default, annotation=hints[part.name]
+        )
+        for part in fields(kind)
+    }
 
-    given = invocation.params
-    same = [
-        "think_cache",
-        "dtype",
-        "quantize",
-        "kv_dtype",
-        "context",
-        "threads",
-        "attention",
-        "deterministic",
-    ]
-    return ChatOptions(
-        **{name: given[name] for name in same},
-        device=parse_device(given["device"]),
-        graphs=not given["no_graph"],
-        tune=not given["no_tune"],
-        tensor_parallel=parse_ranks(given["tensor_parallel"]),
-        disk_gb=parse_disk(given.get("disk_gb")),
-        draft=parse_draft(given.get("draft")),
-    )
+
+def takes(*groups: Options, without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Give a command these options behind its own; it gets their values as keywords."""
+    shared = [option for group in groups for name, option in group.items() if name not in without]
+
+    def give(command: Command) -> Command:
+        own = [p for p in signature(command).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+        command.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]
+        return command
+
+    return give
 
 
 def chat_options(invocation: typer.Context) -> "ChatOptions":
-    """Return the options of a chat's command line, with defaults for those not given.
+    """Return the options of a command line, with defaults for those that it does not have.
 
     Raises WrongUsage for a value out of range, and for text that is not UTF-8.
     """
     from chatterm.backends.backend import ChatOptions
-    from chatterm.settings.settings import SamplingSettings
 
     given = invocation.params
-    names = [part.name for part in fields(SamplingSettings)]
-    sampling = {name: given[name] for name in names if given[name] not in (None, [], ())}
+    names = {*(part.name for part in fields(LoadOptions)), "system", "think", "think_cache"}
+    sampling = {name: given[name] for name in SAMPLING if given.get(name) not in (None, [], ())}
     if "stop" in sampling:
         sampling["stop"] = tuple(sampling["stop"])
-    for text in (given["system"] or "", *sampling.get("stop", ())):
+    for text in (given.get("system") or "", *sampling.get("stop", ())):
         check_utf8(text)
-    same = (
-        "dtype",
-        "quantize",
-        "kv_dtype",
-        "context",
-        "threads",
-        "attention",
-        "deterministic",
-        "system",
-        "think",
-        "think_cache",
-    )
-    return ChatOptions(
-        **{name: given[name] for name in same if name in given},
-        device=parse_device(given["device"]),
-        graphs=not given["no_graph"],
-        tune=not given["no_tune"],
-        tensor_parallel=parse_ranks(given["tensor_parallel"]),
-        disk_gb=parse_disk(given.get("disk_gb")),
-        draft=parse_draft(given.get("draft")),
-        sampling=checked_sampling(sampling),
-    )
+    chosen: dict[str, Any] = {name: given[name] for name in names & given.keys()} | {
+        "device": parse_device(given["device"]),
+        "graphs": not given["no_graph"],
+        "tune": not given["no_tune"],
+        "tensor_parallel": parse_ranks(given["tensor_parallel"]),
+        "disk_gb": parse_disk(given.get("disk_gb")),
+        "draft": parse_draft(given["draft"]),
+    }
+    return ChatOptions(**chosen, sampling=checked_sampling(sampling) if sampling else {})
 
 
 def with_preset(
@@ -433,19 +338,8 @@ def parse_keep_alive(given: str | None, settings: "Settings", no_server: bool) -
 
 
 def decided(invocation: typer.Context) -> set[str]:
-    """Return the fields of ChatOptions for which the command line overrides the settings."""
-    names = {
-        "device",
-        "context",
-        "threads",
-        "disk_gb",
-        "draft",
-        "system",
-        "tensor_parallel",
-        "think",
-        "think_cache",
-    } & invocation.params.keys()
-    found = {name for name in names if is_given(invocation, name)}
+    """Return the names of what the command line decides, which the settings then do not."""
+    found = {name for name in invocation.params if is_given(invocation, name)}
     return found | {"tune"} if invocation.params.get("no_tune") else found
 
 

@@ -4,13 +4,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from chatterm.cli import options
 from chatterm.cli.option_parsers import seconds_given
-from chatterm.cli.shell_completion import model_names
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -26,15 +25,13 @@ def long_ones(running: int) -> int:
     return max(_FEWEST, running // _SHORT)
 
 
+@options.takes(options.THINKING, options.MACHINE, without=("think", "no_server", "keep_alive"))
 def serve(
     invocation: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="Load this model at once, as in chatterm run; others are loaded when they are asked for.",
-            show_default=False,
-            autocompletion=model_names,
+        options.model_argument(
+            "Load this model at once, as in chatterm run; others are loaded when they are asked for."
         ),
     ] = None,
     host: Annotated[
@@ -64,20 +61,7 @@ def serve(
             min=1, help="The most tokens a request may have, prompt and answer together.", show_default=False
         ),
     ] = None,
-    think_cache: options.ThinkCache = "exact",
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    quantize: options.Quantize = "auto",
-    kv_dtype: options.KVDtype = "auto",
-    context: options.Context = None,
-    draft: options.Draft = None,
-    threads: options.Threads = None,
-    attention: options.Attention = "auto",
-    no_graph: options.NoGraph = False,
-    no_tune: options.NoTune = False,
-    tensor_parallel: options.TensorParallel = "1",
-    deterministic: options.Deterministic = False,
-    disk_gb: options.DiskGb = None,
+    **_: Any,
 ) -> None:
     """Keep models loaded for other programs and terminals, until Ctrl+C.
 
@@ -94,7 +78,7 @@ def serve(
     from chatterm.settings.settings import with_settings
 
     chosen = with_settings(
-        options.engine_options(invocation), options.preferences(), options.decided(invocation)
+        options.chat_options(invocation), options.preferences(), options.decided(invocation)
     )
     chosen = replace(chosen, streams=long_ones(max_running), system=None, sampling={})
     make_web = _web(host, port, api_key_file, max_running, max_context_per_request)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from chatterm.backends.backend import (
     TokenEvent,
     TurnStats,
 )
-from chatterm.cli import constraints
+from chatterm.cli import constraints, options
 from chatterm.cli.main import app, call
 from chatterm.cli.prompts import checked_prompts
 from chatterm.cli.usage import WrongUsage, command_line
 from chatterm.commands.registry import COMMANDS
 from chatterm.sessions.store import SessionStore
+from chatterm.settings.settings import SamplingSettings
 from models.hub.catalogue import DEFAULT_MODEL
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.counting import PATIENCE
@@ -120,6 +122,10 @@ def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest
             "stop": ("A", "B"),
         },
     )
+
+
+def test_all_that_can_be_set_of_the_sampling_is_an_option() -> None:
+    assert options.SAMPLING.keys() == {part.name for part in fields(SamplingSettings)}
 
 
 def test_without_options_the_model_decides(backends: list[EchoBackend]) -> None:
