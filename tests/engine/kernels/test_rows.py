@@ -1,5 +1,7 @@
 """Rows of a decode step: each gets bit for bit what it gets alone, in Triton's interpreter."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.cuda.prefix_groups import choose_sharing
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import (
+    FEW,
     MOST_CHUNKS,
     SMALLEST,
     AttentionSplit,
@@ -31,6 +34,7 @@ pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
 )
 SLOTS, BLOCK, BLOCKS = 9, 16, 17
+LIMITS = [640 << i for i in range(9)]
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -209,16 +213,17 @@ def test_many_rows_that_share_a_prefix_give_what_they_give_without_sharing(model
     assert torch.equal(cache, written)
 
 
+def ways(rows: int) -> list[tuple[int, AttentionSplit | None]]:
+    """Return the numbers of KV heads, and the splits, that matter for so many rows."""
+    if rows > FEW:
+        return [(8, None)]
+    return [*((heads, None) for heads in (1, 2, 4, 8, 32)), *((8, split) for split in SPLITS)]
+
+
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 64, 256])
 @pytest.mark.parametrize("window", [1, 12, 639, 640, 4096, 10_240, 40_000])
-@pytest.mark.parametrize(
-    ("heads", "split"), [(1, None), (4, None), (8, None), *((8, split) for split in SPLITS)]
-)
-def test_every_row_of_a_window_belongs_to_one_chunk_of_one_launch(
-    rows: int, window: int, heads: int, split: AttentionSplit | None
-) -> None:
-    split = split if rows <= 8 else None
-    for limit in (640 << i for i in range(9)):
+def test_every_row_of_a_window_belongs_to_one_chunk_of_one_launch(rows: int, window: int) -> None:
+    for (heads, split), limit in itertools.product(ways(rows), LIMITS):
         cuts = choose_chunkings(rows, limit, heads, window, split)
         assert all(cut.chunks <= most_chunks(rows) for cut in cuts)
         for row in {0, 1, window - 1, window, 2 * window + 63, 10239, 10240, limit - 1}:
@@ -226,27 +231,21 @@ def test_every_row_of_a_window_belongs_to_one_chunk_of_one_launch(
                 continue
             (cut,) = (cut for cut in cuts if not cut.end or cut.first <= row < cut.end)
             assert row // cut.rows - max(row - window + 1, 0) // cut.rows < cut.chunks
-            if 1 < rows <= 8:  # as alone, in a step of the context that it needs by itself
+            if 1 < rows <= FEW:  # as alone, in a step of the context that it needs by itself
                 (alone,) = choose_chunkings(1, context_limit(row), heads, window, split)
                 assert (cut.warps, cut.tile, cut.tiles) == (alone.warps, alone.tile, alone.tiles)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 64, 256])
-@pytest.mark.parametrize(
-    ("heads", "split"), [*((heads, None) for heads in (1, 2, 4, 8, 32)), *((8, split) for split in SPLITS)]
-)
-def test_every_row_of_a_sequence_belongs_to_one_chunk_of_one_launch(
-    rows: int, heads: int, split: AttentionSplit | None
-) -> None:
-    split = split if rows <= 8 else None
-    for limit in (640 << i for i in range(9)):
+def test_every_row_of_a_sequence_belongs_to_one_chunk_of_one_launch(rows: int) -> None:
+    for (heads, split), limit in itertools.product(ways(rows), LIMITS):
         cuts = choose_chunkings(rows, limit, heads, None, split)
         for row in {0, 1, 639, 640, 1279, 1280, 10239, 10240, limit // 2, limit - 1}:
             if row >= limit:
                 continue
             (cut,) = (cut for cut in cuts if not cut.end or cut.first <= row < cut.end)
             assert row // cut.rows < cut.chunks <= 80
-            if 1 < rows <= 8:  # as alone
+            if 1 < rows <= FEW:  # as alone
                 (alone,) = choose_chunkings(1, context_limit(row), heads, None, split)
                 size = cuts[0].rows  # as `combine_kernel` counts
                 while row >= size * MOST_CHUNKS:
