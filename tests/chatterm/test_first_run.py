@@ -1,10 +1,10 @@
 """The first run without a model: when something is offered, what, and what becomes of the choice."""
 
 import io
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -140,11 +140,10 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(server: HubServer) -> None
     repo = next(iter(HUB_FILES.values())).repo
     assert hub.in_reach(repo, 30.0)
 
-    def slow(path: str) -> None:
-        time.sleep(1.0)
-
-    server.answer = slow  # type: ignore[assignment]
+    asked = Event()
+    server.answer = lambda path: asked.wait(60.0) and None
     assert not hub.in_reach(repo, 0.05)
+    asked.set()
 
 
 def test_whoever_has_chatted_or_downloaded_before_is_not_asked(

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 from threading import Event
-from time import sleep, time
+from time import time
 from typing import Any
 
 import pytest
@@ -276,7 +276,7 @@ def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: 
         go.set()
         assert list(engine.events(sequence)) == []
     with on_disk(tmp_path, store) as engine:
-        engine._disk._tasks.put(lambda: sleep(0.3))
+        engine._disk._tasks.put(lambda: until(lambda: engine._disk._finished))
         sequence = engine.start(Rows.of(PROMPT), GREEDY)
         engine.close()
         assert sequence.finished.wait(PATIENCE), "nobody is left waiting"

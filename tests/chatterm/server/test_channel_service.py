@@ -230,7 +230,8 @@ async def test_tokens_that_come_before_their_sequence_is_known_are_told_after_it
     def late(*given: Any) -> Any:
         sequence = begin(*given)
         sequence.finished.wait(30.0)
-        time.sleep(0.05)  # the event loop has been woken by then
+        # What woke the event loop before this did has been done by then.
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), served.loop).result(30.0)
         return sequence
 
     with patch.object(held.requests, "begin", late):
