@@ -348,7 +348,11 @@ class ScriptedBackend:
             thought = len(ids) if kind == "reasoning" else thought
             stats = self._stats(script, count, reasoning_count, begun)
             self.last = Outcome(said["answer"], said["reasoning"], None, stats, ids)
-            yield TokenEvent(piece, number, kind, guessed=number in script.guessed)
+            try:
+                yield TokenEvent(piece, number, kind, guessed=number in script.guessed)
+            except GeneratorExit:  # whoever listened has gone
+                reason = FinishReason.CANCELLED
+                break
         calls = script.calls if reason is FinishReason.EOS else ()
         for call in calls:
             ids.append(len(ids))

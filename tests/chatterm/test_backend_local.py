@@ -123,32 +123,6 @@ def test_a_turn_another_answer_and_their_count(backend: LocalBackend) -> None:
     assert backend.used_tokens == empty
 
 
-def test_a_stopped_answer_is_kept(backend: LocalBackend) -> None:
-    events = backend.send("Count to one hundred.")
-    next(events)
-    backend.stop()
-    assert len(list(events)) < 8
-    assert backend.last is not None
-    assert backend.last.finish_reason is FinishReason.CANCELLED
-    assert backend.used_tokens > 0
-
-
-def test_a_message_that_does_not_fit_changes_nothing(backend: LocalBackend) -> None:
-    list(backend.send("Hi."))
-    used = backend.used_tokens
-    with pytest.raises(EngineError, match="does not fit"):
-        next(backend.send("word " * 2000))
-    assert backend.used_tokens == used
-
-
-def test_a_switch_that_fails_early_keeps_the_model(backend: LocalBackend, tmp_path: Path) -> None:
-    list(backend.send("Hi."))
-    with pytest.raises(ModelError):
-        backend.switch(str(tmp_path))
-    assert backend.info is not None
-    assert list(backend.send("Still there?"))
-
-
 def exchange(backend: LocalBackend, user: str, model: str) -> Exchange:
     """The latest answer as a session keeps it."""
     last = backend.last

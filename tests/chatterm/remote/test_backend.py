@@ -248,16 +248,6 @@ def test_stopping_before_a_byte_has_come() -> None:
         gate.set()
 
 
-def test_closing_the_iterator_ends_the_request() -> None:
-    gate = threading.Event()
-    with rough(gated(gate, events(delta("One"), done=False))) as server, chat(server) as backend:
-        running: Any = backend.send("Hi")
-        next(running)
-        running.close()
-        assert (last(backend).text, last(backend).finish_reason) == ("One", FinishReason.CANCELLED)
-        gate.set()
-
-
 def test_continuing_where_the_server_can() -> None:
     with rough(stream(*events(delta("One, "), delta(finish="length"))), said("two.")) as server:
         with chat(server) as backend:

@@ -5,10 +5,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ from chatterm.backends.backend import (
     Document,
     EngineError,
     Exchange,
-    FinishReason,
     Message,
     ModelError,
     Outcome,
@@ -183,35 +181,6 @@ def test_what_is_looked_at_comes_by_itself(served: Served) -> None:
 
 
 LONG = replace(OPTIONS, sampling={**SAMPLING, "max_tokens": 700})
-
-
-def test_stop_ends_an_answer_and_keeps_what_came(served: Served) -> None:
-    backend = remote(options=LONG)
-    gate = Gate(served.engine)
-    events = backend.send("Name a river.")
-    first = [next(events) for _ in range(3)]
-    backend.stop()
-    gate.open_when(lambda: any(sequence.cancelled for sequence in served.running))
-    rest = list(events)
-    last = backend.last
-    assert last is not None
-    assert last.finish_reason is FinishReason.CANCELLED
-    assert len(first) + len(rest) <= len(last.token_ids) <= 7
-    assert last.text == "x" * len(last.token_ids)
-    backend.close()
-
-
-def test_closing_an_answer_keeps_what_came(served: Served) -> None:
-    backend = remote(options=LONG)
-    gate = Gate(served.engine)
-    gate.open_when(lambda: any(sequence.cancelled for sequence in served.running))
-    with closing(cast("Any", backend.send("Name a river."))) as events:
-        next(events)
-    last = backend.last
-    assert last is not None
-    assert last.finish_reason is FinishReason.CANCELLED
-    assert 0 < len(last.token_ids) <= 7
-    backend.close()
 
 
 def test_two_terminals_share_an_engine_and_its_cache(served: Served) -> None:
