@@ -166,12 +166,34 @@ def normed_sums(
     return found
 
 
-@pytest.mark.parametrize("pulls", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_are_normed_as_on_one_gpu(tmp_path: Path, dtype: torch.dtype, pulls: bool) -> None:
+NORMED = [(dtype, pulls) for dtype in (torch.float32, torch.bfloat16) for pulls in (False, True)]
+
+
+def normed(dtype: torch.dtype) -> AllReduceLayout:
+    return replace(PLAN, prompt=3, itemsize=dtype.itemsize)
+
+
+def each_normed(rank: int, folder: Path) -> list[list[list[Tensor]]]:
+    """`normed_sums` of each of NORMED, in the same processes: starting them takes longer than all else."""
+    return [
+        normed_sums(rank, folder / str(number), normed(dtype), dtype, pulls)
+        for number, (dtype, pulls) in enumerate(NORMED)
+    ]
+
+
+@pytest.fixture(scope="module")
+def sums_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[list[Tensor]]]]:
+    folder = tmp_path_factory.mktemp("sums")
+    for number in range(len(NORMED)):
+        (folder / str(number)).mkdir()
+    return run_ranks(PLAN.ranks, each_normed, folder)
+
+
+@pytest.mark.parametrize("number", range(len(NORMED)))
+def test_sums_are_normed_as_on_one_gpu(sums_of_ranks: list[list[list[list[Tensor]]]], number: int) -> None:
     """Of prompts, which ranks read, and of decode steps, which they send."""
-    plan = replace(PLAN, prompt=3, itemsize=dtype.itemsize)
-    of_each = run_ranks(plan.ranks, normed_sums, tmp_path, plan, dtype, pulls)
+    dtype, _ = NORMED[number]
+    plan, of_each = normed(dtype), [found[number] for found in sums_of_ranks]
     for step, (between, (one, *others)) in enumerate(
         zip(norms(dtype) * 2, zip(*of_each, strict=True), strict=True)
     ):
