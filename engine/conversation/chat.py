@@ -475,10 +475,7 @@ class Chat(ChatSettings):
     def _show(self, answer: Answer, sequence: Sequence) -> None:
         """Record which tokens of a finished answer the history shows."""
         start = sequence.output.thinking.answer_start if sequence.output is not None else 0
-        if answer.calls:
-            answer.shown = self._format.call_span(answer.token_ids, start)
-        else:
-            answer.shown = self._format.answer_span(answer.token_ids, answer.text, start)
+        answer.shown = self._format.answer_span(answer.token_ids, answer.text, start, bool(answer.calls))
 
     def _read_calls(self, answer: Answer) -> None:
         """Parse the calls out of a finished answer's text."""

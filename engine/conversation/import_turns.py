@@ -66,14 +66,14 @@ class Adopter:
             answer.text, answer.reasoning = told.text, told.reasoning
             answer.finish_reason = _finish(ended, output.stopped, len(ids) == claimed.ends_at)
             answer.ends_at = claimed.ends_at if answer.finish_reason is FinishReason.CANCELLED else None
-        if answer.calls or told.calls:
-            answer.shown = self.format.call_span(ids, output.thinking.answer_start)
+        calls = bool(answer.calls or told.calls)
+        answer.shown = self.format.answer_span(ids, answer.text, output.thinking.answer_start, calls)
+        if calls:
             are_text = all(
                 tokenizer.is_text(id) or id in shown or at in markers for at, id in enumerate(said)
             )
             is_same = (told.text, told.calls, told.reasoning) == (answer.text, answer.calls, answer.reasoning)
             return cut or (is_same and are_text), answer
-        answer.shown = self.format.answer_span(ids, answer.text, output.thinking.answer_start)
         stopped = claimed.finish_reason is FinishReason.STOP and told.text.startswith(claimed.text)
         return (
             (told.text == answer.text or stopped)

@@ -195,12 +195,19 @@ class PromptFormat:
         answered = self.segments(None, ["x"], [Answer()], generate=False)[0]
         return asked[len(answered) :] if asked[: len(answered)] == answered else []
 
-    def answer_span(self, ids: Sequence[int], text: str, start: int = 0) -> tuple[int, int]:
+    def answer_span(
+        self, ids: Sequence[int], text: str, start: int = 0, has_calls: bool = False
+    ) -> tuple[int, int]:
         """Return the range of the sampled `ids` that the history shows of an answer whose text was `text`.
 
         The text begins after `start` ids of thinking. The template may trim an answer; then whole tokens are left out
-        at its ends.
+        at its ends. An answer with calls is shown without leading blanks and the end-of-turn token.
         """
+        if has_calls:
+            end = len(ids) - (bool(ids) and ids[-1] in self.tokenizer.stop_ids)
+            while 0 < start < end and self.tokenizer.token_bytes(ids[start]).isspace():
+                start += 1
+            return start, end
         shown = self._content("assistant", text)
         if not shown:
             return start, start
@@ -221,14 +228,6 @@ class PromptFormat:
             if shown in decode(ids[begin : last + 1]):
                 return begin, last + 1
         return first, last + 1
-
-    def call_span(self, ids: Sequence[int], start: int) -> tuple[int, int]:
-        """Return the range of an answer with calls that the history shows: no leading blanks, no end-of-turn token."""
-        tokenizer = self.tokenizer
-        end = len(ids) - (bool(ids) and ids[-1] in tokenizer.stop_ids)
-        while 0 < start < end and tokenizer.token_bytes(ids[start]).isspace():
-            start += 1
-        return start, end
 
     def with_system(self, system: str | None, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return `messages`, which begin with the prompt `system`, for this template, even if it takes none."""

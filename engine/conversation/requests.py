@@ -241,10 +241,7 @@ class Requests:
         answer = ended(replace(said), sequence, sequence.stats(), self._engine.tokenizer)
         start = sequence.output.thinking.answer_start if sequence.output is not None else 0
         answer.text, answer.reasoning = said.text, said.reasoning
-        if calls:
-            answer.shown = self._format.call_span(answer.token_ids, start)
-        else:
-            answer.shown = self._format.answer_span(answer.token_ids, said.text, start)
+        answer.shown = self._format.answer_span(answer.token_ids, said.text, start, bool(calls))
         turn = Turn(asked.text, answer, asked.opening)
         self._recall.note(asked.place.key(said.text, calls), turn)
         masks = self._think_cache == "mask"

@@ -1,6 +1,7 @@
 """Prompts with calls: sampled ids stand exactly where the template writes what they spell."""
 
 import json
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.template_prompt import Rendering
 from engine.conversation.turns import Answer, Turn
-from models.text.tokenizer import Tokenizer
+from models.text.tokenizer import PromptPiece, Tokenizer
 from tests.chatterm.server.agent_formats import FORMATS, Format
 from tests.chatterm.server.agent_formats import LLAMA3 as LLAMA3_TEMPLATE
 from tests.engine.tiny import tiny_tokenizer
@@ -152,3 +153,27 @@ def test_what_anyone_writes_about_tools_is_text(format: Format) -> None:
         id for id in plain if not tokenizer.is_text(id)
     ]
     assert "[INST]\ue0000\ue001" in tokenizer.decode(mine, skip_special=False)
+
+
+def test_only_what_changed_is_tokenised_again() -> None:
+    tokenizer = HERMES.tokenizer()
+    messages: list[dict[str, Any]] = []
+    for word in WORDS[:3]:
+        messages += [{"role": "user", "content": word}, {"role": "assistant", "content": word}]
+    answers = {at: Turn("", sampled(tokenizer, HERMES, messages[at], "")) for at in (1, 3, 5)}
+    messages.append({"role": "user", "content": "first"})
+    format, encode, read = PromptFormat(tokenizer), tokenizer.encode_pieces, list[str]()
+
+    def watched(pieces: Sequence[PromptPiece], after: int | None = None) -> list[int]:
+        read.extend(piece.text for piece in pieces)
+        return encode(pieces, after)
+
+    tokenizer.encode_pieces = watched  # type: ignore[method-assign]
+    Rendering(format, None, TOOLS).prompt(messages, answers)
+    whole, messages[-1] = "".join(read), {"role": "user", "content": "first and then"}
+    read.clear()
+    again = Rendering(format, None, TOOLS).prompt(messages, answers)
+    assert whole.count("<|im_start|>user") == 4
+    assert "".join(read).count("<|im_start|>user") == 1, "the last message alone"
+    assert again == Rendering(PromptFormat(tokenizer), None, TOOLS).prompt(messages, answers)
+    tokenizer.close()
