@@ -122,7 +122,7 @@ async def test_who_waits_for_the_prompt_of_another_one_waits_no_longer_than_its_
         answers = asyncio.ensure_future(answers_of(service, asks(deadline_s=0.05)))
         _, found = await asyncio.wait_for(answers, 30)
     assert (found[0]["ids"], found[0]["end"].reason) == ([], "length")
-    assert held.followers == []
+    assert held.waiting_for_prefix == []
 
 
 async def test_who_leaves_while_it_waits_for_the_prompt_of_another_one_is_gone_at_once(
@@ -132,9 +132,9 @@ async def test_who_leaves_while_it_waits_for_the_prompt_of_another_one_is_gone_a
     never = question(served, 1)
     with patch.object(held.requests, "leader", return_value=never):
         asked = asyncio.ensure_future(answers_of(service, asks()))
-        await until(lambda: len(held.followers) == 1)
+        await until(lambda: len(held.waiting_for_prefix) == 1)
         asked.cancel()
-        await until(lambda: not held.followers and not held.users and not held.sequences)
+        await until(lambda: not held.waiting_for_prefix and not held.users and not held.sequences)
 
 
 async def test_who_follows_another_answer_than_the_first_begins_too(
@@ -149,7 +149,7 @@ async def test_who_follows_another_answer_than_the_first_begins_too(
         await until(lambda: bool(late))
     with patch.object(held.requests, "leader", return_value=late[0]):
         follows = asyncio.ensure_future(answers_of(service, asks(messages=None, prompt="Another one.")))
-        await until(lambda: len(held.followers) == 1)
+        await until(lambda: len(held.waiting_for_prefix) == 1)
     submit(late[0])
     _, found = await asyncio.wait_for(follows, 30)
     assert found[0]["ids"]
