@@ -18,7 +18,7 @@ from textual.binding import Binding, BindingType
 from chatterm.backends.backend import Backend, EngineError
 from chatterm.backends.threads import Threads
 from chatterm.backends.worker import Worker
-from chatterm.conversation.session_writer import Keeper
+from chatterm.conversation.session_tree import SessionTree
 from chatterm.screens.chat.palette import Palette, SlashCommands
 from chatterm.screens.chat.screen import ChatScreen
 from chatterm.screens.error_boundary import GuardedApp
@@ -75,7 +75,7 @@ class ChatApp(GuardedApp):
         self.threads = Threads()
         self._on_interrupt: Any = None
         """The earlier handler of SIGINT; None if it was not changed."""
-        self.chat = ChatScreen(backend, self.worker, Keeper(store, session), settings)
+        self.chat = ChatScreen(backend, self.worker, SessionTree(store, session), settings)
         self.chat.conversation.sampling = dict(sampling or {})
         self.chat.tooling.wanted = tools
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from chatterm.acp.dialogue import Dialogue
 from chatterm.backends.backend import Backend, EngineError, Outcome, TokenEvent
-from chatterm.conversation.session_writer import session_info
+from chatterm.conversation.session_tree import session_info
 from chatterm.conversation.visible_history import seen
 from chatterm.sessions.records import SessionInfo
 

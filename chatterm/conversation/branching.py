@@ -3,13 +3,12 @@
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange, TurnStats
 from chatterm.conversation.entries import AnswerEntry, Entry, RetryEntry, UserEntry
 from chatterm.conversation.entry_cache import EntryCache, labels
 from chatterm.conversation.figures import SessionStats
-from chatterm.conversation.session_writer import Keeper
+from chatterm.conversation.session_tree import SessionTree
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import RunningTurn, exchange_stats
 from chatterm.conversation.view import View
@@ -33,11 +32,10 @@ class Prepared:
 class Branching:
     """The state of a conversation. Methods that cannot do what is asked raise EngineError and change nothing."""
 
-    def __init__(self, backend: Backend, keeper: Keeper, view: View, held: BackendHistory) -> None:
+    def __init__(self, backend: Backend, saved: SessionTree, view: View, held: BackendHistory) -> None:
         self._backend = backend
         self._view = view
-        self.keeper = keeper
-        self.tree = Tree()
+        self.saved = saved
         self.turn: RunningTurn | None = None
         """The running answer; of several, the one in front."""
         self.choice: list[RunningTurn] = []
@@ -48,8 +46,6 @@ class Branching:
         self.ended: RunningTurn | None = None
         """The latest finished turn, for its figures."""
         self.show_thinking: bool | None = None
-        self.given_title = ""
-        """The title given to the session; "" if it has none."""
         self._shown = EntryCache(self.tree)
         self._held = held
 
@@ -60,15 +56,19 @@ class Branching:
     # --- state ---
 
     @property
+    def tree(self) -> Tree:
+        return self.saved.tree
+
+    @property
     def path(self) -> list[Exchange]:
         """The selected branch."""
-        return self.tree.path(self.tree.head)
+        return self.saved.path
 
     @property
     def title(self) -> str:
         """The session's title, or one made from its first message; "" before it begins."""
         first = next(iter(self.path), None)
-        return self.given_title or (make_title(first.user) if first is not None else "")
+        return self.saved.info.title or (make_title(first.user) if first is not None else "")
 
     def exchange_of(self, entry: Entry) -> Exchange | None:
         """Return the exchange on the selected branch that an entry belongs to; None if there is none."""
@@ -141,12 +141,11 @@ class Branching:
         elif self.turn is not None:
             self.turn.is_undone = True
             self.stop()
-        elif self.tree.head is None:
+        elif (last := self.saved.go_back()) is None:
             return False
         else:
-            last = self.tree.asked(self.tree[self.tree.head])
             self.ended = None
-            self._go(last.parent)
+            self._follow()
             self._view.give_back(last.user)
         return True
 
@@ -158,10 +157,10 @@ class Branching:
     def redo(self) -> str | None:
         """Redo the message undone last and return its text; None if there is none."""
         self._refuse_while_busy()
-        if not (undone := self.undone):
+        if (redone := self.saved.go_forward()) is None:
             return None
-        self._go([undone[0], *takewhile(lambda exchange: exchange.results, undone[1:])][-1].id)
-        return undone[0].user
+        self._follow()
+        return redone.user
 
     def take_back(self) -> None:
         """Drop the latest entry of the queue; the text of a message goes back into the composer."""
@@ -206,13 +205,13 @@ class Branching:
         return self.entries_of(undone[0])[0]
 
     def _go(self, head: int | None) -> None:
-        self._select(head)
-        self._hold(head)
-        self.show()
+        self.saved.select(head)
+        self._follow()
 
-    def _select(self, head: int | None) -> None:
-        self.tree.select(head)
-        self.keeper.head(head)
+    def _follow(self, changed: Sequence[Exchange] = ()) -> None:
+        """Hold and show the selected branch, in which the exchanges `changed` may look different now."""
+        self._hold(self.tree.head)
+        self.show(changed)
 
     # --- what the model sees ---
 
@@ -225,22 +224,15 @@ class Branching:
     def compact(self, compactions: Sequence[tuple[Exchange, Compaction | None]]) -> None:
         """Set compactions of these exchanges, each of which changes what the model sees up to and including it."""
         self._refuse_while_busy()
-        for exchange, compaction in compactions:
-            exchange.compaction = compaction
-        self._seen_anew([exchange for exchange, _ in compactions])
+        self.saved.set_compactions(compactions)
+        self._follow([exchange for exchange, _ in compactions])
 
     def pin(self, exchange: Exchange) -> bool:
         """Pin or unpin a message with its answer; return whether it is pinned now."""
         self._refuse_while_busy()
-        exchange.is_pinned = not exchange.is_pinned
-        self._seen_anew([exchange])
-        return exchange.is_pinned
-
-    def _seen_anew(self, changed: Sequence[Exchange]) -> None:
-        for exchange in changed:
-            self.keeper.save(self.keeper.session, exchange)
-        self._hold(self.tree.head)
-        self.show(changed)
+        is_pinned = self.saved.toggle_pin(exchange)
+        self._follow([exchange])
+        return is_pinned
 
     # --- what is shown ---
 

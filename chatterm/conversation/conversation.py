@@ -14,7 +14,7 @@ from chatterm.conversation.branching import Branching, Prepared
 from chatterm.conversation.ending import Ending
 from chatterm.conversation.entries import AnswerEntry, RetryEntry, UserEntry
 from chatterm.conversation.figures import SessionStats
-from chatterm.conversation.session_writer import Keeper, session_info
+from chatterm.conversation.session_tree import SessionTree, session_info
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import RunningTurn
 from chatterm.conversation.view import View
@@ -26,8 +26,8 @@ from chatterm.sessions.tree import Tree
 class Conversation(Branching):
     """A conversation. Methods that cannot do what is asked raise EngineError (one line) and change nothing."""
 
-    def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, view: View) -> None:
-        super().__init__(backend, keeper, view, BackendHistory(thread))
+    def __init__(self, backend: Backend, thread: worker.Worker, saved: SessionTree, view: View) -> None:
+        super().__init__(backend, saved, view, BackendHistory(thread))
         self._worker = thread
         self._kept_as: str | None = None
         self.documents = backend.options.documents
@@ -134,7 +134,7 @@ class Conversation(Branching):
             self.ended = chosen
             return self._go(chosen.exchange.id)
         self.turn = chosen
-        self._select(chosen.exchange.id)  # the history gets it once it is over
+        self.saved.select(chosen.exchange.id)  # the history gets it once it is over
         return self.show()
 
     def choose_none(self) -> None:
@@ -156,7 +156,9 @@ class Conversation(Branching):
         prompt, answer = self.entries_of(exchange)
         answer.footer, answer.ending = [], Ending()
         self._hold(exchange.id)
-        turn = RunningTurn(exchange, prompt, answer, monotonic(), fallback=exchange.id, is_resumed=True)
+        turn = RunningTurn(
+            self.saved, exchange, prompt, answer, monotonic(), fallback=exchange.id, is_resumed=True
+        )
         self._begin([turn])
         self._worker.submit(Backend.resume)
 
@@ -177,23 +179,25 @@ class Conversation(Branching):
         """
         turns: list[RunningTurn] = []
         fallback = self.tree.head
+        info = session_info(self._backend, self.sampling, self.documents)
         for name in models or [model] * count:
-            exchange = self.tree.add(parent, prompt.text, name)
-            exchange.results = list(results)
+            exchange = self.saved.add(info, parent, prompt.text, name, results)
             answer = AnswerEntry(show_thinking=self.show_thinking)
             answer.can_answer_now = not self.is_remote
             self._shown.put(exchange, prompt, answer)
             of_several = {"is_retry": is_retry, "is_candidate": count > 1}
-            turns.append(RunningTurn(exchange, prompt, answer, monotonic(), fallback=fallback, **of_several))
-        self.keeper.begin(session_info(self._backend, self.sampling, self.documents))
+            turns.append(
+                RunningTurn(
+                    self.saved, exchange, prompt, answer, monotonic(), fallback=fallback, **of_several
+                )
+            )
         if is_kept:
             turns[0].end(None, monotonic())
-            self.keeper.save(self.keeper.session, turns[0].exchange)
+            self.saved.save(turns[0].exchange)
             self._go(turns[0].exchange.id)
             return
         self._hold(parent)
         if count > 1:
-            self.tree.select(turns[0].exchange.id)
             self.choice = turns.copy()
         self._begin(turns)
         if results:
@@ -209,17 +213,16 @@ class Conversation(Branching):
         """Show and save turns that the backend is about to answer."""
         self.turn, self._running = turns[0], dict(enumerate(turns))
         for turn in turns:
-            turn.session = self.keeper.session
             turn.tick(turn.started, None)
-            self.keeper.save(turn.session, turn.exchange)
-        self.keeper.head(turns[0].exchange.id)
+            turn.saved.save(turn.exchange)
+        self.saved.select(turns[0].exchange.id)
         self.show()
         self._name_cache()
 
     def _name_cache(self) -> None:
         """Have the backend keep the cache on disk under the name of this session."""
-        if self.keeper.session != self._kept_as:
-            self._kept_as = self.keeper.session
+        if self.saved.session != self._kept_as:
+            self._kept_as = self.saved.session
             self._worker.submit(Backend.configure, {"kept_as": self._kept_as})
 
     def info(self) -> SessionInfo:
@@ -252,7 +255,7 @@ class Conversation(Branching):
         turn = self._running.get(index)
         if turn is not None:
             turn.begin(before)
-            self.keeper.save(turn.session, turn.exchange)
+            turn.saved.save(turn.exchange)
 
     def take(self, tokens: Sequence[worker.Token]) -> None:
         """Show and save the next tokens of the running answers."""
@@ -263,7 +266,7 @@ class Conversation(Branching):
             latest = turn.before if turn.is_candidate else self._backend.last
             if latest is not None:
                 turn.note(latest)
-            self.keeper.say(turn.session, turn.exchange, events)
+            turn.saved.say(turn.exchange, events)
 
     def stop(self) -> None:
         if self._running:
@@ -281,7 +284,7 @@ class Conversation(Branching):
         turn.problem = problem
         turn.end(outcome, now)
         if turn.is_dropped:
-            self.keeper.save(turn.session, turn.exchange)
+            turn.saved.save(turn.exchange)
             return
         if not turn.has_begun and (turn.is_candidate or (turn.is_retry and turn.is_stopping)):
             self._withdraw(turn)
@@ -296,7 +299,7 @@ class Conversation(Branching):
         """Save a finished answer, and add its figures to the sums."""
         if not turn.is_candidate:
             self._held.note(self.path)
-        self.keeper.save(turn.session, turn.exchange)
+        turn.saved.save(turn.exchange)
         self.ended = turn
         if turn.stats is not None:
             for sums in (self.stats, self.process):
@@ -314,11 +317,11 @@ class Conversation(Branching):
         if turn.has_begun or turn.is_resumed or turn.exchange.results or is_left:
             self._held.forget()  # how much of it the history holds is unknown
             turn.end(self._backend.last if turn.is_resumed and not turn.has_begun else None, now)
-            self.keeper.save(turn.session, turn.exchange)
+            turn.saved.save(turn.exchange)
             if not turn.is_dropped:
                 self._hold(self.tree.head)
         elif turn.is_dropped:
-            self.keeper.drop(turn.session, turn.exchange.id)
+            turn.saved.drop(turn.exchange)
         else:
             self._withdraw(turn)
             if not turn.is_retry:
@@ -328,12 +331,11 @@ class Conversation(Branching):
     def _withdraw(self, turn: RunningTurn) -> None:
         """Remove an exchange whose answer never began. The other candidates, if any, can still be chosen."""
         was_head = turn.exchange.id == self.tree.head
-        self.tree.drop(turn.exchange.id)
+        turn.saved.drop(turn.exchange)
         self._shown.drop(turn.exchange)
-        self.keeper.drop(turn.session, turn.exchange.id)
         self.choice = [other for other in self.choice if other is not turn]
         if self.choice:
-            self._select(self.choice[0].exchange.id)
+            self.saved.select(self.choice[0].exchange.id)
             self.show()
         elif was_head:
             self._held.forget()
@@ -345,8 +347,7 @@ class Conversation(Branching):
         """Begin a new conversation; running answers are stopped and kept in the old one."""
         self._drop()
         self.take_all_back()
-        self.keeper.leave()
-        self._begin_with(Tree(), "")
+        self._begin_with(SessionTree(self.saved.store))
         self._held.note([])
         self._name_cache()
         self._worker.submit(Backend.reset)
@@ -361,8 +362,7 @@ class Conversation(Branching):
     def open(self, session: str | None, tree: Tree, title: str = "", made: Prepared | None = None) -> None:
         """Continue a saved session; `made` holds what was prepared of it."""
         self._drop()
-        self.keeper.session = session
-        self._begin_with(tree, title, made)
+        self._begin_with(SessionTree(self.saved.store, session, tree, SessionInfo(title=title)), made)
         self.take_all_back()
         self._name_cache()
         self._held.forget()
@@ -377,9 +377,9 @@ class Conversation(Branching):
         """Mark the backend's history as unknown."""
         self._held.forget()
 
-    def _begin_with(self, tree: Tree, title: str, made: Prepared | None = None) -> None:
-        made = made or self.prepared(tree)
-        self.tree, self.given_title = tree, title
+    def _begin_with(self, saved: SessionTree, made: Prepared | None = None) -> None:
+        made = made or self.prepared(saved.tree)
+        self.saved = saved
         self._shown, self.stats = made.shown, made.stats
         self.ended = None
         self.show(made=made.entries)

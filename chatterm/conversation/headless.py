@@ -2,8 +2,6 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from chatterm.backends.backend import (
@@ -17,7 +15,7 @@ from chatterm.backends.backend import (
     ToolResult,
 )
 from chatterm.conversation.compaction import PINNED, nth
-from chatterm.conversation.session_writer import session_info
+from chatterm.conversation.session_tree import SessionTree, session_info
 from chatterm.conversation.visible_history import compacted, seen, sees_last
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tool_calls_json import results_text
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from chatterm.sessions.store import SessionStore
 
 
-class Talk:
+class Talk(SessionTree):
     """A conversation of one thread; every call blocks. Errors that the user can cause are EngineError and ModelError.
 
     An answer is a generator: closing it, or an interrupt in it, stops the answer and keeps the text so far.
@@ -44,27 +42,22 @@ class Talk:
 
         Raises SessionError if `session` cannot be read.
         """
+        info, tree, _ = store.load(session) if store is not None and session is not None else (None, None, "")
+        super().__init__(store, session, tree, info)
         self._backend = backend
-        self._store = store
         self.sampling = dict(sampling or {})
-        self.session = session
-        """The session that is written; None before the first message."""
-        self.info = SessionInfo()
-        self.tree = Tree()
-        if store is not None and session is not None:
-            self.info, self.tree, _ = store.load(session)
 
     @property
-    def path(self) -> list[Exchange]:
-        """The exchanges of the branch."""
-        return self.tree.path(self.tree.head)
+    def problem(self) -> str:
+        """A line while data stays in memory only, and once if the session was deleted elsewhere; otherwise ""."""
+        return super().problem or self.was_deleted
 
     def begin(self) -> None:
         """Hand the history to the backend. Call it once the model is loaded, and again after a switch."""
-        if self._store is not None and self.session is not None:
+        if self.store is not None and self.session is not None:
             self._backend.configure({"kept_as": self.session})
         if self.tree.head is not None:
-            self._backend.load_path(seen(self.path))
+            self._hold(self.tree.head)
 
     def ask(self, text: str) -> Generator[TokenEvent, None, None]:
         """Send a message. If it is refused, nothing changes."""
@@ -76,15 +69,14 @@ class Talk:
 
     def keep(self, results: Sequence[ToolResult]) -> None:
         """Save the results of the last answer's tool calls, if the user stopped before the model was told."""
-        exchange = self.tree.add(self.tree.head, results_text(results), self._backend.model)
-        exchange.results = list(results)
-        self._open_session()
-        self._save(exchange, None, ended=True)
+        exchange = self._add(self.tree.head, results_text(results), results)
+        self._end(exchange, None)
+        self.select(exchange.id)
 
     def retry(self) -> Generator[TokenEvent, None, None]:
         """Answer the last message again; the present answer stays as another branch."""
         last = self._last("There is no message to answer again; send one first.")
-        self._backend.load_path(seen(self.tree.path(last.parent)))
+        self._hold(last.parent)
         return self._new(last.parent, last.user, last.results)
 
     def resume(self) -> Generator[TokenEvent, None, None]:
@@ -96,40 +88,28 @@ class Talk:
 
     def undo(self) -> str:
         """Go back before the last message and return it; its branch stays in the session."""
-        last = self.tree.asked(self._last("There is nothing to undo."))
-        self._go(last.parent)
-        return last.user
+        return self._gone_to(self.go_back(), "There is nothing to undo.")
 
     def redo(self) -> str:
         """Go forward again to the message undone last, and return it."""
-        ahead = self.tree.ahead(self.tree.head)
-        if not ahead:
-            raise EngineError("There is nothing to redo.")
-        self._go(ahead[0].id)
-        return ahead[0].user
+        return self._gone_to(self.go_forward(), "There is nothing to redo.")
 
     def compact(self, what: str) -> None:
         """Set what the model sees from now on: nothing of the past (`start`), no files (`files`), all (`off`)."""
         last = self._last("There is nothing to compact yet.")
-        changed = [last]
         if what == "off":
-            changed = [exchange for exchange in self.path if exchange.compaction is not None]
-            for exchange in changed:
-                exchange.compaction = None
+            self.set_compactions(
+                [(exchange, None) for exchange in self.path if exchange.compaction is not None]
+            )
         else:
-            last.compaction = compacted(last, what)
-        for exchange in changed:
-            self._save(exchange, None)
-        self._go(last.id)
+            self.set_compactions([(last, compacted(last, what))])
+        self._hold(last.id)
 
     def pin(self, which: str) -> str:
         """Pin or unpin the n-th message (default: the last); return a line that says which."""
-        exchange = nth(self.path, which or "-1")
-        exchange.is_pinned = not exchange.is_pinned
-        head = self.tree.head
-        self._save(exchange, None)
-        self._go(head)
-        return PINNED[exchange.is_pinned]
+        is_pinned = self.toggle_pin(nth(self.path, which or "-1"))
+        self._hold(self.tree.head)
+        return PINNED[is_pinned]
 
     def reset(self) -> None:
         """Begin a new conversation; this one stays saved."""
@@ -143,48 +123,37 @@ class Talk:
         self._backend.configure({"documents": tuple(documents)})
         self.reset()
 
-    @property
-    def database(self) -> Path | None:
-        """The database file; None if nothing is saved."""
-        return self._store.path if self._store is not None else None
-
-    def update(self, **fields: Any) -> None:
-        """Change the title, the system prompt, ... that are saved with the session."""
-        if self._store is not None and self.session is not None:
-            self._store.update(self.session, **fields)
-
-    def remember(self, text: str) -> None:
-        """Save a message that the user typed, to be found again in other conversations."""
-        if self._store is not None:
-            self._store.add_prompt(text)
-
-    def rename(self, title: str) -> None:
-        """Name the session `title`, even before it exists."""
-        self.info.title = title
-        self.update(title=title)
-
-    @property
-    def problem(self) -> str:
-        """A line while data stays in memory only, and once if the session was deleted elsewhere; otherwise ""."""
-        if self._store is None:
-            return ""
-        return self._store.problem or (self._store.was_deleted(self.session) if self.session else "")
-
     # --- internals ---
+
+    def _hold(self, head: int | None) -> None:
+        """Make the backend's history the branch that ends with `head`."""
+        self._backend.load_path(seen(self.tree.path(head)))
 
     def _last(self, nothing: str) -> Exchange:
         if self.tree.head is None:
             raise EngineError(nothing)
         return self.tree[self.tree.head]
 
+    def _gone_to(self, exchange: Exchange | None, nothing: str) -> str:
+        if exchange is None:
+            raise EngineError(nothing)
+        self._hold(self.tree.head)
+        return exchange.user
+
+    def _add(self, parent: int | None, text: str, results: Sequence[ToolResult] = ()) -> Exchange:
+        before, backend = self.session, self._backend
+        exchange = self.add(session_info(backend, self.sampling), parent, text, backend.model, results)
+        if self.session != before:
+            backend.configure({"kept_as": self.session})
+        return exchange
+
     def _new(
         self, parent: int | None, text: str, results: Sequence[ToolResult] = ()
     ) -> Generator[TokenEvent, None, None]:
         before = self.tree.head
-        exchange = self.tree.add(parent, text, self._backend.model)
-        exchange.results = list(results)
-        self._open_session()
-        self._save(exchange, None)
+        exchange = self._add(parent, text, results)
+        self.save(exchange)
+        self.select(exchange.id)
         began = False
         try:
             asked = self._backend.tell(results) if results else self._backend.send(text)
@@ -193,12 +162,11 @@ class Talk:
                 yield event
         except BaseException:
             if not began:  # refused, or stopped before any text: remove it
-                self.tree.drop(exchange.id)
-                if self._store is not None and self.session is not None:
-                    self._store.drop(self.session, exchange.id)
-                self._go(before)
+                self.drop(exchange)
+                self.select(before)
+                self._hold(before)
             raise
-        self._save(exchange, self._backend.last, ended=True)
+        self._end(exchange, self._backend.last)
 
     def _run(self, exchange: Exchange, events: Iterator[TokenEvent]) -> Generator[TokenEvent, None, None]:
         """Yield the events, and save the exchange as they change it."""
@@ -208,37 +176,22 @@ class Talk:
             with closing(cast("Generator[TokenEvent, None, None]", events)):
                 for event in events:
                     latest = self._backend.last
-                    if not began and latest is not None:
-                        self._save(exchange, latest.before(event))
-                    began = True
-                    if latest is not None and self._store is not None and self.session is not None:
+                    if latest is not None:
+                        if not began:
+                            exchange.take(latest.before(event))
+                            self.save(exchange)
                         exchange.stats, exchange.ends_at = latest.stats.to_dict(), latest.ends_at
-                        self._store.say(self.session, exchange, (event,))
+                        self.say(exchange, (event,))
+                    began = True
                     yield event
         finally:
             if began:
-                self._save(exchange, self._backend.last, ended=True)
+                self._end(exchange, self._backend.last)
 
-    def _go(self, head: int | None) -> None:
-        self.tree.select(head)
-        if self._store is not None and self.session is not None:
-            self._store.head(self.session, head)
-        self._backend.load_path(seen(self.path))
-
-    def _open_session(self) -> None:
-        backend = self._backend
-        if self._store is None:
-            return
-        if self.session is None:
-            self.info = replace(session_info(backend, self.sampling), title=self.info.title)
-            self.session = self._store.new(self.info)
-            backend.configure({"kept_as": self.session})
-
-    def _save(self, exchange: Exchange, latest: Outcome | None, ended: bool = False) -> None:
+    def _end(self, exchange: Exchange, latest: Outcome | None) -> None:
+        """Save an answer that has ended."""
         if latest is not None:
             exchange.take(latest)
-        if ended and exchange.finish_reason is None:
+        if exchange.finish_reason is None:
             exchange.finish_reason = str(FinishReason.CANCELLED)
-        if self._store is not None and self.session is not None:
-            self._store.save(self.session, exchange)
-            self._store.head(self.session, exchange.id)
+        self.save(exchange)

@@ -25,6 +25,7 @@ from chatterm.conversation.figures import (
     rate_text,
     seconds_text,
 )
+from chatterm.conversation.session_tree import SessionTree
 from chatterm.markdown.lines import Line
 from models.units import counted
 
@@ -36,6 +37,7 @@ class RunningTurn:
 
     def __init__(
         self,
+        saved: SessionTree,
         exchange: Exchange,
         prompt: UserEntry,
         answer: AnswerEntry,
@@ -46,6 +48,8 @@ class RunningTurn:
         is_resumed: bool = False,
         is_candidate: bool = False,
     ) -> None:
+        self.saved = saved
+        """Where the exchange is saved, whatever is opened meanwhile."""
         self.exchange = exchange
         self.prompt = prompt
         self.answer = answer
@@ -58,8 +62,6 @@ class RunningTurn:
         """Whether it is one of several simultaneous answers."""
         self.before: Outcome | None = None
         """The answer without the tokens of this turn, once they come."""
-        self.session: str | None = None
-        """The session in which the exchange is saved."""
         self.started = now
         self.speed = Speedometer()
         self.is_stopping = False

@@ -5,6 +5,7 @@ import pytest
 from chatterm.backends.backend import Exchange, Outcome, TokenEvent, TurnStats
 from chatterm.backends.worker import Token
 from chatterm.conversation.entries import UserEntry
+from chatterm.conversation.session_tree import SessionTree
 from chatterm.conversation.turn import RunningTurn, finished_answer_entry
 from chatterm.markdown.document import Document
 
@@ -21,7 +22,7 @@ def test_what_was_shown_of_an_answer_that_goes_on_is_neither_lost_nor_doubled(th
         exchange = Exchange(1, None, "q", text=said[0], reasoning=said[1], token_ids=[1, 2], thinking_s=3.0)
         exchange.stats = {"generated_tokens": 2.0, "reasoning_tokens": 2.0, "decode_s": 1.0}
         entry = finished_answer_entry(exchange, show_thinking=None)
-        turn = RunningTurn(exchange, UserEntry("q"), entry, 0.0, is_resumed=True)
+        turn = RunningTurn(SessionTree(None), exchange, UserEntry("q"), entry, 0.0, is_resumed=True)
         outcome = Outcome("", before, None, TurnStats(), [1, 2], seed=5, ends_at=9)
         if not thinking:
             outcome = Outcome(before, "hm", None, TurnStats(), [1, 2], seed=5, ends_at=9)

@@ -138,7 +138,7 @@ class Inline:
             if "\n" not in text and is_command(text):
                 self._obey(text)
             elif text.strip():
-                self._talk.remember(text)
+                self._talk.add_prompt(text)
                 self._answer(self._talk.ask(text))
         except (EngineError, ModelError) as error:
             self._complain(in_chat(error))

@@ -57,7 +57,7 @@ class Titling(ScreenPart):
         store = self.screen.keeper.store
         if store is not None:
             store.retitle(wanted.session, wanted.first_words, title)
-            self.conversation.given_title = title
+            self.conversation.saved.info.title = title
 
     def refused(self) -> None:
         """Give up: the model is too small for titles, so the first words remain."""

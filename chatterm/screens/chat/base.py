@@ -13,7 +13,7 @@ from chatterm.backends.backend import Backend, EngineError, Exchange, ModelChoic
 from chatterm.backends.remote.address import Remote
 from chatterm.conversation.conversation import Conversation
 from chatterm.conversation.entries import Entry, NoticeEntry
-from chatterm.conversation.session_writer import Keeper
+from chatterm.conversation.session_tree import SessionTree
 from chatterm.settings.settings import Settings
 from chatterm.terminal import clipboard
 from chatterm.terminal.error_log import error_line, write_down
@@ -87,14 +87,15 @@ class ChatBase(Screen[None]):
     status: StatusLine
     welcome: WelcomeView
 
-    def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, settings: Settings) -> None:
+    def __init__(
+        self, backend: Backend, thread: worker.Worker, saved: SessionTree, settings: Settings
+    ) -> None:
         super().__init__()
         self.backend = backend
         self.worker_thread = thread
         self.submit = thread.submit
-        self.keeper = keeper
         self.settings = settings
-        self.conversation = Conversation(backend, thread, keeper, self)
+        self.conversation = Conversation(backend, thread, saved, self)
         self.conversation.show_thinking = settings.screen.thinking_open
         self.copy_with: Callable[[str], str] = clipboard.copy
         self.looks: tuple[Callable[[], list[ModelChoice]], ...] = (
@@ -127,6 +128,11 @@ class ChatBase(Screen[None]):
         room = width >= _WIDE if self.panel_wanted is None else self.panel_wanted and width >= 70
         self.panel.display = room
         self.status.keys_only(room)
+
+    @property
+    def keeper(self) -> SessionTree:
+        """The tree that is shown and where it is saved."""
+        return self.conversation.saved
 
     @property
     def is_idle(self) -> bool:

@@ -158,7 +158,7 @@ class LibraryActions(CommandPart):
         if not is_new:
             return
         talk, kept = self.conversation, ""
-        if talk.keeper.session is not None or len(talk.tree):
+        if talk.saved.session is not None or len(talk.tree):
             self.begin_anew()
             kept = self.kept()
         talk.documents = documents

@@ -16,7 +16,7 @@ from chatterm.backends.backend import Backend, DraftCost, Progress
 from chatterm.commands.registry import COMMANDS, LEADER, Command, is_command
 from chatterm.conversation.figures import Live, Watch, new_notes
 from chatterm.conversation.preset import NOTHING, Preset, PresetEntry
-from chatterm.conversation.session_writer import Keeper
+from chatterm.conversation.session_tree import SessionTree
 from chatterm.conversation.turn import RunningTurn, live_figures
 from chatterm.screens.chat.actions import ChatActions
 from chatterm.screens.chat.auto_title import Titling
@@ -79,8 +79,10 @@ class ChatScreen(MessageSelection):
         Binding("ctrl+end", "edge(1)", "Last message", priority=True),
     ]
 
-    def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, settings: Settings) -> None:
-        super().__init__(backend, thread, keeper, settings)
+    def __init__(
+        self, backend: Backend, thread: worker.Worker, saved: SessionTree, settings: Settings
+    ) -> None:
+        super().__init__(backend, thread, saved, settings)
         self.finding = Finding(self)
         self.tooling = ToolRunner(self)
         self.writing = Writing(self, self._run)

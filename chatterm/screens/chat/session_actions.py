@@ -180,8 +180,7 @@ class SessionActions(LibraryActions):
         title = given_title(title)
         if self.screen.keeper.session is None:
             raise EngineError("This conversation is not saved yet; send a message first.")
-        self.screen.keeper.update(title=title)
-        self.conversation.given_title = title
+        self.screen.keeper.rename(title)
         self.screen.say(f"This conversation is now called “{title}”.")
 
     def export(self, text: str) -> None:
