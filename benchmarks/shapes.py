@@ -246,7 +246,7 @@ def random_engine(
     def build() -> tuple[Engine, Network]:
         model = network or (make() if make is not None else random_model(spec, dtype, device, context))
         given = BuildOptions(context=context, **options)
-        made = Engine(loop, model, words, given, name="random", device=device, dtype=dtype)
+        made = Engine(loop, model, words, given, name="random", device=device)
         return made, model
 
     try:

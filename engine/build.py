@@ -77,11 +77,9 @@ class Pieces:
         return self.decode_runner.name if self.decode_runner is not None else self.runner.name
 
 
-def build(
-    network: Network, device: torch.device, dtype: torch.dtype, options: BuildOptions, notes: tuple[str, ...]
-) -> Pieces:
+def build(network: Network, device: torch.device, options: BuildOptions, notes: tuple[str, ...]) -> Pieces:
     """Build an engine around `network`. Raises EngineError if nothing fits or the attention backend cannot run here."""
-    spec = network.spec
+    spec, dtype = network.spec, network.dtype
     if not same_heads(spec):
         raise EngineError(
             f"{spec.architecture} cannot be run: it has {Feature.MIXED_HEADS.value}. Choose another model."
@@ -178,7 +176,7 @@ def _build_draft(
         pool=pieces.runner.pool,
         drafts_for=vocab_size,
     )
-    own = build(draft, device, draft.dtype, asked, ())
+    own = build(draft, device, asked, ())
     runner = own.decode_runner
     if device.type == "cuda" and not isinstance(runner, DraftRunner):
         raise EngineError(own.notes[-1] if own.notes else DRAFTS_NEED)
@@ -208,19 +206,8 @@ def _host_experts(network: Network, device: torch.device, options: BuildOptions)
         raise EngineError(
             f"The GPU has no room for all experts, and the CPU cannot compute them: {why}. Choose a smaller model."
         ) from None
-    found.prepare(_can_fetch(network, device, options), options.deterministic)
+    found.prepare(options.fused and _not_fused(network, device) is None, options.deterministic)
     return found
-
-
-def _can_fetch(network: Network, device: torch.device, options: BuildOptions) -> bool:
-    """Return whether prompts are computed by kernels that can fetch experts from host memory."""
-    if not options.fused or on_gpu.problem(device) is not None:
-        return False
-    try:
-        from engine.execute.cuda.fused_program import unsupported
-    except ImportError:
-        return False
-    return unsupported(network) is None
 
 
 def _tell(pieces: Pieces, reason: str | None) -> None:
@@ -289,7 +276,9 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
         # The decode runner's plain program attends over all earlier rows, so the network must want just that.
         if options.decode_runner and (fused or lacking(network.spec, PLAIN_ATTENTION) is None):
             pieces.decode_runner = (
-                _draft_runner(network, pieces, options, graphs, cuts)
+                make_draft_runner(
+                    network, pieces.cache, pieces.context_length, options.drafts_for, graphs, cuts
+                )
                 if options.drafts_for
                 else make_decode_runner(
                     network,
@@ -316,17 +305,11 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
         pieces.notes += (f"CUDA graphs are off, so decoding is slower ({graphs.problem}).",)
 
 
-def _draft_runner(
-    network: Network, pieces: Pieces, options: BuildOptions, graphs: Graphs | None, cuts: KernelConfigs | None
-) -> DraftRunner:
-    return make_draft_runner(network, pieces.cache, pieces.context_length, options.drafts_for, graphs, cuts)
-
-
 def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, options: BuildOptions) -> None:
     """Do the same for a divided network: all ranks decide alike, so a failure on one applies to all."""
     group = options.group
     assert group is not None
-    reason = _parts_not_fused(network, device, options)
+    reason = _not_fused(network, device) if options.fused and options.decode_runner else DIVIDED
     if group.least(int(reason is None)):
         from engine.execute.cuda.prefill_all_reduce import PromptSums
         from engine.execute.cuda.tensor_parallel import make_divided_runner, meet
@@ -347,10 +330,8 @@ def _speed_up_parts(pieces: Pieces, network: Network, device: torch.device, opti
     pieces.notes += (f"Computed by {by_torch(reason or 'another part of it cannot be fused', False)}.",)
 
 
-def _parts_not_fused(network: Network, device: torch.device, options: BuildOptions) -> str | None:
-    """Return why fused kernels cannot compute this part of a network, as the middle of a sentence; None if they can."""
-    if not options.fused or not options.decode_runner:
-        return DIVIDED
+def _not_fused(network: Network, device: torch.device) -> str | None:
+    """Return why fused kernels cannot compute a network or a part of one, within a sentence; None if they can."""
     if (reason := on_gpu.problem(device)) is not None:
         return reason
     try:

@@ -66,7 +66,6 @@ class EngineCore:
         *,
         name: str,
         device: torch.device,
-        dtype: torch.dtype,
         notes: tuple[str, ...] = (),
         ranks: Ranks | None = None,
     ) -> None:
@@ -74,14 +73,14 @@ class EngineCore:
 
         Raises EngineError if nothing fits in memory or the model does not work here.
         """
-        pieces = build(network, device, dtype, options, notes)
+        pieces = build(network, device, options, notes)
         parts, self._ranks = 1, ranks
         if ranks is not None:
             ranks.lead(pieces)
             parts = ranks.count
         self._held: Pieces | None = pieces
         self.model_name = name
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype = device, network.dtype
         self.tokenizer = tokenizer
         self.generation_defaults = tokenizer.generation_defaults
         self.max_positions = network.positions
@@ -99,7 +98,7 @@ class EngineCore:
         self._figures = Figures(
             model_name=name,
             device=str(device),
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=str(self.dtype).removeprefix("torch."),
             attention=pieces.attention_name,
             context_length=pieces.context_length,
             weight_bytes=network.nbytes * parts,

@@ -142,7 +142,6 @@ class Engine(EngineCore):
                 ),
                 name=files.name,
                 device=place,
-                dtype=numbers,
                 notes=tuple(filter(None, told)),
                 ranks=ranks,
             )

@@ -194,19 +194,9 @@ def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[s
 
     Sampling values in `options` take precedence over the settings.
     """
-    model = settings.model
-    wanted: dict[str, Any] = {
-        "device": model.device,
-        "context": model.context,
-        "draft": None if model.draft == "none" else model.draft,
-        "offload_gb": model.offload_gb,
-        "disk_gb": settings.cache.disk_gb,
-        "threads": model.threads,
-        "system": model.system,
-        "think": model.think,
-        "think_cache": model.think_cache,
-        "tensor_parallel": model.tensor_parallel,
-        "tune": model.tune,
-    }
+    names = {part.name for part in fields(ModelSettings)} & {part.name for part in fields(ChatOptions)}
+    wanted: dict[str, Any] = {name: getattr(settings.model, name) for name in names}
+    wanted["draft"] = None if settings.model.draft == "none" else settings.model.draft
+    wanted["disk_gb"] = settings.cache.disk_gb
     fresh = {name: value for name, value in wanted.items() if name not in chosen}
     return replace(options, **fresh, sampling={**settings.sampling.given(), **options.sampling})

@@ -28,7 +28,7 @@ from engine.execute.loading import load_here, plan_here
 from engine.execute.runner import Runner
 from engine.parallel.link import hear, receive, tell
 from engine.parallel.messages import follow
-from engine.parallel.ranks import failure, loads
+from engine.parallel.ranks import decode_load, failure
 from engine.parallel.ring import Ring
 from engine.schedule.sequence import Sequence
 
@@ -80,7 +80,7 @@ def main(link: socket.socket, memory: int) -> None:
 
 
 def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
-    (files, options), rank = loads(begin), int(begin["rank"])
+    (files, options), rank = decode_load(begin), int(begin["rank"])
     ranks, dtype = options.tensor_parallel, DTYPES[options.dtype]
     told, meeting = _LeaderMessages(ring), Path(begin["meeting"])
     # Without rank 0 this process has no use: it ends at once, even in the middle of a step.
@@ -98,7 +98,7 @@ def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
     group = Group.join(meeting, rank, ranks, device)
     # On a CPU, only rank 0 knows how much memory all ranks may use.
     free = sys.maxsize if device.type == "cpu" else None
-    pieces = build(network, device, dtype, BuildOptions.of(options, group=group, free=free), ())
+    pieces = build(network, device, BuildOptions.of(options, group=group, free=free), ())
     follower = _Follower(pieces.runner, pieces.decode_runner, pieces.cache)
     tell(link, {"said": "ready"})
     while True:

@@ -149,7 +149,7 @@ class Ranks:
     def _start_all(self, files: ModelFiles, options: LoadOptions, started: "Future[None]") -> None:
         """Start the ranks. Runs on its own thread until they have ended: Linux ends them with the thread."""
         try:
-            words = {"meeting": str(self._meeting), **words_of(files, options)}
+            words = {"meeting": str(self._meeting), **encode_load(files, options)}
             for number in range(1, self.count):
                 self._ranks.append(_start(number, words))
         except BaseException as error:  # noqa: BLE001 - whoever waits for them gets it
@@ -227,14 +227,14 @@ class Ranks:
                 rank.process.wait(_GRACE_S)
 
 
-def words_of(files: ModelFiles, options: LoadOptions) -> dict[str, Any]:
-    """Return what each rank loads and how, for `loads`."""
+def encode_load(files: ModelFiles, options: LoadOptions) -> dict[str, Any]:
+    """Return what each rank loads and how, for `decode_load`."""
     paths = (None if path is None else str(path) for path in (files.folder, files.gguf))
     return {"files": (files.name, *paths), "options": asdict(options)}
 
 
-def loads(words: dict[str, Any]) -> tuple[ModelFiles, LoadOptions]:
-    """Return what `words_of` put into words."""
+def decode_load(words: dict[str, Any]) -> tuple[ModelFiles, LoadOptions]:
+    """Return what `encode_load` put into words."""
     name, *paths = words["files"]
     folder, gguf = (None if path is None else Path(path) for path in paths)
     return ModelFiles(name, folder, gguf), LoadOptions(**words["options"])

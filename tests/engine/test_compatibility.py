@@ -170,9 +170,7 @@ def a_network(
 
 
 def put_together(spec: ModelSpec, *notes: str, **options: Any) -> Pieces:
-    return build(
-        a_network(spec), CPU, torch.float32, BuildOptions(context=32, free=10**8, threads=1, **options), notes
-    )
+    return build(a_network(spec), CPU, BuildOptions(context=32, free=10**8, threads=1, **options), notes)
 
 
 def test_a_model_that_the_native_kernels_do_not_know_is_said_to_be_slower() -> None:

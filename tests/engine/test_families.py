@@ -42,7 +42,6 @@ def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> 
         BuildOptions(block_size=4, max_chunk=8, threads=1),
         name=name,
         device=CPU,
-        dtype=torch.float32,
     )
     answers = []
     try:

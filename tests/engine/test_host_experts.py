@@ -302,7 +302,6 @@ def engines(folder: Path, whole: Network) -> Iterator[tuple[TinyEngine, TinyEngi
                 BuildOptions(fused=False, threads=1, block_size=4, max_chunk=64, context=900),
                 name="tiny",
                 device=CPU,
-                dtype=torch.float32,
             )
         )
     yield made[0], made[1]

@@ -90,7 +90,6 @@ def an_engine(network: Network, kind: str) -> Iterator[TinyEngine]:
         ),
         name="tiny",
         device=CPU,
-        dtype=torch.float32,
     )
     try:
         yield engine

@@ -67,13 +67,12 @@ def an_engine(model: Network, *, fused: bool = True) -> Iterator[Engine]:
 def a_native_engine(
     model: Network,
     tokenizer: Tokenizer | None = None,
-    dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Iterator[Engine]:
     """An engine of small blocks and chunks, unless `options` say otherwise."""
     options = {"block_size": 4, "max_chunk": 16, "threads": 2, **options}
     tokenizer = tokenizer or tiny_tokenizer()
-    engine = Engine(Loop(), model, tokenizer, BuildOptions(**options), name="tiny", device=CPU, dtype=dtype)
+    engine = Engine(Loop(), model, tokenizer, BuildOptions(**options), name="tiny", device=CPU)
     try:
         yield engine
     finally:
@@ -333,7 +332,7 @@ def test_the_cache_has_fp16_where_native_kernels_compute_everything(
     write_checkpoint(tmp_path, tiny_qwen3(vocab_size=272, hidden_size=64))
     for quantize in ("int8", "none"):
         model = load_model(files_of(tmp_path), dtype=dtype, device=CPU, quantize=quantize)
-        with a_native_engine(model, dtype=dtype) as engine:
+        with a_native_engine(model) as engine:
             native = engine._pieces.runner._native
             assert native is not None
             assert native.takes_prompts or quantize == "none"
@@ -347,6 +346,6 @@ def test_the_cache_has_fp16_where_native_kernels_compute_everything(
 
     monkeypatch.setattr(runner, "NativeDecoder", refuse)
     model = load_model(files_of(tmp_path), dtype=dtype, device=CPU, quantize="int8")
-    with a_native_engine(model, dtype=dtype) as engine:
+    with a_native_engine(model) as engine:
         assert engine._pieces.cache.kv.dtype == dtype
         assert answer(engine, prompt(20))

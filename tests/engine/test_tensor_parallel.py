@@ -144,10 +144,10 @@ def test_a_rank_that_cannot_load_says_why(
 ) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
-    words_of = ranks.words_of
+    encode = ranks.encode_load
     # Rank 0 reads the model that is there, the others one that is not.
     monkeypatch.setattr(
-        ranks, "words_of", lambda files, options: words_of(replace(files, folder=tmp_path / "none"), options)
+        ranks, "encode_load", lambda files, options: encode(replace(files, folder=tmp_path / "none"), options)
     )
     with pytest.raises(EngineError, match="none") as failure:
         Engine.load(str(broken), device="cpu", dtype="float32", tensor_parallel=2)

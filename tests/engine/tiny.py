@@ -214,7 +214,6 @@ def tiny_engine(
         BuildOptions(decode_runner=False, **(small | options)),  # a script is followed on the host
         name="tiny",
         device=torch.device(device),
-        dtype=dtype,
     )
     engine.scripted = ScriptedModel(network)
     engine._pieces.runner._model = engine.scripted

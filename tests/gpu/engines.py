@@ -47,9 +47,7 @@ def an_engine(
     if not ends:
         tokenizer.stop_ids = frozenset()
     given = BuildOptions(**({"attention": "sdpa", "block_size": 32, "context": 1500} | options))
-    engine = loop.call(
-        lambda: GpuEngine(loop, network, tokenizer, given, name="tiny", device=DEVICE, dtype=dtype)
-    )
+    engine = loop.call(lambda: GpuEngine(loop, network, tokenizer, given, name="tiny", device=DEVICE))
     engine.network = network
     try:
         yield engine

@@ -234,9 +234,7 @@ def engine_of(path: Path, expanded: bool = False, **options: Any) -> Iterator[Gp
 
     network = loop.call(read)
     given = BuildOptions(**({"context": 1500, "num_blocks": 600, "streams": len(TEXTS)} | options))
-    engine = loop.call(
-        lambda: GpuEngine(loop, network, tokenizer, given, name="packed", device=DEVICE, dtype=BF16)
-    )
+    engine = loop.call(lambda: GpuEngine(loop, network, tokenizer, given, name="packed", device=DEVICE))
     engine.network = network
     try:
         yield engine

@@ -88,7 +88,6 @@ def test_the_engine_picks_them(config: Any, tmp_path: Path) -> None:
         BuildOptions(block_size=4, max_chunk=8, threads=2),
         name="tiny",
         device=CPU,
-        dtype=torch.float32,
     )
     try:
         figures = engine.figures()
