@@ -18,6 +18,7 @@ from models.quantizing.calibrate import BlockMatrix
 from models.quantizing.fit import BLOCK
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import FLOATS, read_safetensors
+from models.weights.formats.blocks import BLOCKS
 from models.weights.gguf import read_gguf
 from models.weights.gguf_tensors import row_order
 
@@ -110,28 +111,22 @@ def write_folder(source: Path, out: Path, held: Mapping[str, BlockMatrix]) -> No
 
 def _packed(held: BlockMatrix) -> dict[str, Tensor]:
     """Return the tensors of a matrix as compressed-tensors packs them."""
-    size = held.kind.block_bytes
-    blocks = held.data.view(len(held.data), -1, size)
-    scales = blocks[..., :2].clone().view(torch.float16).squeeze(-1)
-    rows, columns = len(blocks), blocks.shape[1] * BLOCK
-    shape = torch.tensor([rows, columns])
-    if held.kind == Kind.Q8_0:
-        digits = blocks[..., 2:] ^ 0x80  # shift the range from -128..127 to 0..255
-        return {
-            "weight_packed": _words(digits.reshape(rows, -1), 8),
-            "weight_scale": scales,
-            "weight_shape": shape,
-        }
-    low = blocks[..., 2:4].clone().view(torch.float16).squeeze(-1).float()
-    divisor = torch.where(scales == 0, 1.0, scales.float())
-    zeros = (-low / divisor).round().clamp(0, 15).to(torch.uint8)
-    nibbles = torch.cat((blocks[..., 4:] & 15, blocks[..., 4:] >> 4), dim=-1).reshape(rows, -1)
-    return {
-        "weight_packed": _words(nibbles, 4),
-        "weight_scale": scales,
-        "weight_shape": shape,
-        "weight_zero_point": _words(zeros.T, 4).T.contiguous(),
+    codes, (scales, *lows), _ = BLOCKS[held.kind].fields(
+        held.data.view(len(held.data), -1, held.kind.block_bytes)
+    )
+    rows, bits = len(codes), 8 if held.kind == Kind.Q8_0 else 4
+    # The range of bytes is shifted from -128..127 to 0..255.
+    digits = (codes ^ 0x80 if bits == 8 else codes).reshape(rows, -1)
+    found = {
+        "weight_packed": _words(digits, bits),
+        "weight_scale": scales.contiguous(),
+        "weight_shape": torch.tensor(digits.shape),
     }
+    for low in lows:
+        divisor = torch.where(scales == 0, 1.0, scales.float())
+        zeros = (-low.float() / divisor).round().clamp(0, 15).to(torch.uint8)
+        found["weight_zero_point"] = _words(zeros.T, 4).T.contiguous()
+    return found
 
 
 def _words(digits: Tensor, bits: int) -> Tensor:

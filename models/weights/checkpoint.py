@@ -69,6 +69,33 @@ class StoredTensor:
     quantized: str | None = None
     """How it is stored, for display, if that is neither plain numbers nor a GGUF file's blocks."""
 
+    def numbers(self) -> Tensor:
+        """Read all numbers, in fp32."""
+        out = torch.empty(self.shape)
+        self.copy_into(out)
+        return out
+
+    def part(
+        self,
+        shape: tuple[int, ...],
+        copy_into: Callable[[Tensor], None],
+        parts: Callable[[], Iterator[tuple[int, Tensor]]],
+        blocks: Blocks | None = None,
+        on_device: Blocks | None = None,
+    ) -> "StoredTensor":
+        """Return some of the numbers as a tensor of this shape, which cannot be cut further."""
+        return replace(
+            self,
+            shape=shape,
+            nbytes=self.nbytes * math.prod(shape) // math.prod(self.shape),
+            copy_into=copy_into,
+            extent=None,
+            parts=parts if len(shape) == 2 else None,
+            blocks=blocks,
+            on_device=on_device,
+            cut=None,
+        )
+
 
 def copy_parts(parts: Iterable[tuple[int, Tensor]], out: Tensor) -> None:
     """Write a matrix, or several, to `out`; `parts` has (first row, some rows)."""

@@ -63,17 +63,22 @@ def _stored(tensor: GGUFTensor, head_dim: int | None) -> StoredTensor:
     def rows(device: torch.device) -> Tensor:
         return (_view(tensor.data) if order is None else torch.from_numpy(tensor.data[order])).to(device)
 
-    packed = len(tensor.shape) == 2 and tensor.kind.block > 1
+    packed, nbytes, decode = tensor.kind.block > 1, tensor.data.nbytes, decoder(tensor.kind)
+    extent = None
+    if decode is not None:
+        places = None if order is None else torch.from_numpy(order)
+        count, unit = math.prod(tensor.shape), tensor.kind.block_bytes
+        extent = Extent(tensor.path, tensor.offset, nbytes, count, unit, decode, places)
     return StoredTensor(
         tensor.name,
         tensor.shape,
-        tensor.data.nbytes,
+        nbytes,
         copy_into,
-        _extent(tensor, order),
+        extent,
         lambda: chunks(tensor.data, tensor.kind, order),
-        Blocks(tensor.kind, rows, is_mapped=order is None) if packed else None,
+        Blocks(tensor.kind, rows, is_mapped=order is None) if packed and len(tensor.shape) == 2 else None,
         cut=None
-        if len(tensor.shape) == 1 and tensor.kind.block > 1
+        if packed and len(tensor.shape) == 1
         # Cuts fall between heads, so the rows of each head keep their order.
         else lambda start, count: _stored(_rows(tensor, start, count), head_dim),
     )
@@ -95,21 +100,6 @@ def _view(data: Bytes) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(data)
-
-
-def _extent(tensor: GGUFTensor, order: Order | None) -> Extent | None:
-    decode = decoder(tensor.kind)
-    if decode is None:
-        return None
-    return Extent(
-        tensor.path,
-        tensor.offset,
-        tensor.data.nbytes,
-        math.prod(tensor.shape),
-        tensor.kind.block_bytes,
-        decode,
-        None if order is None else torch.from_numpy(order),
-    )
 
 
 def row_order(rows: int, head_dim: int) -> Order | None:

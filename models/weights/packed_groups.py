@@ -28,40 +28,39 @@ def choose_packed(
     "auto" keeps the types of the file, the others quantise plain matrices. Raises ModelError for what cannot be done.
     """
     becomes = choose_kinds(tensors, places, quantize, torch.device("cpu")) if quantize != "auto" else None
-    groups: dict[str, list[tuple[StoredTensor, Slot]]] = {}
+    groups: dict[str, list[_Part]] = {}
     for tensor in tensors:
         slot = places.get(tensor.name)
-        if slot is not None and slot.is_matrix:
-            groups.setdefault(slot.group, []).append((tensor, slot))
+        if slot is None or not slot.is_matrix:
+            continue
+        held = tensor.on_device if tensor.on_device is not None and slot.expert is None else tensor.blocks
+        kind = held.kind if held is not None else None
+        kind = kind if becomes is None else becomes.get(tensor.name)
+        groups.setdefault(slot.group, []).append((tensor, slot, kind))
     return {
         tensor.name: kind
         for parts in groups.values()
-        if _fits(parts, becomes)
-        for tensor, slot in parts
-        if (kind := _kind(tensor, slot, becomes)) is not None
+        if _fits(parts)
+        for tensor, _, kind in parts
+        if kind is not None
     }
 
 
-def _kind(tensor: StoredTensor, slot: Slot, becomes: Mapping[str, Kind] | None) -> Kind | None:
-    """Return the type that a matrix has, or gets, on a GPU."""
-    if becomes is not None:
-        return becomes.get(tensor.name)
-    if tensor.on_device is not None and slot.expert is None:
-        return tensor.on_device.kind
-    return tensor.blocks.kind if tensor.blocks is not None else None
+_Part = tuple[StoredTensor, Slot, Kind | None]
+"""A part of a layer, and the type that it has, or gets, on a GPU."""
 
 
-def _fits(parts: list[tuple[StoredTensor, Slot]], becomes: Mapping[str, Kind] | None) -> bool:
-    kinds = [_kind(tensor, slot, becomes) for tensor, slot in parts]
-    *before, last = sorted((slot for _, slot in parts), key=lambda slot: slot.start)
+def _fits(parts: list[_Part]) -> bool:
+    kinds = {kind for _, _, kind in parts}
+    *before, last = sorted((slot for _, slot, _ in parts), key=lambda slot: slot.start)
     if last.expert is not None:  # another expert follows
         before.append(last)
     if any(kind not in BLOCKS for kind in kinds) or any(slot.rows % ROWS for slot in before):
         return False
     if last.expert is not None:
-        return len(set(kinds)) == 1
-    orders = [tensor.on_device.order if tensor.on_device is not None else None for tensor, _ in parts]
-    alike = len(set(kinds)) == 1 and all(_same(order, orders[0]) for order in orders)
+        return len(kinds) == 1
+    orders = [tensor.on_device.order if tensor.on_device is not None else None for tensor, _, _ in parts]
+    alike = len(kinds) == 1 and all(_same(order, orders[0]) for order in orders)
     return alike or not last.group.endswith("gate_up.weight")
 
 
@@ -81,12 +80,11 @@ def expansion_note(
     stored = held = 0
     for tensor in tensors:
         slot = places.get(tensor.name)
-        if slot is None or tensor.blocks is None or tensor.quantized or tensor.name in packed:
-            continue
-        part = "experts" if slot.expert is not None else slot.part
-        found.setdefault(part, set()).add(tensor.blocks.kind.name)
-        stored += tensor.nbytes
-        held += slot.rows * slot.shape[1] * dtype.itemsize
+        if slot is not None and tensor.blocks and not tensor.quantized and tensor.name not in packed:
+            part = "experts" if slot.expert is not None else slot.part
+            found.setdefault(part, set()).add(tensor.blocks.kind.name)
+            stored += tensor.nbytes
+            held += slot.rows * slot.shape[1] * dtype.itemsize
     if not found:
         return None
     what = ", ".join(f"{part} ({', '.join(sorted(names))})" for part, names in found.items())

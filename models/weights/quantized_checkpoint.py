@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-import torch
-
 from models.errors import ModelError, faulty
 from models.spec import ModelSpec
 from models.weights.checkpoint import FLOATS, StoredTensor
@@ -21,18 +19,16 @@ def join_quantized(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> li
     tensors = list(tensors)
     named = {tensor.name: tensor for tensor in tensors}
     matrices, used = [], set[str]()
-    for tensor in tensors if scheme is not None else ():
-        assert scheme is not None
-        form = scheme.format_of(tensor.name, tensor.type)
-        if form is None:
+    for tensor in tensors:
+        if scheme is None or (form := scheme.format_of(tensor.name, tensor.type)) is None:
             continue
         stem = tensor.name.removesuffix(form.digits)
         parts = form.tensors(stem, named)
         used |= set(parts.values())
         own = {part: named[name] for part, name in parts.items()} | {form.digits: tensor}
         matrices.append(form.read(MatrixTensors(stem, stem + form.becomes, own, scheme.name)))
-    of_activations = OF_ACTIVATIONS if scheme is not None else ()
-    rest = [t for t in tensors if t.name not in used and not t.name.endswith(of_activations)]
+    left_out = OF_ACTIVATIONS if scheme is not None else ()
+    rest = [t for t in tensors if t.name not in used and not t.name.endswith(left_out)]
     for tensor in rest:
         if tensor.type not in FLOATS:
             _check_alone(tensor, scheme)
@@ -64,8 +60,6 @@ def without_empty_biases(
     def is_empty(tensor: StoredTensor) -> bool:
         if tensor.name in wanted or not tensor.name.endswith(".bias") or len(tensor.shape) != 1:
             return False
-        values = torch.empty(tensor.shape)
-        tensor.copy_into(values)
-        return not bool(values.any())
+        return not bool(tensor.numbers().any())
 
     return [tensor for tensor in tensors if not is_empty(tensor)]

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import prod
 
-import torch
 from torch import Tensor
 
 from models.spec import ModelSpec
@@ -47,7 +46,7 @@ def map_tensors(
         if is_matrix and found[0].part in turned:
             tensor = _turned(tensor)
         if norm_offset and found and found[0].part.endswith("norm"):
-            tensor = _without(norm_offset, tensor)
+            tensor = _picked(tensor, tensor.shape, lambda stored: stored - norm_offset)
         one_of_many = bool(found) and found[-1].expert is not None
         if one_of_many and (len(found) > 1 or len(tensor.shape) > len(found[-1].shape)):
             yield from _experts(tensor, found, names, turned, alternating)
@@ -137,11 +136,8 @@ def _turned(tensor: StoredTensor) -> StoredTensor:
 def _every(tensor: StoredTensor, first: int, step: int) -> StoredTensor:
     """Take the rows `first`, `first` + `step`, ... of a matrix, or these numbers of a vector."""
     rows, *columns = tensor.shape
-    part, blocks = (
-        _picked(tensor, (rows // step, *columns), lambda stored: stored[first::step]),
-        tensor.blocks,
-    )
-    if blocks is None:
+    part = _picked(tensor, (rows // step, *columns), lambda stored: stored[first::step])
+    if (blocks := tensor.blocks) is None:
         return part
     return replace(
         part, blocks=Blocks(blocks.kind, lambda device: blocks.rows(device)[first::step].contiguous())
@@ -149,34 +145,9 @@ def _every(tensor: StoredTensor, first: int, step: int) -> StoredTensor:
 
 
 def _picked(tensor: StoredTensor, shape: tuple[int, ...], pick: Callable[[Tensor], Tensor]) -> StoredTensor:
-    """Return a tensor of this shape with the numbers that `pick` takes from those of `tensor`."""
+    """Return a tensor of this shape with the numbers that `pick` makes of those of `tensor`."""
 
-    def numbers() -> Tensor:
-        stored = torch.empty(tensor.shape)
-        tensor.copy_into(stored)
-        return pick(stored)
-
-    return replace(
-        tensor,
-        shape=shape,
-        nbytes=tensor.nbytes * prod(shape) // prod(tensor.shape),
-        copy_into=lambda out: _copy(numbers(), out),
-        extent=None,
-        parts=lambda: iter([(0, numbers())]),
-        blocks=None,
-        on_device=None,
-        cut=None,
-    )
-
-
-def _without(offset: float, tensor: StoredTensor) -> StoredTensor:
     def copy_into(out: Tensor) -> None:
-        stored = torch.empty(tensor.shape)
-        tensor.copy_into(stored)
-        _copy(stored - offset, out)
+        out.copy_(pick(tensor.numbers()))
 
-    return replace(tensor, copy_into=copy_into, extent=None)
-
-
-def _copy(numbers: Tensor, out: Tensor) -> None:
-    out.copy_(numbers)
+    return tensor.part(shape, copy_into, lambda: iter([(0, pick(tensor.numbers()))]))

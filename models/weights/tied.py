@@ -55,7 +55,4 @@ def _equal(one: StoredTensor, other: StoredTensor) -> bool:
 def _rows(tensor: StoredTensor, start: int, count: int) -> torch.Tensor:
     """Return rows of a matrix, fp32 [at most `count`, columns]."""
     assert tensor.cut is not None
-    part = tensor.cut(start, min(count, tensor.shape[0] - start))
-    numbers = torch.empty(part.shape)
-    part.copy_into(numbers)
-    return numbers
+    return tensor.cut(start, min(count, tensor.shape[0] - start)).numbers()

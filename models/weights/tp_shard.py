@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from math import prod
 
 import torch
 from torch import Tensor
@@ -68,7 +67,7 @@ def _part(tensor: StoredTensor, part: SharePart, axis: int) -> StoredTensor:
             if part.count:
                 cut(part.start, part.count).copy_into(out[: part.count])
         elif len(shape) == 1:
-            out.copy_(_taken(next(_in_parts(tensor))[1], part, 0))
+            out.copy_(_taken(tensor.numbers(), part, 0))
         else:
             copy_parts(parts(), out)
 
@@ -81,17 +80,8 @@ def _part(tensor: StoredTensor, part: SharePart, axis: int) -> StoredTensor:
         if axis == 0 and part.count < part.size:
             yield part.count, torch.zeros(part.size - part.count, *shape[1:])
 
-    return replace(
-        tensor,
-        shape=shape,
-        nbytes=tensor.nbytes * prod(shape) // prod(tensor.shape),
-        copy_into=copy_into,
-        extent=None,
-        parts=parts if len(shape) == 2 else None,
-        blocks=_part_of_blocks(tensor.blocks, part, axis),
-        on_device=_part_of_blocks(tensor.on_device, part, axis),
-        cut=None,
-    )
+    blocks, on_device = (_part_of_blocks(held, part, axis) for held in (tensor.blocks, tensor.on_device))
+    return tensor.part(shape, copy_into, parts, blocks, on_device)
 
 
 def _part_of_blocks(held: Blocks | None, part: SharePart, axis: int) -> Blocks | None:
@@ -121,6 +111,4 @@ def _in_parts(tensor: StoredTensor) -> Iterator[tuple[int, Tensor]]:
     if tensor.parts is not None and len(tensor.shape) == 2:
         yield from tensor.parts()
     else:
-        whole = torch.empty(tensor.shape)
-        tensor.copy_into(whole)
-        yield 0, whole
+        yield 0, tensor.numbers()
