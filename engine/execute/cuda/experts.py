@@ -28,6 +28,7 @@ from engine.execute.cuda.tiles import FUSED, choose_expert_tile
 from engine.kernels.triton.experts import down_kernel, gate_up_kernel, packed_down_kernel
 from engine.kernels.triton.grouped_gemm import count_kernel, group_kernel, place_kernel, sum_kernel
 from engine.kernels.triton.launch import shared_bytes, split_alike
+from engine.kernels.triton.pointwise import Gate
 from engine.kernels.triton.routing import choose_kernel, router_kernel
 from models.network import ExpertWeights, Linear, Network, NormWeights
 from models.spec import Experts, FeedForward
@@ -70,14 +71,12 @@ def _tensors(layer: Linear) -> list[Tensor]:
     ]
 
 
-def activation(spec: FeedForward) -> dict[str, Any]:
-    """Return the constants that describe the activation to kernels (see `gated`)."""
-    return {
-        "ACTIVATION": spec.activation,
-        "GAIN": spec.gain,
-        "LIMIT": spec.limit or 0.0,
-        "UP_OFFSET": spec.up_offset,
-    }
+def activation(spec: FeedForward | None) -> Gate | None:
+    """Return the constant that describes the activation to kernels; None for plain SiLU, or if there is none."""
+    if spec is None:
+        return None
+    gate = Gate(spec.activation, spec.gain, spec.limit or 0.0, spec.up_offset)
+    return None if gate == Gate() else gate
 
 
 class ExpertStep:
@@ -182,7 +181,7 @@ class ExpertStep:
             PDL=self._pdl,
             bias=first.gate_up.bias,
             LANES=tile.lanes,
-            **activation(spec.expert),
+            GATE=activation(spec.expert),
             num_warps=tile.warps,
             launch_pdl=self._pdl,
         )
@@ -346,7 +345,7 @@ def _multiply(
         WIDTH=tile.width,
         DEPTH=tile.depth,
         bias=linear.bias,
-        **(activation(gate) if gate is not None else {}),
+        GATE=activation(gate),
         num_warps=tile.warps,
         num_stages=tile.stages(gated, shared_bytes(x.device)),
     )

@@ -400,7 +400,7 @@ class FusedDecoder:
                 PDL=self._pdl,
                 OFFSET=weighs[0].offset if weighs is not None else 0.0,
                 **matrix,
-                **(activation(gate) if gate is not None else {}),
+                GATE=activation(gate),
                 **(parts.arguments() if parts is not None else {}),
                 SCALE=scale,
                 CAP=cap,

@@ -109,6 +109,6 @@ def _arguments(
         "STAGES": tile.stages,
         "SPLIT": tile.split,
         "PDL": pdl,
-        **(activation(gate) if gate is not None else {}),
+        "GATE": activation(gate),
         "launch_pdl": pdl,
     }

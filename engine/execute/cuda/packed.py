@@ -4,6 +4,7 @@ The plain twins are in `models/reference/tiled.py`.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from engine.kernels.triton.unpack import packed_rows_kernel, unpack_kernel
+from engine.kernels.triton.unpack import Codes, packed_rows_kernel, unpack_kernel
 from models.network import Weight
+from models.weights.block_formats import Kind
 from models.weights.formats.blocks import BLOCKS, COLUMNS
 from models.weights.packing import tiles
 
@@ -22,23 +24,25 @@ _HEIGHT = 32
 """Rows that a program unpacks, of one tile of columns."""
 
 
+@cache
+def codes_of(kind: Kind) -> Codes:
+    """Return the constants that describe the planes of a type to kernels."""
+    planes = BLOCKS[kind]
+    bits, *more = planes.planes
+    scaled = planes.group, planes.shared, planes.values, planes.supers
+    return Codes(bits, sum(more), planes.offset, *scaled, planes.floats)
+
+
 def plane_args(weight: Weight) -> dict[str, Any]:
     """Return the planes and their properties as kernel arguments (see `packed_linear_kernel`)."""
-    planes, packing = weight.planes, BLOCKS[weight.format]
+    planes = weight.planes
     assert planes is not None
     return {
         "codes": planes.codes[0],
         "more": planes.codes[-1],
         "scales": planes.scales,
         "supers": planes.scales if planes.supers is None else planes.supers,
-        "BITS": packing.planes[0],
-        "MORE": packing.planes[1] if len(packing.planes) > 1 else 0,
-        "LESS": packing.offset,
-        "GROUP": packing.group,
-        "VALUES": packing.values,
-        "SUPERS": packing.supers,
-        "FLOATS": packing.floats,
-        **({"SHARED": packing.shared} if packing.shared > 1 else {}),
+        "CODES": codes_of(weight.format),
     }
 
 

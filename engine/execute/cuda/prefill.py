@@ -277,7 +277,7 @@ def apply_gate(gate_up: Tensor, spec: FeedForward, pdl: bool) -> Tensor:
     inner = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     block = min(2048, triton.next_power_of_2(size))
     kernel = gate_kernel[(rows, triton.cdiv(size, block))](
-        gate_up, inner, SIZE=size, BLOCK=block, PDL=pdl, **activation(spec), num_warps=4, launch_pdl=pdl
+        gate_up, inner, SIZE=size, BLOCK=block, PDL=pdl, GATE=activation(spec), num_warps=4, launch_pdl=pdl
     )
     if pdl:
         split_alike(kernel)

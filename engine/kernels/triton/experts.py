@@ -39,27 +39,17 @@ def gate_up_kernel(
     AHEAD: tl.constexpr,
     PDL: tl.constexpr,
     bias=None,
-    ACTIVATION: tl.constexpr = "silu",
-    GAIN: tl.constexpr = 1.0,
-    LIMIT: tl.constexpr = 0.0,
-    UP_OFFSET: tl.constexpr = 0.0,
+    GATE: tl.constexpr = None,
     more=None,
     scales=None,
     supers=None,
-    BITS: tl.constexpr = 0,
-    MORE: tl.constexpr = 0,
-    LESS: tl.constexpr = 0,
-    GROUP: tl.constexpr = 0,
-    VALUES: tl.constexpr = 0,
-    SUPERS: tl.constexpr = False,
-    FLOATS: tl.constexpr = False,
-    SHARED: tl.constexpr = 1,
+    CODES: tl.constexpr = None,
     LANES: tl.constexpr = 1,
 ):
     """Write out [rows, CHOSEN, N] = `gated` of gate and up of the chosen experts of x [rows, K], which is normed first.
 
     weight [experts, 2 N, K], gate above up, and an optional bias [experts, 2 N]; ids int32 [rows, CHOSEN], -1 for a row
-    without a sequence, for which nothing is written. The grid is [tiles, CHOSEN, rows]. With BITS, weight is the codes
+    without a sequence, for which nothing is written. The grid is [tiles, CHOSEN, rows]. With CODES, weight is the codes
     of planes, laid out for each expert as in `packed_linear_kernel`, expert after expert.
     """
     # The next kernel may start only once the ids are visible, because it reads them before it waits.
@@ -71,7 +61,7 @@ def gate_up_kernel(
         biases = weight
         if bias is not None:
             biases = bias + expert.to(tl.int64) * (2 * N)
-        if BITS == 0:
+        if CODES is None:
             linear_kernel(
                 x + gl.program_id(2) * K,
                 weight + expert.to(tl.int64) * (2 * N * K),
@@ -92,14 +82,11 @@ def gate_up_kernel(
                 TILES=TILES,
                 AHEAD=AHEAD,
                 PDL=False,
-                ACTIVATION=ACTIVATION,
-                GAIN=GAIN,
-                LIMIT=LIMIT,
-                UP_OFFSET=UP_OFFSET,
+                GATE=GATE,
             )
         else:
             codes, others, own_scales, own_supers = planes_at(
-                weight, more, scales, supers, expert, 2 * N, K, BITS, MORE, VALUES, SUPERS
+                weight, more, scales, supers, expert, 2 * N, K, CODES
             )
             packed_linear_kernel(
                 x + gl.program_id(2) * K,
@@ -124,19 +111,9 @@ def gate_up_kernel(
                 TILES=TILES,
                 AHEAD=AHEAD,
                 LANES=LANES,
-                BITS=BITS,
-                MORE=MORE,
-                LESS=LESS,
-                GROUP=GROUP,
-                VALUES=VALUES,
-                SUPERS=SUPERS,
-                FLOATS=FLOATS,
-                SHARED=SHARED,
+                CODES=CODES,
                 PDL=False,
-                ACTIVATION=ACTIVATION,
-                GAIN=GAIN,
-                LIMIT=LIMIT,
-                UP_OFFSET=UP_OFFSET,
+                GATE=GATE,
             )
 
 
@@ -357,17 +334,10 @@ def packed_down_kernel(
     WARPS: tl.constexpr,
     TILES: tl.constexpr,
     AHEAD: tl.constexpr,
-    BITS: tl.constexpr,
-    MORE: tl.constexpr,
-    LESS: tl.constexpr,
-    GROUP: tl.constexpr,
-    VALUES: tl.constexpr,
-    SUPERS: tl.constexpr,
-    FLOATS: tl.constexpr,
+    CODES: tl.constexpr,
     PDL: tl.constexpr,
     bias=None,
     SCALE: tl.constexpr = 1.0,
-    SHARED: tl.constexpr = 1,
     LANES: tl.constexpr = 1,
 ):
     """Do the work of `down_kernel` on weights in planes, expert after expert. The grid is [tiles, rows]."""
@@ -399,16 +369,8 @@ def packed_down_kernel(
             TILES=TILES,
             AHEAD=AHEAD,
             LANES=LANES,
-            BITS=BITS,
-            MORE=MORE,
-            LESS=LESS,
-            GROUP=GROUP,
-            VALUES=VALUES,
-            SUPERS=SUPERS,
-            FLOATS=FLOATS,
-            SHARED=SHARED,
+            CODES=CODES,
             PDL=PDL,
-            ACTIVATION="silu",
             SCALE=SCALE,
             experts=experts,
             shares=shares + row * CHOSEN,

@@ -78,27 +78,17 @@ def group_kernel(
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
     bias=None,
-    ACTIVATION: tl.constexpr = "silu",
-    GAIN: tl.constexpr = 1.0,
-    LIMIT: tl.constexpr = 0.0,
-    UP_OFFSET: tl.constexpr = 0.0,
+    GATE: tl.constexpr = None,
     more=None,
     scales=None,
     supers=None,
-    BITS: tl.constexpr = 0,
-    MORE: tl.constexpr = 0,
-    LESS: tl.constexpr = 0,
-    GROUP: tl.constexpr = 0,
-    VALUES: tl.constexpr = 0,
-    SUPERS: tl.constexpr = False,
-    FLOATS: tl.constexpr = False,
-    SHARED: tl.constexpr = 1,
+    CODES: tl.constexpr = None,
 ):
     """Multiply the rows of each tile by the weights of its expert. The grid is [cdiv(N, WIDTH), tiles].
 
     With GATED, x is [T, K] by token, weight [experts, 2 N, K], gate above up, and out [pairs, N] = `gated` of both, in
     the order of the groups. Otherwise x is [pairs, K] in that order, weight [experts, N, K], and out [pairs, N] in the
-    order of the pairs. An optional bias [experts, rows of the weight] is added. With BITS, weight is the codes of
+    order of the pairs. An optional bias [experts, rows of the weight] is added. With CODES, weight is the codes of
     planes (see `packed_linear_kernel`), expert after expert, and a tile of them at a time is expanded to numbers.
     """
     tile = tiles + 3 * tl.program_id(1)
@@ -115,12 +105,10 @@ def group_kernel(
     depth = tl.arange(0, DEPTH)
     rows = x + source.to(tl.int64)[:, None] * K + depth[None, :]
     LINES: tl.constexpr = (2 if GATED else 1) * N
-    if BITS == 0:
+    if CODES is None:
         columns = weight + expert.to(tl.int64) * (LINES * K) + line[None, :] * K + depth[:, None]
     else:
-        codes, others, own, common = planes_at(
-            weight, more, scales, supers, expert, LINES, K, BITS, MORE, VALUES, SUPERS
-        )
+        codes, others, own, common = planes_at(weight, more, scales, supers, expert, LINES, K, CODES)
     sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
     ups = tl.zeros([HEIGHT, WIDTH], tl.float32)
     for k in range(0, K, DEPTH):
@@ -130,16 +118,10 @@ def group_kernel(
         else:
             row = tl.load(rows + k, mask=given[:, None] & inside[None, :], other=0.0)
         # fmt: off
-        if BITS > 0:
-            gate = tl.trans(tile_numbers(
-                codes, others, own, common, line, k,
-                DEPTH, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED,
-            ).to(row.dtype))
+        if CODES is not None:
+            gate = tl.trans(tile_numbers(codes, others, own, common, line, k, DEPTH, K, CODES).to(row.dtype))
             if GATED:
-                up = tl.trans(tile_numbers(
-                    codes, others, own, common, N + line, k,
-                    DEPTH, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED,
-                ).to(row.dtype))
+                up = tl.trans(tile_numbers(codes, others, own, common, N + line, k, DEPTH, K, CODES).to(row.dtype))
         elif K % DEPTH == 0:
             gate = tl.load(columns + k)
             if GATED:
@@ -158,7 +140,7 @@ def group_kernel(
         if GATED:
             ups += tl.load(biases + N).to(tl.float32)[None, :]
     if GATED:
-        sums = gated(sums, ups, ACTIVATION, GAIN, LIMIT, UP_OFFSET)
+        sums = gated(sums, ups, GATE)
     target = at if GATED else pair
     tl.store(
         out + target.to(tl.int64)[:, None] * N + n[None, :],

@@ -224,8 +224,8 @@ def _added(sums, OUTPUTS: tl.constexpr, PAIR: tl.constexpr, FOLDS: tl.constexpr,
 @jit
 def finish(
     y, up, at, b, scale, carried, bias, out, N: tl.constexpr, STRIDE: tl.constexpr, COUNT: tl.constexpr,
-    NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
-    SCALE: tl.constexpr, CAP: tl.constexpr, GAIN: tl.constexpr, LIMIT: tl.constexpr, UP_OFFSET: tl.constexpr,
+    NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Finish and store the sums y (and `up`), fp32 [outputs, rows], of the outputs `at` and the rows b.
 
@@ -241,7 +241,7 @@ def finish(
         if BIAS:
             y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
             up += gl.load(bias + N + at, mask=at < N, other=0.0).to(tl.float32)
-        y = gated(y, up, ACTIVATION, GAIN, LIMIT, UP_OFFSET)
+        y = gated(y, up, GATE)
     elif BIAS:
         y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
     if SCALE != 1.0:
@@ -333,12 +333,9 @@ def linear_kernel(
     AHEAD: tl.constexpr,
     PDL: tl.constexpr,
     OFFSET: tl.constexpr = 0.0,
-    ACTIVATION: tl.constexpr = "silu",
+    GATE: tl.constexpr = None,
     SCALE: tl.constexpr = 1.0,
     CAP: tl.constexpr = 0.0,
-    GAIN: tl.constexpr = 1.0,
-    LIMIT: tl.constexpr = 0.0,
-    UP_OFFSET: tl.constexpr = 0.0,
     prepared=None,
     square_sums=None,
     PREPARED: tl.constexpr = 0,
@@ -473,7 +470,7 @@ def linear_kernel(
         # fmt: off
         y = finish(
             y, up, n + j * OUTPUTS, b, scale, carried[j] if RESIDUAL else None, bias, out,
-            N, N, COUNT, NORM, BIAS, GATED, RESIDUAL, ACTIVATION, SCALE, CAP, GAIN, LIMIT, UP_OFFSET,
+            N, N, COUNT, NORM, BIAS, GATED, RESIDUAL, GATE, SCALE, CAP,
         )
         # fmt: on
         if PREPARES:

@@ -176,58 +176,55 @@ def _bits(words, rest, pair: tl.constexpr, BITS: tl.constexpr, LOW: tl.constexpr
 
 
 @jit
-def _pair(first, second, pair: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr, FLOATS: tl.constexpr):
+def _pair(first, second, pair: tl.constexpr, CODES: tl.constexpr):
     """Return the numbers of a pair of codes, [WARPS, 2, 32, 2]; they are 128 too large if the codes are unsigned."""
-    if FLOATS == 2:
+    if CODES.floats == 2:
         found = halves(first[pair])
     elif (
-        FLOATS == 3
+        CODES.floats == 3
     ):  # a sign, four bits of an exponent and three of a fraction: bits 15, 10 to 7 and 6 to 4 of a bf16
         word = first[pair // 2]
         ODD: tl.constexpr = pair % 2
         size = _shifted(word, 4 if ODD else -4) & 0x07F007F0
         found = eighth_halves(masked(_shifted(word, 0 if ODD else -8), -0x7FFF8000, size))
     elif (
-        FLOATS == 1
+        CODES.floats == 1
     ):  # a sign, two bits of an exponent and one of a fraction: bits 15, 8 to 7 and 6 of a bf16
         word = first[pair // 4]
         AT: tl.constexpr = pair % 4 * 4
         found = small_halves(
             masked(_shifted(word, AT - 12), -0x7FFF8000, _shifted(word, AT - 6) & 0x01C001C0)
         )
-    elif BITS == 8:
+    elif CODES.bits == 8:
         word = first[pair // 2]
         if pair % 2 == 1:
             word = word >> 8
         found = signed_halves(masked(word, 0x007F007F, 0x43004300), masked(word, 0x00800080, 0x43004300))
     else:
-        digits = _bits(first, 0x43004300, pair, BITS, 0)
-        if MORE > 0:
-            digits = _bits(second, digits, pair, MORE, BITS)
+        digits = _bits(first, 0x43004300, pair, CODES.bits, 0)
+        if CODES.more > 0:
+            digits = _bits(second, digits, pair, CODES.more, CODES.bits)
         found = halves(digits)
     return found
 
 
 @jit
-def operand(
-    first, second, chunk: tl.constexpr, WARPS: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
-    GROUP: tl.constexpr, FLOATS: tl.constexpr, W: tl.constexpr,
-):  # fmt: skip
+def operand(first, second, chunk: tl.constexpr, WARPS: tl.constexpr, CODES: tl.constexpr, W: tl.constexpr):
     """Return the numbers [WARPS, 16, GROUP] of two tiles in the columns of group `chunk`; see `_pair`."""
-    COUNT: tl.constexpr = GROUP // 8
-    FIRST: tl.constexpr = 0 if FLOATS == 2 else chunk * COUNT
-    if FLOATS == 2:
+    COUNT: tl.constexpr = CODES.group // 8
+    FIRST: tl.constexpr = 0 if CODES.floats == 2 else chunk * COUNT
+    if CODES.floats == 2:
         first = looked_up(first[chunk])
     pairs = ()
     for i in tl.static_range(COUNT):
-        pairs += (_pair(first, second, FIRST + i, BITS, MORE, FLOATS),)
+        pairs += (_pair(first, second, FIRST + i, CODES),)
     joined = gl.join(pairs[0], pairs[1])
     if COUNT == 4:
         joined = gl.join(joined, gl.join(pairs[2], pairs[3]))
         joined = gl.permute(joined, [0, 1, 2, 5, 4, 3])
     else:
         joined = gl.permute(joined, [0, 1, 2, 4, 3])
-    return gl.convert_layout(gl.reshape(joined, [WARPS, 16, GROUP]), W)
+    return gl.convert_layout(gl.reshape(joined, [WARPS, 16, CODES.group]), W)
 
 
 @jit

@@ -72,9 +72,9 @@ def _place(i, STAGES: tl.constexpr):
 
 @jit
 def _copy_span(
-    held, planes, first, i, place, experts, BITS: tl.constexpr, MORE: tl.constexpr, VALUES: tl.constexpr,
-    SUPERS: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, ACROSS: tl.constexpr,
-    CHOSEN: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
+    held, planes, first, i, place, experts, CODES: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr,
+    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Start copying the tiles of span i to `place` in shared memory, with zeros outside the weights."""
     codes, more, scales, supers = planes
@@ -83,18 +83,18 @@ def _copy_span(
         # fmt: off
         copy_codes(
             held_codes.index(place), codes, first, j * (2 // PAIR), i, experts,
-            BITS, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
+            CODES.bits, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
         )
-        if MORE > 0:
+        if CODES.more > 0:
             copy_codes(
                 held_more.index(place), more, first, j * (2 // PAIR), i, experts,
-                MORE, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
+                CODES.more, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
             )
         copy_rows(
             held_scales.index(place), scales, first, j * (2 // PAIR), i, experts,
-            VALUES, 1, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
+            CODES.values, 1, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
         )
-        if SUPERS:
+        if CODES.supers:
             copy_rows(
                 held_supers.index(place), supers, first, j * (2 // PAIR), i, experts,
                 2, 2, WARPS, ACROSS, CHOSEN, UP, LAST, MASKED,
@@ -188,9 +188,8 @@ def _squares(part, WARPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr)
 @jit
 def _span(
     i, after, place, held, planes, first, experts, weighed, rows, given, attended, norm_weight, order, sums, squares,
-    parts, scales, constant, K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr,
-    MORE: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr,
-    FLOATS: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr,
+    parts, scales, constant, K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, CODES: tl.constexpr,
+    WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr,
     CHOSEN: tl.constexpr, TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr,
     MASKED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, APART: tl.constexpr,
     RUN: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr, ATTENDED: tl.constexpr,
@@ -199,12 +198,14 @@ def _span(
 
     A part of a span is RUN groups. Sums of a tile, and of squares, are APART for as many parts in turn.
     """
+    GROUP: tl.constexpr = CODES.group
     CHUNKS: tl.constexpr = COLUMNS // GROUP
     PARTS: tl.constexpr = CHUNKS // RUN
     OPERAND: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=GROUP // 4)
-    SCALES: tl.constexpr = CHUNKS // SHARED
-    MINIMA: tl.constexpr = VALUES > SCALES or planes[2].dtype.element_ty == tl.uint8
-    EXACT: tl.constexpr = BITS == 8 or FLOATS > 0  # codes give the numbers themselves, not 128 too large
+    SCALES: tl.constexpr = CHUNKS // CODES.shared
+    MINIMA: tl.constexpr = CODES.values > SCALES or planes[2].dtype.element_ty == tl.uint8
+    # Whether codes give the numbers themselves, not 128 too large.
+    EXACT: tl.constexpr = CODES.bits == 8 or CODES.floats > 0
     coming, coming_scales = _coming(
         after, rows, given, attended, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X,
         ATTENDED,
@@ -229,39 +230,39 @@ def _span(
     for j in tl.static_range(TILES):
         held_codes, held_more, held_scales, held_supers = held[j]
         if RUN > 1:
-            values = load_lanes(held_scales.index(place), WARPS, VALUES, RUN, MMA)
+            values = load_lanes(held_scales.index(place), WARPS, CODES.values, RUN, MMA)
         else:
-            values = load_rows(held_scales.index(place), WARPS, VALUES, MMA)
+            values = load_rows(held_scales.index(place), WARPS, CODES.values, MMA)
         high, low = 1.0, -0.0078125
-        if SUPERS:
+        if CODES.supers:
             high, low = load_rows(held_supers.index(place), WARPS, 2, MMA)
             low *= 0.0078125
         if weighed is not None:
             share = pick(weighed, matrix_choice(i, MMA, WARPS, ACROSS), CHOSEN)
             high, low = high * share, low * share
-        words = load_words(held_codes.index(place), WARPS, BITS)
+        words = load_words(held_codes.index(place), WARPS, CODES.bits)
         others = words
-        if MORE > 0:
-            others = load_words(held_more.index(place), WARPS, MORE)
+        if CODES.more > 0:
+            others = load_words(held_more.index(place), WARPS, CODES.more)
         totals = ()
         for k in tl.static_range(APART):
             totals += (sums[j * APART + k],)
         for number in tl.static_range(PARTS):
             products, start = (), nothing if EXACT else common[number]
             for k in tl.static_range(RUN):
-                tile = operand(words, others, number * RUN + k, WARPS, BITS, MORE, GROUP, FLOATS, W)
+                tile = operand(words, others, number * RUN + k, WARPS, CODES, W)
                 products += (mma_v2(tile, normed[number], start),)
             product = products[0] if RUN == 1 else own(products, MMA)
-            total = totals[0] + product * (values[number // SHARED] * high)
+            total = totals[0] + product * (values[number // CODES.shared] * high)
             if MINIMA:  # times the sum of x over the group; `common` is -128 times that sum
-                total += common[number] * (values[SCALES // RUN + number // SHARED] * low)
+                total += common[number] * (values[SCALES // RUN + number // CODES.shared] * low)
             # Each comes to its place again, because the number of parts is a multiple of APART.
             totals = totals[1:] + (total,)  # noqa: RUF005 - the compiler knows no other way
         added += totals
     if STAGES < TURNS:  # noqa: SIM102 - this is known when the kernel is compiled
         if i + STAGES < TURNS:
             _copy_span(
-                held, planes, first, i + STAGES, place, experts, BITS, MORE, VALUES, SUPERS, WARPS, TILES,
+                held, planes, first, i + STAGES, place, experts, CODES, WARPS, TILES,
                 ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
             )  # fmt: skip
     async_copy.commit_group()  # even an empty group, because the wait counts groups
@@ -300,25 +301,15 @@ def packed_linear_kernel(
     WARPS: tl.constexpr,
     TILES: tl.constexpr,
     AHEAD: tl.constexpr,
-    BITS: tl.constexpr,
-    MORE: tl.constexpr,
-    LESS: tl.constexpr,
-    GROUP: tl.constexpr,
-    VALUES: tl.constexpr,
-    SUPERS: tl.constexpr,
-    FLOATS: tl.constexpr,
+    CODES: tl.constexpr,
     PDL: tl.constexpr,
     OFFSET: tl.constexpr = 0.0,
-    ACTIVATION: tl.constexpr = "silu",
+    GATE: tl.constexpr = None,
     SCALE: tl.constexpr = 1.0,
     CAP: tl.constexpr = 0.0,
-    GAIN: tl.constexpr = 1.0,
-    LIMIT: tl.constexpr = 0.0,
-    UP_OFFSET: tl.constexpr = 0.0,
     experts=None,
     shares=None,
     CHOSEN: tl.constexpr = 1,
-    SHARED: tl.constexpr = 1,
     order=None,
     prepared=None,
     square_sums=None,
@@ -336,12 +327,10 @@ def packed_linear_kernel(
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
 
     Rows of `out` and of the residual are STRIDE apart. With GATED, the planes are those of gate, in whole tiles,
-    followed by those of up. BITS and MORE are the bits of the planes of codes (MORE 0: there is only one). LESS is
-    subtracted from codes. GROUP numbers are multiplied together, and SHARED such groups have one scale. VALUES is the
-    number of entries in `scales` for a row of a tile. A program computes 16 * TILES outputs, half as many with GATED.
-    FLOATS is the kind of the codes (`models.weights.formats.blocks`). LANES is 1, or 4 if SHARED is 1. ATTENDED (for a
-    row in lanes), LEADS and FOLLOWS are as in `linear_kernel`. Pointers that the flags leave unused may be anything.
-    order, int32 [K], is the column of x for each column of the planes; None: the same.
+    followed by those of up. CODES describes the planes (see `Codes`). A program computes 16 * TILES outputs, half as
+    many with GATED. LANES is 1, or 4 if each group has a scale. ATTENDED (for a row in lanes), LEADS and FOLLOWS are as
+    in `linear_kernel`. Pointers that the flags leave unused may be anything. order, int32 [K], is the column of x for
+    each column of the planes; None: the same.
 
     With experts, the indices of CHOSEN matrices whose planes lie one after the other, and shares fp32 [CHOSEN], x is
     [1, CHOSEN, K]. The result is the sum of the experts' products times their shares, computed as the product of one
@@ -349,6 +338,7 @@ def packed_linear_kernel(
     """
     begin(PDL, LEADS, FOLLOWS)
     dtype: tl.constexpr = x.dtype.element_ty
+    GROUP: tl.constexpr = CODES.group
     MMA: tl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8]
     )
@@ -372,19 +362,21 @@ def packed_linear_kernel(
     MASKED: tl.constexpr = TURNS * WARPS != SPANS or LAST % (TILES * 2 // PAIR) != 0
     STAGES: tl.constexpr = AHEAD if AHEAD < TURNS else TURNS
     # With four sums, two spans of these kinds would take too many registers.
-    ALONE: tl.constexpr = APART > 2 and (SUPERS or BITS == 8)
+    ALONE: tl.constexpr = APART > 2 and (CODES.supers or CODES.bits == 8)
     EACH: tl.constexpr = _each(TURNS, TILES, STAGES, ALONE)
 
     tile = gl.program_id(0) * (TILES * 2 // PAIR)
     first = gl.program_id(0) * (TILES * OUTPUTS)
     held = ()  # by tile: between copies to the same memory, all warps would wait for each other
     for _ in tl.static_range(TILES):
-        held_codes = gl.allocate_shared_memory(tl.int32, [STAGES, WARPS, 2, 32 * BITS], HELD)
-        held_scales = gl.allocate_shared_memory(scales.dtype.element_ty, [STAGES, WARPS, 16, VALUES], HELD)
+        held_codes = gl.allocate_shared_memory(tl.int32, [STAGES, WARPS, 2, 32 * CODES.bits], HELD)
+        held_scales = gl.allocate_shared_memory(
+            scales.dtype.element_ty, [STAGES, WARPS, 16, CODES.values], HELD
+        )
         held_more, held_supers = held_codes, held_scales
-        if MORE > 0:
-            held_more = gl.allocate_shared_memory(tl.int32, [STAGES, WARPS, 2, 32 * MORE], HELD)
-        if SUPERS:
+        if CODES.more > 0:
+            held_more = gl.allocate_shared_memory(tl.int32, [STAGES, WARPS, 2, 32 * CODES.more], HELD)
+        if CODES.supers:
             held_supers = gl.allocate_shared_memory(tl.float16, [STAGES, WARPS, 16, 2], HELD)
         held += ((held_codes, held_more, held_scales, held_supers),)
     planes = codes, more, scales, supers
@@ -392,7 +384,7 @@ def packed_linear_kernel(
     for i in tl.static_range(STAGES):
         _copy_span(
             held, planes, tile, i, i, experts,
-            BITS, MORE, VALUES, SUPERS, WARPS, TILES, ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
+            CODES, WARPS, TILES, ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
         )
         async_copy.commit_group()
     norm_scales = ()
@@ -409,7 +401,7 @@ def packed_linear_kernel(
     if PREPARES:
         for j in tl.static_range(TILES):
             after += (gl.load(norm_weight + n + j * OUTPUTS, mask=n + j * OUTPUTS < N, other=0.0),)
-    constant = gl.full([WARPS, 16, GROUP], -128.0 - LESS, dtype, layout=W)
+    constant = gl.full([WARPS, 16, GROUP], -128.0 - CODES.less, dtype, layout=W)
     attended = None
     if ATTENDED is not None:
         attended = partial, lse, last_part(active, counters, ATTENDED)
@@ -445,12 +437,12 @@ def packed_linear_kernel(
     if NORM and PREPARED > 0:
         total = gather_sums(square_sums, PREPARED, COUNT, WARPS, FOUND)
     # Unrolled spans of K-quants with separate sums would take 192 registers.
-    if UNROLLED - (SUPERS and APART > 1) >= TURNS:
+    if UNROLLED - (CODES.supers and APART > 1) >= TURNS:
         for i in tl.static_range(TURNS):
             sums, squares, parts, norm_scales = _span(
                 i, i + 1 - (i + 1) // TURNS, _place(i, STAGES), held, planes, tile, experts, weighed, rows, given,
-                attended, norm_weight, order, sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, BITS,
-                MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP,
+                attended, norm_weight, order, sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, CODES,
+                WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP,
                 LAST, MASKED, WHOLE, ROWS, LANES, APART, RUN, MMA, W, X, ATTENDED,
             )
     else:
@@ -461,7 +453,7 @@ def packed_linear_kernel(
                     turn * EACH + k, turn * EACH + k + (1 if k + 1 < EACH else turn + 1 < TURNS // EACH),
                     _place(k if EACH // STAGES * STAGES == EACH else turn * EACH + k, STAGES),
                     held, planes, tile, experts, weighed, rows, given, attended, norm_weight, order, sums, squares,
-                    parts, norm_scales, constant, K, SQUARES, OFFSET, BITS, MORE, GROUP, SHARED, VALUES, SUPERS, FLOATS,
+                    parts, norm_scales, constant, K, SQUARES, OFFSET, CODES,
                     WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, LANES, APART, RUN,
                     MMA, W, X, ATTENDED,
                 )
@@ -484,8 +476,7 @@ def packed_linear_kernel(
                 y += weighed[k] * own.to(tl.float32)
         y = finish(
             y, up, at, b, scale, carried[j] if RESIDUAL else None, bias, out,
-            N, STRIDE, COUNT, NORM, BIAS and experts is None, GATED, RESIDUAL, ACTIVATION, SCALE, CAP, GAIN, LIMIT,
-            UP_OFFSET,
+            N, STRIDE, COUNT, NORM, BIAS and experts is None, GATED, RESIDUAL, GATE, SCALE, CAP,
         )
         if PREPARES:
             left += prepare(y, after[j], at, b, prepared, N, STRIDE, COUNT, OFFSET)

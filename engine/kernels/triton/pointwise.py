@@ -5,44 +5,52 @@ Features that the flags turn off leave no code in a kernel.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 
+class Gate(NamedTuple):
+    """How one half of a product gates the other, as one constant (see `models.spec.FeedForward`)."""
+
+    kind: str = "silu"
+    gain: float = 1.0
+    limit: float = 0.0
+    """0: none."""
+    up_offset: float = 0.0
+
+
 @triton.jit
-def activate(x, KIND: tl.constexpr, GAIN: tl.constexpr = 1.0):
-    """Return the activation KIND of `models.spec.Activation` in fp32; x * sigmoid(GAIN * x) if GAIN is not 1."""
-    if GAIN != 1.0:
-        result = x / (1.0 + tl.exp(-GAIN * x))
-    elif KIND == "silu":
+def activate(x, GATE: tl.constexpr):
+    """Return the activation of a `Gate` in fp32, SiLU for None; x * sigmoid(gain * x) if the gain is not 1."""
+    if GATE is None:
         result = x / (1.0 + tl.exp(-x))
-    elif KIND == "gelu_tanh":
+    elif GATE.gain != 1.0:
+        result = x / (1.0 + tl.exp(-GATE.gain * x))
+    elif GATE.kind == "silu":
+        result = x / (1.0 + tl.exp(-x))
+    elif GATE.kind == "gelu_tanh":
         result = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
-    elif KIND == "gelu":
+    elif GATE.kind == "gelu":
         result = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     else:
-        tl.static_assert(KIND == "relu")
+        tl.static_assert(GATE.kind == "relu")
         result = tl.where(x < 0.0, 0.0, x)  # keeps NaN
     return result
 
 
 @triton.jit
-def gated(
-    gate,
-    up,
-    KIND: tl.constexpr,
-    GAIN: tl.constexpr = 1.0,
-    LIMIT: tl.constexpr = 0.0,
-    UP_OFFSET: tl.constexpr = 0.0,
-):
-    """Return activation(gate) * up, both fp32. With a LIMIT, gate is first capped at LIMIT and up is clamped to
-    +-LIMIT. UP_OFFSET is added to up. NaN stays NaN."""
-    if LIMIT != 0.0:
-        gate = tl.where(gate > LIMIT, LIMIT, gate)
-        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-    if UP_OFFSET != 0.0:
-        up += UP_OFFSET
-    return activate(gate, KIND, GAIN) * up
+def gated(gate, up, GATE: tl.constexpr):
+    """Return activation(gate) * up, both fp32. With a limit, gate is first capped at it and up is clamped to +-limit.
+    `up_offset` is added to up. NaN stays NaN."""
+    if GATE is not None:
+        if GATE.limit != 0.0:
+            gate = tl.where(gate > GATE.limit, GATE.limit, gate)
+            up = tl.where(up > GATE.limit, GATE.limit, tl.where(up < -GATE.limit, -GATE.limit, up))
+        if GATE.up_offset != 0.0:
+            up += GATE.up_offset
+    return activate(gate, GATE) * up
 
 
 @triton.jit

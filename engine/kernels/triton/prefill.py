@@ -161,10 +161,7 @@ def gate_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
-    ACTIVATION: tl.constexpr = "silu",
-    GAIN: tl.constexpr = 1.0,
-    LIMIT: tl.constexpr = 0.0,
-    UP_OFFSET: tl.constexpr = 0.0,
+    GATE: tl.constexpr = None,
 ):
     """Write out [T, SIZE] = `gated` of gate_up [T, 2 SIZE], gate beside up. The grid is [T, cdiv(SIZE, BLOCK)]."""
     gdc_launch_dependents(PDL)
@@ -178,7 +175,7 @@ def gate_kernel(
     wide = gate.to(tl.float32)
     tl.store(
         out + row * SIZE + columns,
-        gated(wide, up, ACTIVATION, GAIN, LIMIT, UP_OFFSET).to(gate.dtype),
+        gated(wide, up, GATE).to(gate.dtype),
         mask=inside,
     )
 

@@ -4,6 +4,8 @@ The plain twin is `unpack` in `models/weights/packing.py`: it gives the same num
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -14,6 +16,20 @@ IQ4_LOW, IQ4_HIGH = (
     for part in (IQ4[:8], IQ4[8:])
 )
 """The numbers of the codes of IQ4_NL, eight bits each."""
+
+
+class Codes(NamedTuple):
+    """What kernels know of a format in planes, as one constant (see `models.weights.formats.blocks.BlockFormat`)."""
+
+    bits: int
+    more: int
+    """Bits of the codes in the second plane; 0: there is only one."""
+    less: int
+    group: int
+    shared: int
+    values: int
+    supers: bool
+    floats: int
 
 
 @triton.jit
@@ -30,17 +46,14 @@ def _code(codes, tile, lane, place, BITS: tl.constexpr):
 
 
 @triton.jit
-def planes_at(
-    codes, more, scales, supers, number, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
-    VALUES: tl.constexpr, SUPERS: tl.constexpr,
-):  # fmt: skip
+def planes_at(codes, more, scales, supers, number, N: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr):
     """Return the planes of matrix `number` among matrices [N, K] stored one after the other, N a multiple of eight."""
     ACROSS: tl.constexpr = (K + 127) // 128
     tile = number.to(tl.int64) * (N // 8)
-    codes, scales = codes + tile * (ACROSS * 32 * BITS), scales + tile * (ACROSS * 8 * VALUES)
-    if MORE > 0:
-        more += tile * (ACROSS * 32 * MORE)
-    if SUPERS:
+    codes, scales = codes + tile * (ACROSS * 32 * CODES.bits), scales + tile * (ACROSS * 8 * CODES.values)
+    if CODES.more > 0:
+        more += tile * (ACROSS * 32 * CODES.more)
+    if CODES.supers:
         supers += tile * (ACROSS // 2 * 16)
     return codes, more, scales, supers
 
@@ -82,32 +95,29 @@ def _number(code, LESS: tl.constexpr):
 
 
 @triton.jit
-def numbers(
-    codes, more, scales, supers, row, column, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
-    LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
-    SHARED: tl.constexpr = 1,
-):  # fmt: skip
+def numbers(codes, more, scales, supers, row, column, K: tl.constexpr, CODES: tl.constexpr):
     """Return the numbers of a matrix with K columns at row and column, int32 tensors of any one shape, in fp32.
 
     See `packed_linear_kernel` for the planes. Rows and columns must lie in existing tiles.
     """
     ACROSS: tl.constexpr = (K + 127) // 128
-    EACH: tl.constexpr = GROUP // 4
-    CHUNKS: tl.constexpr = 128 // GROUP
+    EACH: tl.constexpr = CODES.group // 4
+    CHUNKS: tl.constexpr = 128 // CODES.group
     tile = row // 8 * ACROSS + column // 128
-    chunk, inside = column % 128 // GROUP, column % GROUP
+    chunk, inside = column % 128 // CODES.group, column % CODES.group
     lane, place = row % 8 * 4 + inside // EACH, chunk * EACH + inside % EACH
-    code = _code(codes, tile, lane, place, BITS)
-    if MORE > 0:
-        code |= _code(more, tile, lane, place, MORE) << BITS
-    SCALES: tl.constexpr = CHUNKS // SHARED
-    scale, low = _scale_and_minimum(scales, (tile * 8 + row % 8) * VALUES + chunk // SHARED, SCALES, VALUES)
+    code = _code(codes, tile, lane, place, CODES.bits)
+    if CODES.more > 0:
+        code |= _code(more, tile, lane, place, CODES.more) << CODES.bits
+    SCALES: tl.constexpr = CHUNKS // CODES.shared
+    at = (tile * 8 + row % 8) * CODES.values + chunk // CODES.shared
+    scale, low = _scale_and_minimum(scales, at, SCALES, CODES.values)
     common = supers + ((row // 8 * (ACROSS // 2) + column // 256) * 8 + row % 8) * 2
-    if SUPERS:
+    if CODES.supers:
         scale *= tl.load(common).to(tl.float32)
-    number = _meant(code, BITS, LESS, FLOATS) * scale
-    if VALUES > SCALES or scales.dtype.element_ty == tl.uint8:
-        if SUPERS:
+    number = _meant(code, CODES.bits, CODES.less, CODES.floats) * scale
+    if CODES.values > SCALES or scales.dtype.element_ty == tl.uint8:
+        if CODES.supers:
             number -= low * tl.load(common + 1).to(tl.float32)
         else:
             number += low
@@ -116,38 +126,41 @@ def numbers(
 
 @triton.jit
 def tile_numbers(
-    codes, more, scales, supers, row, first, DEPTH: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr,
-    MORE: tl.constexpr, LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr,
-    FLOATS: tl.constexpr, SHARED: tl.constexpr = 1,
-):  # fmt: skip
+    codes, more, scales, supers, row, first, DEPTH: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr
+):
     """Return the numbers of rows int32 [n] in DEPTH columns from `first` on, fp32 [n, DEPTH], reading word by word.
 
-    DEPTH is a multiple of GROUP and divides 128; `first` is a multiple of DEPTH. Beyond the last column there are
+    DEPTH is a multiple of the group and divides 128; `first` is a multiple of DEPTH. Beyond the last column there are
     zeros.
     """
     ACROSS: tl.constexpr = (K + 127) // 128
-    EACH: tl.constexpr = GROUP // 4
-    CHUNKS: tl.constexpr = 128 // GROUP
-    UNIT: tl.constexpr = min(EACH, 32 // BITS)
-    GROUPS: tl.constexpr = DEPTH // GROUP
+    EACH: tl.constexpr = CODES.group // 4
+    CHUNKS: tl.constexpr = 128 // CODES.group
+    UNIT: tl.constexpr = min(EACH, 32 // CODES.bits)
+    GROUPS: tl.constexpr = DEPTH // CODES.group
     tile = (row // 8 * ACROSS + first // 128)[:, None]
     column = first % 128 + tl.arange(0, DEPTH // UNIT)[None, :] * UNIT
-    lane, place = row[:, None] % 8 * 4 + column % GROUP // EACH, column // GROUP * EACH + column % EACH
+    lane, place = (
+        row[:, None] % 8 * 4 + column % CODES.group // EACH,
+        column // CODES.group * EACH + column % EACH,
+    )
     number = tl.arange(0, UNIT)[None, None, :]
-    code = _some(codes, tile, lane, place, number, BITS)
-    if MORE > 0:
-        code |= _some(more, tile, lane, place, number, MORE) << BITS
-    found = tl.reshape(_meant(code, BITS, LESS, FLOATS), [row.shape[0], GROUPS, GROUP])
-    SCALES: tl.constexpr = CHUNKS // SHARED
-    chunk = (first % 128 // GROUP + tl.arange(0, GROUPS)[None, :]) // SHARED
-    at = tile * (8 * VALUES) + row[:, None] % 8 * VALUES + chunk
-    scale, low = _scale_and_minimum(scales, at, SCALES, VALUES)
+    code = _some(codes, tile, lane, place, number, CODES.bits)
+    if CODES.more > 0:
+        code |= _some(more, tile, lane, place, number, CODES.more) << CODES.bits
+    found = tl.reshape(
+        _meant(code, CODES.bits, CODES.less, CODES.floats), [row.shape[0], GROUPS, CODES.group]
+    )
+    SCALES: tl.constexpr = CHUNKS // CODES.shared
+    chunk = (first % 128 // CODES.group + tl.arange(0, GROUPS)[None, :]) // CODES.shared
+    at = tile * (8 * CODES.values) + row[:, None] % 8 * CODES.values + chunk
+    scale, low = _scale_and_minimum(scales, at, SCALES, CODES.values)
     common = supers + ((row // 8 * (ACROSS // 2) + first // 256) * 8 + row % 8)[:, None] * 2
-    if SUPERS:
+    if CODES.supers:
         scale *= tl.load(common).to(tl.float32)
     found *= scale[:, :, None]
-    if VALUES > SCALES or scales.dtype.element_ty == tl.uint8:
-        if SUPERS:
+    if CODES.values > SCALES or scales.dtype.element_ty == tl.uint8:
+        if CODES.supers:
             found -= (low * tl.load(common + 1).to(tl.float32))[:, :, None]
         else:
             found += low[:, :, None]
@@ -166,20 +179,15 @@ def _some(codes, tile, lane, place, number, BITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["start"])
 def unpack_kernel(
-    codes, more, scales, supers, out, start, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
-    LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
-    HEIGHT: tl.constexpr, SHARED: tl.constexpr = 1,
+    codes, more, scales, supers, out, start, N: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr,
+    HEIGHT: tl.constexpr,
 ):  # fmt: skip
     """Write out [N, K] = the rows from `start` on of a matrix in planes. The grid is [tiles of K, cdiv(N, HEIGHT)]."""
     first = tl.program_id(0) * 128
     line = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
     column = first + tl.arange(0, 128)
-    # fmt: off
-    value = tile_numbers(
-        codes, more, scales, supers, start + tl.minimum(line, N - 1), first,
-        128, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED,
-    )
-    # fmt: on
+    row = start + tl.minimum(line, N - 1)
+    value = tile_numbers(codes, more, scales, supers, row, first, 128, K, CODES)
     at, there = out + line.to(tl.int64)[:, None] * K + column[None, :], (line < N)[:, None]
     if K % 128 != 0:
         there &= (column < K)[None, :]
@@ -188,26 +196,21 @@ def unpack_kernel(
 
 @triton.jit
 def packed_rows_kernel(
-    ids, codes, more, scales, supers, out, K: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
-    LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, FLOATS: tl.constexpr,
-    BLOCK: tl.constexpr, SHARED: tl.constexpr = 1,
-):  # fmt: skip
+    ids, codes, more, scales, supers, out, K: tl.constexpr, CODES: tl.constexpr, BLOCK: tl.constexpr
+):
     """Write out [T, K] = the rows ids, int64 [T], of a matrix in planes. The grid is [cdiv(K, BLOCK), T]."""
     token = tl.program_id(1)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids + token).to(tl.int32)
     inside = tl.minimum(column, K - 1)
-    value = numbers(
-        codes, more, scales, supers, row, inside, K, BITS, MORE, LESS, GROUP, VALUES, SUPERS, FLOATS, SHARED
-    )
+    value = numbers(codes, more, scales, supers, row, inside, K, CODES)
     tl.store(out + token.to(tl.int64) * K + column, value.to(out.dtype.element_ty), mask=column < K)
 
 
 @triton.jit
 def packed_embedding_kernel(
     active, token, codes, more, scales, supers, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr,
-    BITS: tl.constexpr, MORE: tl.constexpr, LESS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr,
-    SUPERS: tl.constexpr, FLOATS: tl.constexpr, SHARED: tl.constexpr = 1,
+    CODES: tl.constexpr,
 ):  # fmt: skip
     """Do the work of `embedding_kernel` on a matrix in planes. Numbers are rounded before they are scaled, too."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -215,23 +218,7 @@ def packed_embedding_kernel(
     slot = tl.load(active + batch)
     row = tl.maximum(tl.load(token + slot, mask=slot >= 0, other=0), 0).to(tl.int32)
     inside = tl.minimum(column, SIZE - 1)
-    value = numbers(
-        codes,
-        more,
-        scales,
-        supers,
-        row,
-        inside,
-        SIZE,
-        BITS,
-        MORE,
-        LESS,
-        GROUP,
-        VALUES,
-        SUPERS,
-        FLOATS,
-        SHARED,
-    )
+    value = numbers(codes, more, scales, supers, row, inside, SIZE, CODES)
     x = tl.where(slot >= 0, value, 0.0).to(out.dtype.element_ty)
     if SCALE != 1.0:
         x = (x.to(tl.float32) * SCALE).to(x.dtype)

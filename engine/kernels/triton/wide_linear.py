@@ -46,10 +46,7 @@ def wide_linear_kernel(
     DOWN: tl.constexpr,
     WARPS: tl.constexpr,
     PDL: tl.constexpr,
-    ACTIVATION: tl.constexpr = "silu",
-    GAIN: tl.constexpr = 1.0,
-    LIMIT: tl.constexpr = 0.0,
-    UP_OFFSET: tl.constexpr = 0.0,
+    GATE: tl.constexpr = None,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits).
 
@@ -138,6 +135,6 @@ def wide_linear_kernel(
     # fmt: off
     finish(
         sums[0], sums[PAIR - 1], n, b, None, None, bias, out + part * (COUNT * N),
-        N, N, COUNT, False, BIAS, GATED, False, ACTIVATION, 1.0, 0.0, GAIN, LIMIT, UP_OFFSET,
+        N, N, COUNT, False, BIAS, GATED, False, GATE, 1.0, 0.0,
     )
     # fmt: on

@@ -17,7 +17,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from engine.execute.cuda.kernel_configs import KernelConfigs
+from engine.execute.cuda.packed import codes_of
 from engine.execute.cuda.tiles import choose_chunking
+from engine.kernels.triton.pointwise import Gate
 from models.weights.block_formats import Kind
 
 TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp32", "lse": "*fp32"} | {
@@ -97,7 +99,7 @@ print(json.dumps([
     linear(3072, 1024, NORM=True, GATED=True, PREPARED=64, square_sums="pointer"),
     linear(1000, 576, RESIDUAL=True, PREPARES=63, prepared="pointer", square_sums="pointer"),
     linear(1024, 2048, COUNT=1, RESIDUAL=True, ATTENDED=(128, 128, 5), **LEFT),
-    linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, ACTIVATION="gelu_tanh"),
+    linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, GATE=Gate("gelu_tanh")),
     attention(640, 2, 128), attention(40960, 3, 64),
     attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
     attention(640, 8, 64, NORM=False, WINDOW=128),
@@ -116,7 +118,7 @@ from engine.kernels.triton.routing import router_kernel
 tile = KernelConfigs().product(16, 768, 2048, True, None)
 cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
 gate, _ = ptx(gate_up_kernel, tile.warps, cut | dict(CHOSEN=8, N=768, K=2048, EPS=1e-6, TILES=tile.tiles))
-clamped = dict(bias="pointer", GAIN=1.702, LIMIT=7.0, UP_OFFSET=1.0)
+clamped = dict(bias="pointer", GATE=Gate("silu", 1.702, 7.0, 1.0))
 shape = dict(CHOSEN=4, N=2880, K=2880, EPS=1e-6, TILES=tile.tiles)
 ptx(gate_up_kernel, tile.warps, cut | shape | clamped)
 tile = KernelConfigs().product(16, 2048, 8 * 768, False, None)
@@ -175,8 +177,7 @@ for kind, packing, lanes, count in cases:
     constants = dict(COUNT=count, N=4096, K=12288, STRIDE=4096, EPS=1e-6, NORM=True, BIAS=False, GATED=False)
     constants |= dict(RESIDUAL=False, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
     constants |= dict(PREPARED=256, square_sums="pointer", LANES=lanes)
-    constants |= dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)
-    constants |= dict(VALUES=packing.values, SUPERS=packing.supers, FLOATS=packing.floats, SHARED=packing.shared)
+    constants |= dict(CODES=codes_of(kind))
     if lanes > 1 and count == 1:
         constants |= dict(NORM=False, PREPARED=0, ATTENDED=(128, 128, 5), **LEFT)
     text, shared = ptx(packed_linear_kernel, tile.warps, constants)
@@ -210,9 +211,8 @@ for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4"):
     packing = BLOCKS[Kind[kind]]
     of_scales = "*i8" if packing.supers else "*bf16" if packing.floats else "*fp16"
     TYPES |= {"codes": "*i32", "more": "*i32", "scales": of_scales, "supers": "*fp16"}
-    planes = dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)
-    planes |= dict(VALUES=packing.values, SUPERS=packing.supers, FLOATS=packing.floats)
-    clamped = dict(bias="pointer", GAIN=1.702, LIMIT=7.0, UP_OFFSET=1.0) if packing.floats else {}
+    planes = dict(CODES=codes_of(Kind[kind]))
+    clamped = dict(bias="pointer", GATE=Gate("silu", 1.702, 7.0, 1.0)) if packing.floats else {}
     shape = dict(CHOSEN=4, N=2880, K=2880) if packing.floats else dict(CHOSEN=8, N=2048, K=768)
     tile = choose_expert_tile(shape["N"], shape["K"], shape["CHOSEN"], False, Kind[kind])
     cut = dict(WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)

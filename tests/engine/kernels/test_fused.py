@@ -15,6 +15,7 @@ from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import Tile, choose_chunking
 from engine.kernels.triton.linear import linear_kernel
+from engine.kernels.triton.pointwise import Gate
 from models.load import load_model
 from models.reference.decoder import Decoder
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
@@ -98,7 +99,7 @@ def test_a_gated_product_with_another_activation_a_scale_and_a_cap(kind: str) ->
         TILES=1,
         AHEAD=2,
         PDL=False,
-        ACTIVATION=kind,
+        GATE=Gate(kind),
         SCALE=0.1,
         CAP=5.0,
         num_warps=1,
