@@ -13,73 +13,77 @@ from shared memory only what it copied there itself.
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,unreachable"
 # mypy: disable-error-code="has-type"
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.gluon import async_copy, gl, jit
+from engine.kernels.triton.gluon import async_copy, constexpr_function, gl, jit
 from engine.kernels.triton.kv_rows import coded, decoded, row_scale
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import angles, capped, partners, rotate, weighed
 
 
-@jit
-def _fetch(
-    keys,
-    values,
-    stage,
-    cache_k,
-    cache_v,
-    table,
-    head,
-    first,
-    end,
-    oldest,
-    R: tl.constexpr,
-    W: tl.constexpr,
-    D: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HKV: tl.constexpr,
-    ROWS: tl.constexpr,
-    ROW: tl.constexpr,
-    scales,
-    k_scales,
-    v_scales,
-):
-    """Start copying R times W rows of K and V from row `first` of a block table; zeros from row `end` on.
+class Rows(NamedTuple):
+    """How a program of `attention_kernel` reads rows of the cache, as one constant."""
 
-    Rows before `oldest` are zeros too, unless it is None. With ROW, copy their `scales` as well: R entries for K, R for
-    V.
+    at_once: int
+    groups: int
+    width: int
+    """The head's size rounded up to a power of two."""
+    size: int
+    block: int
+    heads: int
+    row_bytes: int
+    """0 unless rows are quantised."""
+
+
+@constexpr_function
+def rows_of(*numbers):
+    """Return the constant."""
+    return Rows(*numbers)
+
+
+@jit
+def _fetch(held, cache, stage, table, head, first, end, oldest, C: tl.constexpr, ROWS: tl.constexpr):
+    """Start copying at_once times groups rows of K and V from row `first` of a block table; zeros from row `end` on.
+
+    Rows before `oldest` are zeros too, unless it is None. Of quantised rows the scales are copied as well: as many
+    entries for K as there are rows at once, then those for V.
     """
-    columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
-    if BLOCK % (W * R) == 0:  # all rows lie in one block
-        block = gl.load(table + first // BLOCK, mask=first < end, other=0).to(tl.int64)
+    keys, values, scales = held
+    cache_k, cache_v, k_scales, v_scales = cache
+    R: tl.constexpr = C.at_once
+    W: tl.constexpr = C.groups
+    columns = gl.expand_dims(gl.arange(0, C.width, layout=gl.SliceLayout(0, ROWS)), 0)
+    if C.block % (W * R) == 0:  # all rows lie in one block
+        block = gl.load(table + first // C.block, mask=first < end, other=0).to(tl.int64)
     group = first + gl.arange(0, W, layout=gl.SliceLayout(1, ROWS))
     places = ()  # computed before any copy, because reading the block table stalls
     for i in tl.static_range(R):
         rows = group + i * W
-        if BLOCK % (W * R) == 0:
-            places += (block * BLOCK + rows % BLOCK,)
+        if C.block % (W * R) == 0:
+            places += (block * C.block + rows % C.block,)
         else:
-            blocks = gl.load(table + rows // BLOCK, mask=rows < end, other=0).to(tl.int64)
-            places += (blocks * BLOCK + rows % BLOCK,)
+            blocks = gl.load(table + rows // C.block, mask=rows < end, other=0).to(tl.int64)
+            places += (blocks * C.block + rows % C.block,)
     for i in tl.static_range(R):
-        if ROW > 0:
-            at = gl.expand_dims(places[i], 1) * ROW + head * DIM + columns
+        if C.row_bytes > 0:
+            at = gl.expand_dims(places[i], 1) * C.row_bytes + head * C.size + columns
         else:
-            at = (gl.expand_dims(places[i], 1) * HKV + head) * DIM + columns
+            at = (gl.expand_dims(places[i], 1) * C.heads + head) * C.size + columns
         seen = gl.expand_dims(group + i * W < end, 1)
         if oldest is not None:
             seen = seen & gl.expand_dims(group + i * W >= oldest, 1)
-        if ROW > 0:
-            one = places[i] * (ROW // 4) + head
+        if C.row_bytes > 0:
+            one = places[i] * (C.row_bytes // 4) + head
             real = group + i * W < end
             if oldest is not None:
                 real = real & (group + i * W >= oldest)
             async_copy.async_copy_global_to_shared(scales[i].index(stage), k_scales + one, mask=real)
             async_copy.async_copy_global_to_shared(scales[R + i].index(stage), v_scales + one, mask=real)
-        if DIM < D:
-            seen = seen & (columns < DIM)
+        if C.size < C.width:
+            seen = seen & (columns < C.size)
         async_copy.async_copy_global_to_shared(keys[i].index(stage), cache_k + at, mask=seen)
         async_copy.async_copy_global_to_shared(values[i].index(stage), cache_v + at, mask=seen)
     async_copy.commit_group()
@@ -309,30 +313,11 @@ def attention_kernel(
         FLAT: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
         for _ in tl.static_range(2 * R):
             scales += (gl.allocate_shared_memory(tl.float32, [STAGES, W], FLAT),)
+    C: tl.constexpr = rows_of(R, W, D, DIM, BLOCK, HKV, ROW)
+    held = keys, values, scales
+    cache = cache_k, cache_v, k_scales, v_scales
     for i in tl.static_range(STAGES):
-        _fetch(
-            keys,
-            values,
-            i,
-            cache_k,
-            cache_v,
-            table,
-            head,
-            first + i * TILE,
-            end_of_chunk,
-            oldest,
-            R,
-            W,
-            D,
-            DIM,
-            BLOCK,
-            HKV,
-            ROWS,
-            ROW,
-            scales,
-            k_scales,
-            v_scales,
-        )
+        _fetch(held, cache, i, table, head, first + i * TILE, end_of_chunk, oldest, C, ROWS)
     place = gl.load(table + row // BLOCK).to(tl.int64) * BLOCK + row % BLOCK
 
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0) + gl.zeros(
@@ -432,29 +417,8 @@ def attention_kernel(
         )
         # fmt: on
         if TILES > STAGES:
-            _fetch(
-                keys,
-                values,
-                i % STAGES,
-                cache_k,
-                cache_v,
-                table,
-                head,
-                start + STAGES * TILE,
-                end_of_chunk,
-                oldest,
-                R,
-                W,
-                D,
-                DIM,
-                BLOCK,
-                HKV,
-                ROWS,
-                ROW,
-                scales,
-                k_scales,
-                v_scales,
-            )
+            later = start + STAGES * TILE
+            _fetch(held, cache, i % STAGES, table, head, later, end_of_chunk, oldest, C, ROWS)
         elif TILES > 1:
             async_copy.commit_group()  # empty, because the wait counts groups
     async_copy.wait_group(0)  # zeros from beyond the chunk may still be arriving in memory reused below
