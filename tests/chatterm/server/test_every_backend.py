@@ -101,7 +101,7 @@ def made(kind: str, served: Served, asked: Callable[[str], Any]) -> Backend:
             assert backend is not None, why
             return backend
         case "router":
-            return cast("Backend", BackendRouter("tiny", OPTIONS, {}, here))
+            return BackendRouter("tiny", OPTIONS, {}, here)
         case "remote":
             url = asked("site").url.removeprefix("http://")
             address = found(f"openai://{url}/tiny", {})
@@ -136,6 +136,12 @@ def said(events: Iterable[TokenEvent]) -> str:
     return "".join(event.text for event in events)
 
 
+def check_empty(backend: Backend) -> None:
+    """Check that the history has no answer."""
+    with pytest.raises(EngineError):
+        next(iter(backend.resume()))
+
+
 def test_nothing_is_known_before_a_model_is_open(bench: Bench) -> None:
     backend = bench.backend
     assert (backend.info, backend.last, backend.figures(), backend.used_tokens) == (None, None, None, 0)
@@ -147,18 +153,18 @@ def test_nothing_is_known_before_a_model_is_open(bench: Bench) -> None:
     backend.load_path([Exchange(1, None, "hi", "ho", model="m", finish_reason="eos")])
 
 
-def test_a_turn_is_counted_asked_again_and_taken_back(bench: Bench, backend: Backend) -> None:
+def test_a_turn_is_counted_taken_back_and_asked_again(bench: Bench, backend: Backend) -> None:
     empty = backend.used_tokens
+    check_empty(backend)
     bench.says("A river.", "A lake.")
     assert said(backend.send("Name one.")) == "A river."
     assert (last(backend).text, last(backend).finish_reason) == ("A river.", FinishReason.EOS)
     assert backend.used_tokens > empty
-    assert said(backend.retry()) == "A lake."
+    backend.load_path([])
+    assert (backend.last, backend.used_tokens) == (None, empty)
+    check_empty(backend)
+    assert said(backend.send("Name one.")) == "A lake."
     assert last(backend).text == "A lake."
-    assert backend.undo()
-    assert not backend.undo()
-    with pytest.raises(EngineError):
-        next(iter(backend.retry()))
 
 
 def test_a_running_answer_can_be_looked_at(bench: Bench, backend: Backend) -> None:
@@ -205,8 +211,6 @@ def test_a_message_that_is_refused_was_never_there(bench: Bench, backend: Backen
     with pytest.raises(EngineError):
         next(backend.send(LONG))
     assert (last(backend).text, backend.used_tokens) == (before, used)
-    assert backend.undo()
-    assert not backend.undo()
 
 
 def test_a_path_takes_the_place_of_the_history(bench: Bench, backend: Backend) -> None:
@@ -219,10 +223,10 @@ def test_a_path_takes_the_place_of_the_history(bench: Bench, backend: Backend) -
         ]
     )
     assert (last(backend).text, last(backend).finish_reason) == ("b", FinishReason.LENGTH)
-    assert [backend.undo() for _ in range(3)] == [True, True, False]
-    backend.load_path([Exchange(1, None, "A", "a", model="other", finish_reason="eos")])
+    backend.load_path([Exchange(1, None, "A", "a", model="other", finish_reason="length")])
+    assert (last(backend).text, last(backend).finish_reason) == ("a", FinishReason.LENGTH)
     backend.reset()
-    assert not backend.undo()
+    check_empty(backend)
 
 
 def items(parts: Iterable[tuple[int, Part]]) -> dict[int, list[Part]]:
@@ -250,7 +254,7 @@ def test_candidates_change_nothing_until_one_is_taken(bench: Bench, backend: Bac
     for parts in found.values():
         check_whole(parts)
     assert backend.last is None
-    assert not backend.undo()
+    check_empty(backend)
     chosen = Exchange(1, None, "Name one.", model=backend.model)
     chosen.take(cast("Outcome", found[1][-1]))
     backend.load_path([chosen])
