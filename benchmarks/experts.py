@@ -34,7 +34,7 @@ from engine.kernels.native.library import Pool, default_threads
 from engine.machine.shapes import known_shape
 from engine.params import SamplingParams
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, Weight
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, pre_norm_layer, uniform
 from models.weights.block_formats import Kind
 from models.weights.quantize import quantize
 
@@ -48,9 +48,9 @@ SHAPES = {
         vocab_size=64,
         hidden_size=64,
         max_positions=4096,
-        attention=Attention(2, 1, 64, head_norm=Norm(), rope=Rope(1e6)),
-        feed_forward=Experts(4, 2, FeedForward(32)),
-        norm=Norm(),
+        layer=pre_norm_layer(
+            Attention(2, 1, 64, head_norm=Norm(), rope=Rope(1e6)), Experts(4, 2, FeedForward(32)), Norm()
+        ),
         tied=False,
     ),
 }

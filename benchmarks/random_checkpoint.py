@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.shapes import SHAPES, random_model, shared_tensors
-from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, pre_norm_layer, uniform
 
 SMALL = uniform(
     "Qwen3ForCausalLM",
@@ -22,9 +22,7 @@ SMALL = uniform(
     vocab_size=32_000,
     hidden_size=512,
     max_positions=8192,
-    attention=Attention(8, 4, 64, head_norm=Norm(), rope=Rope(1e6)),
-    feed_forward=FeedForward(1536),
-    norm=Norm(),
+    layer=pre_norm_layer(Attention(8, 4, 64, head_norm=Norm(), rope=Rope(1e6)), FeedForward(1536), Norm()),
     tied=True,
 )
 """50 million weights: a CPU computes it fast enough for many clients."""

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, pre_norm_layer, uniform
 
 _STD = 0.02
 _SCALES = {Kind.Q8_0: _STD / 74, Kind.Q4_0: _STD / 4.6}
@@ -20,9 +20,9 @@ MOE = uniform(
     vocab_size=49_152,
     hidden_size=1024,
     max_positions=40_960,
-    attention=Attention(16, 4, 128, head_norm=Norm(), rope=Rope(1e6)),
-    feed_forward=Experts(16, 4, FeedForward(768)),
-    norm=Norm(),
+    layer=pre_norm_layer(
+        Attention(16, 4, 128, head_norm=Norm(), rope=Rope(1e6)), Experts(16, 4, FeedForward(768)), Norm()
+    ),
     tied=True,
 )
 """A small mixture of experts: 0.74 billion weights, of which a token reads 0.29 billion."""

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.random_checkpoint import write_checkpoint
 from engine import Engine
-from models.spec import Attention, FeedForward, Norm, Rope, uniform
+from models.spec import Attention, FeedForward, Norm, Rope, pre_norm_layer, uniform
 
 SENTENCE = "the old keeper climbed his stairs; you may find a joke, or quiz vow as a box. "
 """The sentence that is repeated: each letter leads to those that follow it here."""
@@ -66,9 +66,9 @@ def write_repeating(folder: Path, hidden: int = 64, head_dim: int = 16, seed: in
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=hidden,
         max_positions=8192,
-        attention=Attention(4, 2, head_dim, head_norm=Norm(), rope=Rope(1e6)),
-        feed_forward=FeedForward(2 * hidden),
-        norm=Norm(),
+        layer=pre_norm_layer(
+            Attention(4, 2, head_dim, head_norm=Norm(), rope=Rope(1e6)), FeedForward(2 * hidden), Norm()
+        ),
         tied=False,
     )
     source = folder / "tokenizer"

@@ -20,7 +20,17 @@ from models.families.family import NAMES
 from models.load import fill_network
 from models.load_plan import Target, plan_tensors
 from models.network import FeedForwardWeights, Network
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_attention, uniform
+from models.spec import (
+    Attention,
+    Experts,
+    FeedForward,
+    ModelSpec,
+    Norm,
+    Rope,
+    each_attention,
+    pre_norm_layer,
+    uniform,
+)
 from models.text.text_stream import TextStream, TokenBytes
 from models.weights.checkpoint import StoredTensor
 from models.weights.share import Share
@@ -33,9 +43,9 @@ SHAPES = {
         vocab_size=272,
         hidden_size=64,
         max_positions=40_960,
-        attention=Attention(4, 2, 128, head_norm=Norm(), rope=Rope(1e6)),
-        feed_forward=FeedForward(128),
-        norm=Norm(),
+        layer=pre_norm_layer(
+            Attention(4, 2, 128, head_norm=Norm(), rope=Rope(1e6)), FeedForward(128), Norm()
+        ),
         tied=True,
     ),
     "0.6B": known_shape("qwen3:0.6b"),
@@ -49,9 +59,11 @@ SHAPES = {
         vocab_size=151_936,
         hidden_size=4096,
         max_positions=40_960,
-        attention=Attention(64, 4, 128, head_norm=Norm(), rope=Rope(1e6)),
-        feed_forward=Experts(128, 8, FeedForward(1536)),
-        norm=Norm(),
+        layer=pre_norm_layer(
+            Attention(64, 4, 128, head_norm=Norm(), rope=Rope(1e6)),
+            Experts(128, 8, FeedForward(1536)),
+            Norm(),
+        ),
         tied=False,
     ),
     "32B": uniform(
@@ -60,9 +72,9 @@ SHAPES = {
         vocab_size=151_936,
         hidden_size=5120,
         max_positions=40_960,
-        attention=Attention(64, 8, 128, head_norm=Norm(), rope=Rope(1e6)),
-        feed_forward=FeedForward(25_600),
-        norm=Norm(),
+        layer=pre_norm_layer(
+            Attention(64, 8, 128, head_norm=Norm(), rope=Rope(1e6)), FeedForward(25_600), Norm()
+        ),
         tied=False,
     ),
     "70B": uniform(
@@ -71,9 +83,7 @@ SHAPES = {
         vocab_size=128_256,
         hidden_size=8192,
         max_positions=8192,
-        attention=Attention(64, 8, 128, rope=Rope(5e5)),
-        feed_forward=FeedForward(28_672),
-        norm=Norm(),
+        layer=pre_norm_layer(Attention(64, 8, 128, rope=Rope(5e5)), FeedForward(28_672), Norm()),
         tied=False,
     ),
     "Qwen2.5-0.5B": known_shape("qwen2.5:0.5b"),

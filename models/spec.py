@@ -230,6 +230,11 @@ def ropes(spec: ModelSpec) -> frozenset[tuple[Rope, int]]:
     return frozenset((a.rope, a.rotated) for a in attentions if a.rope is not None)
 
 
+def pre_norm_layer(attention: Attention, feed_forward: FeedForward | Experts, norm: Norm) -> Layer:
+    """Return a layer with the same norm before attention and feed-forward."""
+    return Layer(attention, feed_forward, attention_norm=norm, feed_forward_norm=norm)
+
+
 def uniform(
     architecture: str,
     *,
@@ -237,11 +242,10 @@ def uniform(
     vocab_size: int,
     hidden_size: int,
     max_positions: int,
-    attention: Attention,
-    feed_forward: FeedForward | Experts,
-    norm: Norm,
+    layer: Layer,
     tied: bool,
 ) -> ModelSpec:
-    """Return a network of identical layers, with norms before attention and feed-forward."""
-    layer = Layer(attention, feed_forward, attention_norm=norm, feed_forward_norm=norm)
+    """Return a network of identical layers that begin with a norm; the last norm is the same."""
+    norm = layer.attention_norm
+    assert norm is not None
     return ModelSpec(architecture, vocab_size, hidden_size, max_positions, (layer,) * layers, norm, tied)

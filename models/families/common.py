@@ -7,7 +7,7 @@ from models.families.family import GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import rope_from_gguf, rope_from_hf
 from models.families.windows import windows_of_gguf
-from models.spec import Attention, FeedForward, ModelSpec, Norm, uniform
+from models.spec import Attention, FeedForward, ModelSpec, Norm, pre_norm_layer, uniform
 
 
 def base_spec(
@@ -40,11 +40,19 @@ def base_spec(
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
         max_positions=fields.integer("max_position_embeddings"),
-        attention=Attention(
-            heads, kv_heads, dim, qkv_bias, out_bias, norm if head_norm else None, rope_from_hf(fields, dim)
+        layer=pre_norm_layer(
+            Attention(
+                heads,
+                kv_heads,
+                dim,
+                qkv_bias,
+                out_bias,
+                norm if head_norm else None,
+                rope_from_hf(fields, dim),
+            ),
+            FeedForward(fields.integer("intermediate_size"), bias=mlp_bias),
+            norm,
         ),
-        feed_forward=FeedForward(fields.integer("intermediate_size"), bias=mlp_bias),
-        norm=norm,
         tied=fields.flag("tie_word_embeddings"),
     )
 
@@ -89,9 +97,11 @@ def base_spec_of_gguf(
         vocab_size=vocab_size,
         hidden_size=hidden,
         max_positions=fields.integer(f"{name}.context_length"),
-        attention=Attention(heads, kv_heads, dim, qkv_bias, out_bias, norm if head_norm else None, rope),
-        feed_forward=FeedForward(fields.integer(f"{name}.feed_forward_length")),
-        norm=norm,
+        layer=pre_norm_layer(
+            Attention(heads, kv_heads, dim, qkv_bias, out_bias, norm if head_norm else None, rope),
+            FeedForward(fields.integer(f"{name}.feed_forward_length")),
+            norm,
+        ),
         tied="output.weight" not in config.tensors,
     )
     return windows_of_gguf(spec, fields, name)

@@ -5,7 +5,17 @@ from dataclasses import replace
 from models.errors import ModelError
 from models.families.family import GGUF_NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.spec import Activation, Attention, FeedForward, Layer, ModelSpec, Norm, each_attention
+from models.spec import (
+    Activation,
+    Attention,
+    FeedForward,
+    Layer,
+    ModelSpec,
+    Norm,
+    each_attention,
+    pre_norm_layer,
+    uniform,
+)
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
@@ -26,19 +36,21 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     if fields.flag("add_cross_attention"):
         raise ModelError(f"{fields.where} requires attention to another network, which is not supported.")
     hidden = fields.integer("n_embd", 768)
-    spec = _spec(
+    spec = uniform(
         architecture,
         layers=fields.integer("n_layer", 12, limit=1024),
         vocab_size=fields.integer("vocab_size", 50257),
-        hidden=hidden,
-        positions=fields.integer("n_positions", 1024),
-        heads=fields.integer("n_head", 12),
-        feed_forward=FeedForward(
-            fields.integer("n_inner", 4 * hidden), _ACTIVATIONS[given], gated=False, bias=True
+        hidden_size=hidden,
+        max_positions=fields.integer("n_positions", 1024),
+        layer=_layer(
+            hidden,
+            fields.integer("n_head", 12),
+            FeedForward(fields.integer("n_inner", 4 * hidden), _ACTIVATIONS[given], gated=False, bias=True),
+            fields.number("layer_norm_epsilon", 1e-5),
         ),
-        eps=fields.number("layer_norm_epsilon", 1e-5),
         tied=fields.flag("tie_word_embeddings", True),
     )
+    spec = replace(spec, learned_positions=True)
     plain = spec.attention.softmax_scale if fields.flag("scale_attn_weights", True) else 1.0
     deeper = fields.flag("scale_attn_by_inverse_layer_idx")
     if plain == spec.attention.softmax_scale and not deeper:
@@ -51,50 +63,31 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
 def _from_gguf(config: GGUFConfig) -> ModelSpec:
     fields = config.fields
     tokens = fields.raw.get("tokenizer.ggml.tokens")
-    return _spec(
+    hidden = fields.integer("gpt2.embedding_length")
+    spec = uniform(
         "GPT2LMHeadModel",
         layers=fields.integer("gpt2.block_count", limit=1024),
         vocab_size=len(tokens) if isinstance(tokens, list) else fields.integer("gpt2.vocab_size"),
-        hidden=fields.integer("gpt2.embedding_length"),
-        positions=fields.integer("gpt2.context_length"),
-        heads=fields.integer("gpt2.attention.head_count"),
-        feed_forward=FeedForward(
-            fields.integer("gpt2.feed_forward_length"), "gelu_tanh", gated=False, bias=True
+        hidden_size=hidden,
+        max_positions=fields.integer("gpt2.context_length"),
+        layer=_layer(
+            hidden,
+            fields.integer("gpt2.attention.head_count"),
+            FeedForward(fields.integer("gpt2.feed_forward_length"), "gelu_tanh", gated=False, bias=True),
+            fields.number("gpt2.attention.layer_norm_epsilon"),
         ),
-        eps=fields.number("gpt2.attention.layer_norm_epsilon"),
         tied="output.weight" not in config.tensors,
     )
+    return replace(spec, learned_positions=True)
 
 
-def _spec(
-    architecture: str,
-    *,
-    layers: int,
-    vocab_size: int,
-    hidden: int,
-    positions: int,
-    heads: int,
-    feed_forward: FeedForward,
-    eps: float,
-    tied: bool,
-) -> ModelSpec:
+def _layer(hidden: int, heads: int, feed_forward: FeedForward, eps: float) -> Layer:
     if hidden % heads:
         raise ModelError(
             f"The hidden size {hidden} is not a multiple of {heads} heads; the config is damaged."
         )
-    norm = Norm(eps, "layer", bias=True)
     attention = Attention(heads, heads, hidden // heads, qkv_bias=True, out_bias=True)
-    layer = Layer(attention, feed_forward, attention_norm=norm, feed_forward_norm=norm)
-    return ModelSpec(
-        architecture,
-        vocab_size,
-        hidden,
-        positions,
-        (layer,) * layers,
-        norm,
-        tied,
-        learned_positions=True,
-    )
+    return pre_norm_layer(attention, feed_forward, Norm(eps, "layer", bias=True))
 
 
 def _name(name: str) -> str | None:

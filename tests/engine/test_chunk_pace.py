@@ -20,7 +20,7 @@ from engine.schedule.chunk_pace import (
     RowCost,
 )
 from engine.schedule.computing import Computing
-from models.spec import Attention, Experts, FeedForward, Norm, Rope, uniform
+from models.spec import Attention, Experts, FeedForward, Norm, Rope, pre_norm_layer, uniform
 from models.weights.slots import layer_parameters, parameters
 
 
@@ -154,9 +154,7 @@ def test_a_row_costs_what_the_experts_that_it_takes_cost(shared: FeedForward | N
             vocab_size=32,
             hidden_size=16,
             max_positions=64,
-            attention=Attention(2, 1, 8, rope=Rope()),
-            feed_forward=feed,
-            norm=Norm(),
+            layer=pre_norm_layer(Attention(2, 1, 8, rope=Rope()), feed, Norm()),
             tied=True,
         )
         for feed in (mixture, FeedForward(few * size + (0 if shared is None else shared.size)))

@@ -16,7 +16,7 @@ from models.assemble import assemble as network_of
 from models.features import Feature, features
 from models.load_plan import LoadPlan, Target
 from models.network import Network
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, pre_norm_layer, uniform
 from models.weights.slots import group_shapes, slots
 
 CPU = torch.device("cpu")
@@ -31,9 +31,7 @@ def a_spec(**attention: Any) -> ModelSpec:
         vocab_size=32,
         hidden_size=64,
         max_positions=64,
-        attention=Attention(2, 1, 64, **{"rope": Rope(), **attention}),
-        feed_forward=FeedForward(64),
-        norm=Norm(),
+        layer=pre_norm_layer(Attention(2, 1, 64, **{"rope": Rope(), **attention}), FeedForward(64), Norm()),
         tied=True,
     )
 

@@ -17,7 +17,17 @@ from models.load import load_model
 from models.load_plan import LoadPlan, Target
 from models.network import Network
 from models.reference.decoder import Decoder
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer, uniform
+from models.spec import (
+    Attention,
+    Experts,
+    FeedForward,
+    ModelSpec,
+    Norm,
+    Rope,
+    each_layer,
+    pre_norm_layer,
+    uniform,
+)
 from models.weights.slots import group_shapes, slots
 from tests.gpu import test_decode_rows as rows_of_steps
 from tests.gpu.engines import alone, an_engine, at_once, forget, random_tokens
@@ -50,9 +60,9 @@ def a_spec(hidden: int, *feeds: FeedForward | Experts) -> ModelSpec:
         vocab_size=512,
         hidden_size=hidden,
         max_positions=rows_of_steps.MOST,
-        attention=Attention(16, 4, 128, head_norm=Norm(), rope=Rope(1e6)),
-        feed_forward=FeedForward(1024),
-        norm=Norm(),
+        layer=pre_norm_layer(
+            Attention(16, 4, 128, head_norm=Norm(), rope=Rope(1e6)), FeedForward(1024), Norm()
+        ),
         tied=False,
     )
     return each_layer(spec, lambda index, layer: replace(layer, feed_forward=feeds[index]))

@@ -13,7 +13,7 @@ from models.errors import ModelError
 from models.families.registry import load_spec, spec_of_gguf, spec_of_hf
 from models.features import Feature, features
 from models.files import ModelFiles
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, pre_norm_layer, uniform
 from models.weights.block_formats import Kind
 from models.weights.gguf import GGUFFile, GGUFTensor
 from models.weights.slots import parameters
@@ -100,9 +100,9 @@ def test_qwen3() -> None:
         vocab_size=151936,
         hidden_size=1024,
         max_positions=40960,
-        attention=Attention(16, 8, 128, head_norm=Norm(1e-6), rope=Rope(1e6)),
-        feed_forward=FeedForward(3072),
-        norm=Norm(1e-6),
+        layer=pre_norm_layer(
+            Attention(16, 8, 128, head_norm=Norm(1e-6), rope=Rope(1e6)), FeedForward(3072), Norm(1e-6)
+        ),
         tied=True,
     )
 
@@ -204,9 +204,11 @@ def test_gpt2() -> None:
         vocab_size=50257,
         hidden_size=768,
         max_positions=1024,
-        attention=Attention(12, 12, 64, qkv_bias=True, out_bias=True),
-        feed_forward=FeedForward(3072, "gelu_tanh", gated=False, bias=True),
-        norm=norm,
+        layer=pre_norm_layer(
+            Attention(12, 12, 64, qkv_bias=True, out_bias=True),
+            FeedForward(3072, "gelu_tanh", gated=False, bias=True),
+            norm,
+        ),
         tied=True,
     )
     assert spec.learned_positions
@@ -223,9 +225,7 @@ def test_ernie() -> None:
         vocab_size=103424,
         hidden_size=1024,
         max_positions=131072,
-        attention=Attention(16, 2, 128, rope=rope),
-        feed_forward=FeedForward(3072),
-        norm=Norm(1e-5),
+        layer=pre_norm_layer(Attention(16, 2, 128, rope=rope), FeedForward(3072), Norm(1e-5)),
         tied=True,
     )
     assert 0.35e9 < parameters(spec) < 0.37e9
@@ -255,9 +255,9 @@ def test_qwen3_moe() -> None:
         vocab_size=151936,
         hidden_size=2048,
         max_positions=40960,
-        attention=Attention(32, 4, 128, head_norm=Norm(1e-6), rope=Rope(1e6)),
-        feed_forward=EXPERTS,
-        norm=Norm(1e-6),
+        layer=pre_norm_layer(
+            Attention(32, 4, 128, head_norm=Norm(1e-6), rope=Rope(1e6)), EXPERTS, Norm(1e-6)
+        ),
         tied=False,
     )
     assert 30.5e9 < parameters(spec) < 30.6e9
@@ -293,9 +293,7 @@ def test_gguf() -> None:
         vocab_size=49152,
         hidden_size=576,
         max_positions=8192,
-        attention=Attention(9, 3, 64, rope=Rope(1e5)),
-        feed_forward=FeedForward(1536),
-        norm=Norm(1e-5),
+        layer=pre_norm_layer(Attention(9, 3, 64, rope=Rope(1e5)), FeedForward(1536), Norm(1e-5)),
         tied=True,
     )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from models.load import load_model
 from models.network import Network, Weight
 from models.reference.decoder import Decoder
-from models.spec import Attention, FeedForward, Norm, uniform
+from models.spec import Attention, FeedForward, Norm, pre_norm_layer, uniform
 from models.weights.block_formats import Kind as Held
 from models.weights.share import Share
 from tests.engine.divided import MORE_RANKS
@@ -143,10 +143,10 @@ def test_every_head_every_column_and_every_word_has_one_rank(
     kv_heads: int, groups: int, size: int, vocab: int, ranks: int
 ) -> None:
     attention = Attention(kv_heads * groups, kv_heads, 8)
+    layer = pre_norm_layer(attention, FeedForward(size), Norm())
     whole = uniform(
-        "Any", layers=1, vocab_size=vocab, hidden_size=16, max_positions=8, attention=attention,
-        feed_forward=FeedForward(size), norm=Norm(), tied=True,
-    )  # fmt: skip
+        "Any", layers=1, vocab_size=vocab, hidden_size=16, max_positions=8, layer=layer, tied=True
+    )
     shares = [Share(rank, ranks, whole) for rank in range(ranks)]
     assert len({share.spec for share in shares}) == 1, "all ranks run the same program"
     spec = shares[0].spec.attention

@@ -22,7 +22,17 @@ from models.assemble import TensorStore, assemble
 from models.load_plan import LoadPlan, Target
 from models.network import ExpertWeights, Network
 from models.reference.decoder import Decoder
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer, uniform
+from models.spec import (
+    Attention,
+    Experts,
+    FeedForward,
+    ModelSpec,
+    Norm,
+    Rope,
+    each_layer,
+    pre_norm_layer,
+    uniform,
+)
 from models.weights.slots import group_shapes, slots
 from tests.engine.kernels.test_rows import Case, random
 
@@ -47,9 +57,7 @@ def a_spec(*feeds: FeedForward | Experts, hidden: int = 40) -> ModelSpec:
         vocab_size=24,
         hidden_size=hidden,
         max_positions=256,
-        attention=Attention(1, 1, 64, head_norm=Norm(), rope=Rope()),
-        feed_forward=FeedForward(8),
-        norm=Norm(),
+        layer=pre_norm_layer(Attention(1, 1, 64, head_norm=Norm(), rope=Rope()), FeedForward(8), Norm()),
         tied=True,
     )
     return each_layer(spec, lambda index, layer: replace(layer, feed_forward=feeds[index]))

@@ -25,7 +25,7 @@ from models.load import load_model
 from models.load_plan import LoadPlan, Target
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights, Weight
 from models.reference.decoder import Decoder
-from models.spec import Attention, Experts, FeedForward, Norm, Rope, uniform
+from models.spec import Attention, Experts, FeedForward, Norm, Rope, pre_norm_layer, uniform
 from models.weights.block_formats import Kind
 from models.weights.formats.blocks import BLOCKS, ROWS
 from models.weights.packing import empty_planes, pack, unpack
@@ -184,9 +184,7 @@ def a_network(spec: Experts, hidden: int) -> Network:
         vocab_size=8,
         hidden_size=hidden,
         max_positions=64,
-        attention=Attention(1, 1, 64, head_norm=Norm(), rope=Rope()),
-        feed_forward=spec,
-        norm=Norm(),
+        layer=pre_norm_layer(Attention(1, 1, 64, head_norm=Norm(), rope=Rope()), spec, Norm()),
         tied=True,
     )
     plain = {group: torch.zeros(shape) for group, shape in group_shapes(list(slots(whole))).items()}

@@ -20,7 +20,17 @@ from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.load import load_model
 from models.network import ExpertWeights, Linear, Network
 from models.reference.decoder import Decoder
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer, uniform
+from models.spec import (
+    Attention,
+    Experts,
+    FeedForward,
+    ModelSpec,
+    Norm,
+    Rope,
+    each_layer,
+    pre_norm_layer,
+    uniform,
+)
 from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_batches import Sequence, alone, together
 from tests.engine.native.test_native_chunks import COUNT, Prompt, run
@@ -54,9 +64,7 @@ def a_spec(*mixtures: Experts | FeedForward | None, hidden: int = 64) -> ModelSp
         vocab_size=160,
         hidden_size=hidden,
         max_positions=512,
-        attention=Attention(4, 2, 32, rope=Rope()),
-        feed_forward=DENSE,
-        norm=Norm(),
+        layer=pre_norm_layer(Attention(4, 2, 32, rope=Rope()), DENSE, Norm()),
         tied=False,
     )
     return each_layer(spec, lambda i, layer: replace(layer, feed_forward=mixtures[i] or DENSE))
