@@ -105,7 +105,7 @@ def by_modules(network: Network) -> Logits:
 
 def by_engine(network: Network, kv_dtype: str = "auto") -> tuple[str, Logits]:
     """Return the name of what the engine runs on a CPU when it decodes, and a function that computes its logits."""
-    pieces = build(network, CPU, BuildOptions(context=WINDOW, kv_dtype=kv_dtype), ())
+    pieces = build(network, CPU, BuildOptions(context=WINDOW, kv_dtype=kv_dtype))
     size = pieces.cache.block_size
     blocks = tuple(range(-(-WINDOW // size)))
 

@@ -110,7 +110,7 @@ def measure(asked: Asked, meeting: str, rank: int) -> Figures:
     network = make(asked, rank, device)
     options = BuildOptions(context=asked.positions, streams=max(asked.rows), group=group, tune=False)
     with torch.inference_mode():
-        pieces = build(network, device, options, ())
+        pieces = build(network, device, options)
         found = Figures(ranks, program=pieces.decode_name, moved=ranks * moved(network, asked.context))
         if rank == 0:
             print(

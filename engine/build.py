@@ -77,9 +77,9 @@ class Pieces:
         return self.decode_runner.name if self.decode_runner is not None else self.runner.name
 
 
-def build(network: Network, device: torch.device, options: BuildOptions, notes: tuple[str, ...]) -> Pieces:
+def build(network: Network, device: torch.device, options: BuildOptions) -> Pieces:
     """Build an engine around `network`. Raises EngineError if nothing fits or the attention backend cannot run here."""
-    spec, dtype = network.spec, network.dtype
+    spec, dtype, notes = network.spec, network.dtype, options.notes
     if not same_heads(spec):
         raise EngineError(
             f"{spec.architecture} cannot be run: it has {Feature.MIXED_HEADS.value}. Choose another model."
@@ -176,7 +176,7 @@ def _build_draft(
         pool=pieces.runner.pool,
         drafts_for=vocab_size,
     )
-    own = build(draft, device, asked, ())
+    own = build(draft, device, asked)
     runner = own.decode_runner
     if device.type == "cuda" and not isinstance(runner, DraftRunner):
         raise EngineError(own.notes[-1] if own.notes else DRAFTS_NEED)

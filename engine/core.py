@@ -66,14 +66,13 @@ class EngineCore:
         *,
         name: str,
         device: torch.device,
-        notes: tuple[str, ...] = (),
         ranks: Ranks | None = None,
     ) -> None:
         """Build the parts. `ranks` compute the other parts of a divided network.
 
         Raises EngineError if nothing fits in memory or the model does not work here.
         """
-        pieces = build(network, device, options, notes)
+        pieces = build(network, device, options)
         parts, self._ranks = 1, ranks
         if ranks is not None:
             ranks.lead(pieces)

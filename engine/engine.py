@@ -139,10 +139,10 @@ class Engine(EngineCore):
                     group=group,
                     drafter=drafter,
                     draft_name=draft_files.name if draft_files is not None else "",
+                    notes=tuple(filter(None, told)),
                 ),
                 name=files.name,
                 device=place,
-                notes=tuple(filter(None, told)),
                 ranks=ranks,
             )
             if disk is not None:

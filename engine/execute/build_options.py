@@ -34,5 +34,7 @@ class BuildOptions(LoadOptions):
     """Nonzero if this network is itself a draft model: the vocabulary size that it shares with its target model."""
     pool: Pool | None = None
     """Threads for native kernels, shared with another engine; None: the engine makes its own."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user that loading had."""
     group: Group | None = None
     """The processes that compute the other parts of a divided network; they build at the same time, in the same way."""

@@ -98,7 +98,7 @@ def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
     group = Group.join(meeting, rank, ranks, device)
     # On a CPU, only rank 0 knows how much memory all ranks may use.
     free = sys.maxsize if device.type == "cpu" else None
-    pieces = build(network, device, BuildOptions.of(options, group=group, free=free), ())
+    pieces = build(network, device, BuildOptions.of(options, group=group, free=free))
     follower = _Follower(pieces.runner, pieces.decode_runner, pieces.cache)
     tell(link, {"said": "ready"})
     while True:

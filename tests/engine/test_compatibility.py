@@ -168,7 +168,8 @@ def a_network(
 
 
 def put_together(spec: ModelSpec, *notes: str, **options: Any) -> Pieces:
-    return build(a_network(spec), CPU, BuildOptions(context=32, free=10**8, threads=1, **options), notes)
+    given = BuildOptions(context=32, free=10**8, threads=1, notes=notes, **options)
+    return build(a_network(spec), CPU, given)
 
 
 def test_a_model_that_the_native_kernels_do_not_know_is_said_to_be_slower() -> None:

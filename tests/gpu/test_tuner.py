@@ -97,7 +97,7 @@ def test_the_next_start_uses_what_was_found(
     name = "1 to 8 rows: 4096 x 1024"
 
     def cuts(**options: Any) -> KernelConfigs:
-        pieces = build(network, GPU, BuildOptions(context=1024, **options), ())
+        pieces = build(network, GPU, BuildOptions(context=1024, **options))
         assert pieces.decode_runner is not None
         assert isinstance(pieces.decode_runner.program, FusedDecoder)
         return pieces.decode_runner.program.cuts

@@ -342,4 +342,4 @@ def test_an_engine_refuses_layers_with_different_heads() -> None:
     with pytest.raises(
         EngineError, match=r"^Small cannot be run: it has attention heads that differ from layer"
     ):
-        build(network, CPU, BuildOptions(), ())
+        build(network, CPU, BuildOptions())
