@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import names_of
-from models.load import fill_network
-from models.load_plan import Target, plan_tensors
+from models.loading.load import fill_network
+from models.loading.plan import Target, plan_tensors
 from models.network import ExpertWeights, Network, Weight
 from models.spec import Experts, ModelSpec
 from models.weights.block_formats import Kind

@@ -145,7 +145,7 @@ def measure(folder: Path, device_name: str, dtype_name: str, repeats: int, cold:
     import torch
 
     from models.files import ModelFiles
-    from models.load import load_model
+    from models.loading.load import load_model
     from models.weights.safetensors_files import safetensors_files
 
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)

@@ -31,7 +31,7 @@ from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native import library as native
 from engine.kernels.native.library import Matrix, Pool
 from models.files import ModelFiles
-from models.load import load_model
+from models.loading.load import load_model
 
 KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.BF16, Kind.F32)
 BYTES = 96 << 20

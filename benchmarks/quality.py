@@ -42,7 +42,7 @@ from engine.device import pick_dtype
 from engine.execute.build_options import BuildOptions
 from models.files import ModelFiles
 from models.hub.sources import resolve
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
 from models.text.tokenizer import load_tokenizer

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from benchmarks.shapes import shared_tensors
 from models.families.family import NAMES
-from models.load import fill_network
-from models.load_plan import Target, plan_tensors
+from models.loading.load import fill_network
+from models.loading.plan import Target, plan_tensors
 from models.network import Network
 from models.spec import FeedForward, ModelSpec
 from models.weights.block_formats import Kind

@@ -17,8 +17,8 @@ from engine.execute.build_options import BuildOptions
 from engine.machine.shapes import known_shape
 from engine.schedule.loop import Loop
 from models.families.family import NAMES
-from models.load import fill_network
-from models.load_plan import Target, plan_tensors
+from models.loading.load import fill_network
+from models.loading.plan import Target, plan_tensors
 from models.network import FeedForwardWeights, Network
 from models.spec import (
     Attention,

@@ -37,7 +37,7 @@ from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
 from models.features import Feature
-from models.load import is_out_of_memory
+from models.loading.load import is_out_of_memory
 from models.network import Network
 from models.spec import ModelSpec, same_heads
 

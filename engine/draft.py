@@ -7,14 +7,14 @@ from engine.cache.kv_rows import token_bytes
 from engine.cache.sizing import USEFUL_CONTEXT, kv_share
 from engine.execute.compatibility import DRAFTS_NEED, not_divided, not_fused
 from engine.execute.cpu.executor import unsupported
+from engine.execute.load_options import LoadOptions
 from engine.execute.loading import load_here, plan_here
 from engine.kernels import on_gpu
-from engine.load_options import LoadOptions
 from engine.machine.drafts import first_here
 from models.files import ModelFiles
 from models.hub.catalogue import drafts_for
 from models.hub.sources import resolve
-from models.load_plan import LoadPlan
+from models.loading.plan import LoadPlan
 from models.network import Network
 from models.progress import OnProgress
 from models.text.tokenizer import Tokenizer, load_tokenizer

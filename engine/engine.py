@@ -19,9 +19,9 @@ from engine.errors import EngineError
 from engine.events import DiskFigures, Figures
 from engine.execute.build_options import BuildOptions
 from engine.execute.faults import not_loaded
+from engine.execute.load_options import LoadOptions
 from engine.execute.loading import gpu_room, load_here, plan_here
 from engine.kernels.native.library import check_threads, default_threads
-from engine.load_options import LoadOptions
 from engine.machine.instead import instead_of_gpu
 from engine.machine.memory_check import fewest_ranks, mapped_bytes
 from engine.parallel.ranks import Ranks
@@ -31,7 +31,7 @@ from engine.store.identity import of_code, of_weights
 from models.errors import NoRoomError
 from models.files import ModelFiles
 from models.hub.sources import resolve
-from models.load_plan import Room
+from models.loading.plan import Room
 from models.network import Network, Weight
 from models.progress import OnProgress, Progress
 from models.text.tokenizer import Tokenizer, load_tokenizer

@@ -46,7 +46,7 @@ def gguf_network(path: Path, dtype: torch.dtype) -> LlamaForCausalLM:
     from benchmarks.peers.transformers import fields_of
     from benchmarks.shapes import shared_tensors
     from models.files import ModelFiles
-    from models.load import load_model
+    from models.loading.load import load_model
 
     files = ModelFiles(path.name, gguf=path)
     ours = load_model(files, dtype=dtype, device=torch.device("cpu"), quantize="none")

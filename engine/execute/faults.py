@@ -7,7 +7,7 @@ import torch
 from engine.errors import EngineError, GpuLostError, OutOfRoomError
 from engine.kernels.recording import wait_for
 from models.errors import ModelError
-from models.load import is_out_of_memory
+from models.loading.load import is_out_of_memory
 
 _LOST = (
     "unspecified launch failure",

@@ -10,13 +10,13 @@ from engine.cache.sizing import weight_room
 from engine.device import available_memory, is_amd
 from engine.execute.compatibility import not_fused, not_on_host
 from engine.execute.cpu import products
+from engine.execute.load_options import LoadOptions
 from engine.kernels import on_gpu
 from engine.kernels.native import library as native
-from engine.load_options import LoadOptions
 from models.errors import TooLargeError
 from models.files import ModelFiles
-from models.load import fill_network
-from models.load_plan import LoadPlan, Room, Target, plan_load
+from models.loading.load import fill_network
+from models.loading.plan import LoadPlan, Room, Target, plan_load
 from models.network import Network
 from models.progress import OnProgress
 from models.spec import ModelSpec

@@ -7,7 +7,7 @@ import torch
 from engine.kernels.recording import wait_for
 from engine.params import SamplingParams
 from engine.sampling.sampler import SamplerState, sample
-from models.load import is_out_of_memory
+from models.loading.load import is_out_of_memory
 from models.reference.decoder import Decoder
 
 FEWEST = 16

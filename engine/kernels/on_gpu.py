@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from engine.device import FULL_SPEED, cuda_problem, is_amd, sm
-from models.load import is_out_of_memory
+from models.loading.load import is_out_of_memory
 
 _HEADERS = "python3-dev (on Fedora python3-devel)"
 _AMD = "this is an AMD GPU, and our kernels are for NVIDIA's"

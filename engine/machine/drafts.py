@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.errors import EngineError
-from engine.load_options import LoadOptions
+from engine.execute.load_options import LoadOptions
 from engine.machine.memory_check import memory_need
 from models.errors import ModelError
 from models.files import ModelFiles

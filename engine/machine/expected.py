@@ -12,8 +12,8 @@ from engine.errors import EngineError
 from engine.execute.compatibility import not_fused, not_native, not_on_host
 from engine.machine.shapes import known_shape
 from models.hub.catalogue import CHECKPOINT_BYTES, HUB_FILES, WHEELS
-from models.load import HOST_SHARE
-from models.load_plan import needed_bytes
+from models.loading.load import HOST_SHARE
+from models.loading.plan import needed_bytes
 from models.spec import Experts, ModelSpec
 from models.weights.placement import Placement, expert_layers, place_experts
 from models.weights.slots import parameters, slots

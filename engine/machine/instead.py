@@ -2,8 +2,8 @@
 
 import torch
 
+from engine.execute.load_options import LoadOptions
 from engine.execute.loading import plan_here
-from engine.load_options import LoadOptions
 from engine.machine.expected import speed_here
 from engine.machine.report import look_here
 from models.errors import NoRoomError

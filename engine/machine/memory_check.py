@@ -7,10 +7,10 @@ import torch
 from engine.cache.sizing import beside_weights
 from engine.device import available_memory, pick_device, pick_dtype
 from engine.execute.compatibility import not_on_host
+from engine.execute.load_options import LoadOptions
 from engine.execute.loading import plan_here
-from engine.load_options import LoadOptions
 from models.files import ModelFiles
-from models.load_plan import LoadPlan
+from models.loading.plan import LoadPlan
 from models.weights.memory import available_bytes
 from models.weights.share import Share
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine.schedule.chunk_pace import FEWEST
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence, SequenceStatus
-from models.load import is_out_of_memory
+from models.loading.load import is_out_of_memory
 
 
 @dataclass(slots=True)

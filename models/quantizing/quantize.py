@@ -18,8 +18,8 @@ from models.files import ModelFiles
 from models.hub.digests import sha256
 from models.hub.download_common import file_size, need_space
 from models.hub.manifest import Manifest, manifest_path, write_manifest
-from models.load import fill_network
-from models.load_plan import LoadPlan, Target, plan_tensors, read_tensors
+from models.loading.load import fill_network
+from models.loading.plan import LoadPlan, Target, plan_tensors, read_tensors
 from models.network import Network
 from models.progress import OnProgress
 from models.quantizing.activations import divergence, measure

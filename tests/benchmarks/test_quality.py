@@ -15,7 +15,7 @@ from benchmarks.peers.llama_cpp_python import LlamaCppPython, PeerError
 from benchmarks.quality import bits_of, by_engine, by_modules, compare, main
 from benchmarks.requantized import WAYS, requantized
 from engine.kernels.native import library as native
-from models.load import load_model
+from models.loading.load import load_model
 from tests.models.checkpoints import (
     files_of,
     random_model,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.execute.group import Group
 from models.files import ModelFiles
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-import models.load
-import models.load_plan
+import models.loading.load
+import models.loading.plan
 from benchmarks.repeating import write_repeating
 from engine import Engine, EngineError
 from engine import engine as engine_module
@@ -28,8 +28,8 @@ from engine.errors import OutOfRoomError
 from engine.machine.expected import PROGRAMS, Here, speed_here
 from engine.machine.shapes import known_shape
 from models.errors import TooLargeError
-from models.load import load_model
-from models.load_plan import Target, needed_bytes, plan_load
+from models.loading.load import load_model
+from models.loading.plan import Target, needed_bytes, plan_load
 from models.weights.block_formats import Kind
 from models.weights.memory import available_bytes
 from models.weights.slots import parameters, slots
@@ -142,7 +142,9 @@ def test_chunks_are_halved_where_the_context_would_be_useless_beside_them() -> N
 
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models.load._Filling, "allocate", lambda *_: pytest.fail("memory was allocated"))
+    monkeypatch.setattr(
+        models.loading.load._Filling, "allocate", lambda *_: pytest.fail("memory was allocated")
+    )
 
 
 @pytest.mark.usefixtures("unread")
@@ -160,7 +162,7 @@ def test_a_model_without_room_for_a_conversation_is_refused_before_it_is_read(
     weights: list[int] = []
 
     def refusal(beside: Beside, more: int) -> str:
-        monkeypatch.setattr(models.load, "available_bytes", lambda _: sum(weights) + more)
+        monkeypatch.setattr(models.loading.load, "available_bytes", lambda _: sum(weights) + more)
         with pytest.raises(TooLargeError) as caught:
             load_model(files, dtype=BF16, device=CPU, needs=lambda _: beside)
         assert "\n" not in str(caught.value)
@@ -200,7 +202,7 @@ def on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     available = available_bytes
-    for module in (models.load, models.load_plan):
+    for module in (models.loading.load, models.loading.plan):
         monkeypatch.setattr(module, "available_bytes", lambda d: 10**6 if d.type == "cuda" else available(d))
     monkeypatch.setattr(engine_module, "available_memory", lambda d: 10**6 if d.type == "cuda" else 10**9)
     for module in ("engine.execute.loading", "engine.device"):
@@ -233,7 +235,7 @@ def test_a_gpu_that_was_asked_for_is_refused_with_the_sizes(on_a_gpu: Path, unre
 def test_where_neither_has_room_the_gpu_s_line_is_told(
     on_a_gpu: Path, unread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models.load, "available_bytes", lambda device: 1000)
+    monkeypatch.setattr(models.loading.load, "available_bytes", lambda device: 1000)
     with pytest.raises(TooLargeError, match="of memory on cuda"):
         Engine.load(str(on_a_gpu), context=64)
 

@@ -11,10 +11,10 @@ from engine.build import Pieces, build
 from engine.execute.build_options import BuildOptions
 from engine.execute.compatibility import FUSED, NATIVE, PLAIN_ATTENTION, lacking, not_fused, not_native
 from engine.execute.cpu.executor import unsupported
-from models.assemble import TensorStore
-from models.assemble import assemble as network_of
 from models.features import Feature, features
-from models.load_plan import LoadPlan, Target
+from models.loading.assemble import TensorStore
+from models.loading.assemble import assemble as network_of
+from models.loading.plan import LoadPlan, Target
 from models.network import Network
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, pre_norm_layer, uniform
 from models.weights.slots import group_shapes, slots

@@ -20,7 +20,7 @@ from engine.device import (
 )
 from engine.errors import EngineError
 from engine.execute import loading
-from engine.load_options import LoadOptions
+from engine.execute.load_options import LoadOptions
 from engine.machine import report
 from engine.machine.memory_check import fewest_ranks
 from models.files import ModelFiles

@@ -36,7 +36,7 @@ from engine.speculation.cost_model import (
     StepCosts,
 )
 from engine.speculation.sources import NOTHING, DraftRequest, Guess
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_parts import TokenizerParts

@@ -10,10 +10,10 @@ import torch
 
 from engine import SamplingParams
 from engine.execute.build_options import BuildOptions
+from engine.execute.load_options import LoadOptions
 from engine.execute.loading import load_here, plan_here
-from engine.load_options import LoadOptions
 from engine.schedule.loop import Loop
-from models.load import load_model
+from models.loading.load import load_model
 from tests.engine.test_exactness import CONTEXT, Fire
 from tests.engine.tiny import TinyEngine, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import files_of, random_model, run_reference, write_checkpoint

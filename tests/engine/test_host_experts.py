@@ -10,8 +10,8 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-import models.load
-import models.load_plan
+import models.loading.load
+import models.loading.plan
 from chatterm.conversation.figures import weights_text
 from engine.cache.sizing import weight_room
 from engine.execute import compatibility, loading
@@ -27,8 +27,8 @@ from engine.params import SamplingParams
 from engine.schedule.loop import Loop
 from models.errors import ModelError
 from models.features import Feature
-from models.load import load_model
-from models.load_plan import needed_bytes
+from models.loading.load import load_model
+from models.loading.plan import needed_bytes
 from models.network import ExpertWeights, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, each_layer
@@ -205,7 +205,7 @@ def test_what_fits_nowhere_is_refused_in_one_line(folder: Path, monkeypatch: pyt
             load_model(files_of(folder), dtype=torch.float32, device=CPU, room=lambda _: room)
         return str(caught.value)
 
-    monkeypatch.setattr(models.load_plan, "available_bytes", lambda _: 300_000)
+    monkeypatch.setattr(models.loading.plan, "available_bytes", lambda _: 300_000)
     assert "with its experts in host memory still" in load(10_000)
     assert "choose a smaller model" in load(10_000)
 
@@ -215,7 +215,7 @@ def test_host_memory_that_is_too_small_is_refused_with_what_would_fit(
 ) -> None:
     room = room_for(whole, 4)
     free = iter([1_000_000, 100_000])  # of the device, and then of the host
-    monkeypatch.setattr(models.load, "available_bytes", lambda _: next(free))
+    monkeypatch.setattr(models.loading.load, "available_bytes", lambda _: next(free))
     with pytest.raises(
         ModelError, match=r"for the experts of 4 layers, where 90 kB can be used; .* at most 1.1 MB"
     ):

@@ -15,7 +15,7 @@ from engine.errors import EngineError
 from engine.execute.build_options import BuildOptions
 from engine.kernels.native import library
 from engine.schedule.loop import Loop
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from tests.engine.tiny import TinyEngine, tiny_engine, tiny_tokenizer
 from tests.fresh import seeds

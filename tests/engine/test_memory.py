@@ -8,7 +8,7 @@ from engine.cache.sizing import GPU_SHARE, KVPlan, kv_refused, kv_share, plan_kv
 from engine.device import DTYPES, available_memory, pick_device, pick_dtype
 from engine.errors import EngineError
 from engine.machine.shapes import known_shape
-from models.load import is_out_of_memory
+from models.loading.load import is_out_of_memory
 
 KIB = 1024
 

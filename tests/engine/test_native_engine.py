@@ -17,11 +17,11 @@ from engine.cache.rows import Rows
 from engine.execute import runner
 from engine.execute.build_options import BuildOptions
 from engine.execute.cpu import products
+from engine.execute.load_options import LoadOptions
 from engine.execute.loading import load_here, plan_here
 from engine.execute.runner import Runner
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError
-from engine.load_options import LoadOptions
 from engine.schedule.computing import Computing
 from engine.schedule.cpu_load import OtherPrograms
 from engine.schedule.loop import Loop
@@ -29,7 +29,7 @@ from engine.schedule.scheduler import PromptChunk
 from engine.schedule.sequence import Priority, Sequence
 from engine.store.disk import DiskTier
 from models.files import ModelFiles
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from models.text.tokenizer import Tokenizer
 from tests.engine.tiny import tiny_tokenizer

@@ -21,7 +21,7 @@ from engine.execute.cuda import host_call
 from engine.kernels import on_gpu
 from engine.machine.report import decode_programs
 from models.errors import TooLargeError
-from models.load_plan import LoadPlan, Target, read_tensors
+from models.loading.plan import LoadPlan, Target, read_tensors
 from models.weights.matching import match
 from models.weights.packed_groups import expanded_note
 from tests.engine.test_compatibility import a_network, a_spec, put_together

@@ -25,7 +25,7 @@ from engine.kernels.native.library import NativeLibrary
 from engine.schedule.computing import Computing
 from engine.schedule.scheduler import PromptChunk
 from engine.store.disk import DiskTier
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from tests.engine.speculation import speculate
 from tests.engine.test_chat_paths import copies

@@ -36,7 +36,7 @@ from engine.speculation.cost_model import (
 from engine.speculation.sources import Guess
 from engine.speculation.suffixes import GRAM, LONGEST, SuffixIndex
 from engine.speculation.texts import ELSEWHERE, KEPT, Texts, from_elsewhere
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from tests.engine.speculation import Oracle, speculate
 from tests.engine.test_native_engine import CPU, a_native_engine

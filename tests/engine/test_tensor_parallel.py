@@ -29,7 +29,7 @@ from engine.device import DeviceChoice
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.execute.group import Group
-from engine.load_options import LoadOptions
+from engine.execute.load_options import LoadOptions
 from engine.machine import memory_check
 from engine.machine.memory_check import MemoryNeed, fewest_ranks
 from engine.parallel import ranks

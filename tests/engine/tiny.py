@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 from engine.engine import Engine
 from engine.execute.build_options import BuildOptions
 from engine.schedule.loop import Loop
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
 from models.text.chat_template import ChatTemplate

@@ -13,7 +13,7 @@ from engine.engine import Engine
 from engine.execute.build_options import BuildOptions
 from engine.schedule.loop import Loop
 from engine.schedule.sequence import Sequence
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3

@@ -16,7 +16,7 @@ from engine.execute.cuda.prefix_groups import choose_sharing, share
 from engine.execute.cuda.tiles import context_limit
 from engine.params import SamplingParams
 from engine.schedule.sequence import Priority, Sequence
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 

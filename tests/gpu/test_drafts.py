@@ -15,7 +15,7 @@ from engine.schedule.drafting_in_slots import SlotDrafting
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
 from engine.speculation.cost_model import CostModel
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from tests.counting import until
 from tests.engine.speculation import Eager

@@ -12,9 +12,9 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_fused
 from engine.execute.cuda.prefill import FusedPrefill
 from engine.params import SamplingParams
-from models.assemble import TensorStore, assemble
-from models.load import load_model
-from models.load_plan import LoadPlan, Target
+from models.loading.assemble import TensorStore, assemble
+from models.loading.load import load_model
+from models.loading.plan import LoadPlan, Target
 from models.network import Network
 from models.reference.decoder import Decoder
 from models.spec import (

@@ -14,7 +14,7 @@ from engine.attention.choose import choose_attention
 from engine.attention.unusual import kinds
 from engine.batch import Span, StepBatch
 from engine.errors import EngineError
-from models.load import load_model
+from models.loading.load import load_model
 from tests.gpu.engines import DEVICE, an_engine, random_tokens
 from tests.gpu.test_logits import errors, logits_of, prefilled_logits
 from tests.models.checkpoints import files_of, reference_model, write_checkpoint

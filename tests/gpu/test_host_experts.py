@@ -22,7 +22,7 @@ from engine.execute.cuda.prefill import FusedPrefill
 from engine.kernels.native import library as native
 from engine.kernels.native.library import Pool
 from engine.params import SamplingParams
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
 from models.spec import FeedForward

@@ -11,8 +11,8 @@ from gguf import GGMLQuantizationType as Kind
 import models.weights.staging
 from engine.execute.profile_run import activation_bytes
 from models.families.registry import load_spec
-from models.load import fill_network, load_model
-from models.load_plan import Target, plan_tensors
+from models.loading.load import fill_network, load_model
+from models.loading.plan import Target, plan_tensors
 from models.progress import Progress
 from models.reference.decoder import Decoder
 from models.weights.checkpoint import read_safetensors

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from benchmarks.stepping import forced_logits
 from engine import SamplingParams
 from engine.execute.cuda.experts import ExpertStep, apart, mix
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward

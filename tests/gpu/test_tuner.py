@@ -18,7 +18,7 @@ from engine.execute.cuda.kernel_configs import KernelConfigs, numbers, table_cut
 from engine.execute.cuda.tuner import Tuner, every, machine_identity, model_identity
 from engine.execute.tuning import store
 from engine.execute.tuning.store import Tuning
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from tests.gpu.test_decode_rows import CONFIGS, GPU, MOST, SLOTS, logits_of, placed
 from tests.models.checkpoints import files_of, write_checkpoint

@@ -11,7 +11,7 @@ from transformers import Qwen2Config
 from models.errors import ModelError
 from models.families import qwen2, registry
 from models.families.family import Family
-from models.load import load_model
+from models.loading.load import load_model
 from tests.models.checkpoints import (
     files_of,
     reference_model,

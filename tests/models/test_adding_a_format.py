@@ -10,7 +10,7 @@ import torch
 
 from models.errors import ModelError
 from models.hub.inspect import describe
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network, Weight
 from models.weights.block_formats import Kind
 from models.weights.formats import registry

@@ -14,8 +14,8 @@ from models.errors import ModelError
 from models.families.registry import load_spec
 from models.files import ModelFiles
 from models.hub.inspect import describe
-from models.load import fill_network, load_model
-from models.load_plan import Target, plan_tensors, read_tensors
+from models.loading.load import fill_network, load_model
+from models.loading.plan import Target, plan_tensors, read_tensors
 from models.network import ExpertWeights
 from models.progress import Progress
 from models.weights import block_formats

@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from models.errors import ModelError
-from models.load import load_model
+from models.loading.load import load_model
 from models.weights.gguf import read_gguf
 from tests.counting import calls_in, patience
 from tests.fresh import seeds

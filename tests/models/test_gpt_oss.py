@@ -18,7 +18,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from models.errors import ModelError
 from models.families.registry import spec_of_hf
 from models.hub.inspect import describe
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import ExpertWeights
 from models.spec import Rope
 from models.weights.block_formats import Kind as BlockKind

@@ -12,13 +12,13 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-import models.load
+import models.loading.load
 import models.weights.staging
 from models.errors import ModelError
 from models.families.family import GGUF_NAMES, NAMES
 from models.families.registry import load_spec
-from models.load import _Filling, fill_network, load_model
-from models.load_plan import Target, plan_tensors, read_tensors
+from models.loading.load import _Filling, fill_network, load_model
+from models.loading.plan import Target, plan_tensors, read_tensors
 from models.progress import Progress
 from models.weights import block_formats
 from models.weights.checkpoint import StoredTensor, read_safetensors
@@ -206,7 +206,7 @@ def test_a_load_that_failed_can_be_tried_again(folder: Path) -> None:
 
 def test_a_model_too_large_for_a_gpu_is_told_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"cuda": 100_000, "cpu": 10_000_000_000}
-    monkeypatch.setattr(models.load, "available_bytes", lambda device: free[device.type])
+    monkeypatch.setattr(models.loading.load, "available_bytes", lambda device: free[device.type])
     spec, tensors = load_spec(files_of(folder)), read_safetensors(folder)
 
     target = Target(torch.float32, torch.device("cuda"), context_length=256)

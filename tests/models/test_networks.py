@@ -24,8 +24,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from models.errors import ModelError
 from models.families.registry import spec_of_hf
-from models.load import fill_network, load_model
-from models.load_plan import Target, plan_tensors, read_tensors
+from models.loading.load import fill_network, load_model
+from models.loading.plan import Target, plan_tensors, read_tensors
 from models.network import ExpertWeights, NormWeights
 from models.reference.decoder import Decoder, _norm
 from models.reference.products import _native_linear, _upcast_linear, choose_product

@@ -7,8 +7,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GGUF
 
-from models.load import fill_network, load_model
-from models.load_plan import Target, needed_bytes, plan_load, plan_tensors, read_tensors
+from models.loading.load import fill_network, load_model
+from models.loading.plan import Target, needed_bytes, plan_load, plan_tensors, read_tensors
 from models.network import ExpertWeights, Network, Weight
 from models.weights.matching import match
 from models.weights.packed_groups import choose_packed, expansion_note

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
-import models.load
+import models.loading.load
 from models.errors import ModelError
 from models.families.family import NAMES
 from models.families.registry import spec_of_hf
-from models.load import _Filling, fill_network, load_model
-from models.load_plan import Target, needed_bytes, plan_tensors, read_tensors
+from models.loading.load import _Filling, fill_network, load_model
+from models.loading.plan import Target, needed_bytes, plan_tensors, read_tensors
 from models.network import LayerWeights, Network, Weight
 from models.progress import Progress
 from models.reference.decoder import Decoder
@@ -248,7 +248,7 @@ def test_a_model_that_does_not_fit_is_told_what_would(
         (2_000_000, plain, "use --quantize int4", "--dtype"),
         (200_000, plain, "choose a smaller model", "--quantize"),
     ):
-        monkeypatch.setattr(models.load, "available_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(models.loading.load, "available_bytes", lambda _, free=free: free)
         with pytest.raises(ModelError) as caught:
             load(path, dtype=torch.bfloat16)
         assert words in str(caught.value)

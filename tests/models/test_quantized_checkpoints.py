@@ -13,7 +13,7 @@ from transformers import Phi3Config
 from models.errors import ModelError
 from models.families.registry import spec_of_hf
 from models.hub.inspect import describe
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network, Weight
 from models.weights.block_formats import Kind
 from models.weights.formats.blocks import dequantize

@@ -20,8 +20,8 @@ from models.errors import ModelError
 from models.hub.inspect import describe
 from models.hub.manifest import manifest_path, read_manifest
 from models.hub.verify import verify
-from models.load import fill_network, load_model
-from models.load_plan import Target, plan_tensors, read_tensors
+from models.loading.load import fill_network, load_model
+from models.loading.plan import Target, plan_tensors, read_tensors
 from models.network import Weight
 from models.progress import Progress
 from models.quantizing.activations import divergence, measure, places

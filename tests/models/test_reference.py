@@ -17,8 +17,8 @@ from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
 from engine.execute.build_options import BuildOptions
 from models.features import Feature, features
-from models.load import fill_network
-from models.load_plan import Target, needed_bytes, plan_tensors
+from models.loading.load import fill_network
+from models.loading.plan import Target, needed_bytes, plan_tensors
 from models.network import Network
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope, ropes

@@ -24,7 +24,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from models.load import load_model
+from models.loading.load import load_model
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder
 from tests.fresh import examples

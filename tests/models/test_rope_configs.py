@@ -19,7 +19,7 @@ from models.families.family import GGUFConfig
 from models.families.fields import Fields
 from models.families.registry import spec_of_gguf, spec_of_hf
 from models.families.rope import rope_from_gguf
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from models.reference.rope import inverse_frequencies
 from models.spec import Rope

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.families.registry import spec_of_gguf
-from models.load import load_model
+from models.loading.load import load_model
 from models.weights.gguf import read_gguf
 from tests.models.checkpoints import (
     files_of,

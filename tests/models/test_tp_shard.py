@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Attention, FeedForward, Norm, pre_norm_layer, uniform

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import models.load
+import models.loading.load
 from models.errors import ModelError
-from models.load import load_model
+from models.loading.load import load_model
 from models.progress import Progress
 from models.weights.checkpoint import read_safetensors
 from models.weights.safetensors_files import safetensors_files
@@ -269,8 +269,10 @@ def test_a_weights_file_that_is_a_folder(folder: Path) -> None:
 def test_too_little_memory_is_told_before_anything_is_allocated(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models.load, "available_bytes", lambda device: 200_000)
-    monkeypatch.setattr(models.load._Filling, "allocate", lambda *_: pytest.fail("memory was allocated"))
+    monkeypatch.setattr(models.loading.load, "available_bytes", lambda device: 200_000)
+    monkeypatch.setattr(
+        models.loading.load._Filling, "allocate", lambda *_: pytest.fail("memory was allocated")
+    )
     message = refusal(folder)
     size = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values()) + 256 * 16 * 4
     assert f"{size / 1e3:.0f} kB" in message
@@ -287,7 +289,7 @@ def test_memory_that_runs_out_while_loading_is_one_line(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(models.load._Filling, "allocate", fail)
+    monkeypatch.setattr(models.loading.load._Filling, "allocate", fail)
     assert "Memory ran out" in refusal(folder)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from engine.kernels.recording import recording
-from models.load import is_out_of_memory
+from models.loading.load import is_out_of_memory
 
 Graph = torch.cuda.CUDAGraph
 

@@ -31,7 +31,7 @@ from engine.execute.cuda.fetched_experts import FetchedExperts, stacks
 from engine.execute.cuda.tiles import FEW
 from engine.kernels.native.library import MixtureJob, NativeError, Pool
 from engine.kernels.recording import wait_for
-from models.load import is_out_of_memory
+from models.loading.load import is_out_of_memory
 from models.network import Network
 from models.spec import Experts, ModelSpec
 from models.units import bytes_text

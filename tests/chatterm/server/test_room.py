@@ -20,13 +20,13 @@ from chatterm.server.service import ChatMessage, Generation, RequestError
 from engine.cache.computing import MOST_ROWS, computing_bytes
 from engine.cache.sizing import USEFUL_CONTEXT, beside_weights
 from engine.errors import EngineError, GpuLostError, OutOfRoomError
-from engine.load_options import LoadOptions
+from engine.execute.load_options import LoadOptions
 from engine.machine import memory_check
 from engine.machine.memory_check import MemoryNeed, mapped_bytes, memory_need
 from models.errors import NoRoomError, TooLargeError
 from models.files import ModelFiles
-from models.load import load_model
-from models.load_plan import needed_bytes
+from models.loading.load import load_model
+from models.loading.plan import needed_bytes
 from models.weights.share import Share
 from tests.chatterm.server.conftest import Tinies, serving
 from tests.engine.tiny import TinyEngine

@@ -21,7 +21,7 @@ from engine.sampling.sampler import SampledToken
 from engine.schedule.drafting import Drafting
 from engine.schedule.drafting_in_slots import SlotDrafting
 from engine.speculation.sources import NOTHING, DraftRequest, Drawing, Guess
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from tests.engine.test_decode_runner import Event
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint

@@ -18,8 +18,8 @@ from engine.execute.cuda.prefill import FusedPrefill
 from engine.kernels.triton.experts import down_kernel
 from engine.kernels.triton.grouped_gemm import count_kernel, place_kernel
 from engine.kernels.triton.routing import choose_kernel
-from models.assemble import TensorStore, assemble
-from models.load_plan import LoadPlan, Target
+from models.loading.assemble import TensorStore, assemble
+from models.loading.plan import LoadPlan, Target
 from models.network import ExpertWeights, Network
 from models.reference.decoder import Decoder
 from models.spec import (

@@ -16,7 +16,7 @@ from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import Tile, choose_chunking
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.pointwise import Gate
-from models.load import load_model
+from models.loading.load import load_model
 from models.reference.decoder import Decoder
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 

@@ -14,7 +14,7 @@ from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.kernel_configs import KernelConfigs, numbers
 from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.cuda.tiles import LANES
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from tests.engine.kernels.test_rows import Case
 from tests.models.checkpoints import (

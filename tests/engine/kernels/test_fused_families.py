@@ -23,7 +23,7 @@ from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import context_limit
 from engine.kernels.triton import prompt_attention
 from engine.kernels.triton.prompt_attention import Tile
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
 from tests.models.checkpoints import files_of, write_checkpoint

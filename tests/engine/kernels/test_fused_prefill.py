@@ -10,7 +10,7 @@ from engine.attention.sdpa import SdpaBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.prefill import FusedPrefill
-from models.load import load_model
+from models.loading.load import load_model
 from models.reference.decoder import Decoder
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 

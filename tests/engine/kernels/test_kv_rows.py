@@ -16,7 +16,7 @@ from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import context_limit
 from engine.kernels.triton.kv_rows import read_rows, write_rows
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
 from tests.models.checkpoints import files_of, write_checkpoint

@@ -15,7 +15,7 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.fused_program import FusedDecoder, unsupported
 from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.cuda.prefill import FusedPrefill
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network, Weight
 from models.reference.decoder import Decoder
 from models.weights.block_formats import Kind

@@ -20,9 +20,9 @@ from engine.execute.cuda.fused_program import FusedDecoder, unsupported
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.prefill import FusedPrefill
 from engine.execute.cuda.tiles import Tile
-from models.assemble import TensorStore, assemble
-from models.load import load_model
-from models.load_plan import LoadPlan, Target
+from models.loading.assemble import TensorStore, assemble
+from models.loading.load import load_model
+from models.loading.plan import LoadPlan, Target
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights, Weight
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, Norm, Rope, pre_norm_layer, uniform

@@ -30,7 +30,7 @@ from engine.kernels.triton.prompt_attention import Tile
 from engine.params import SamplingParams
 from engine.schedule.scheduler import PromptChunk
 from engine.schedule.sequence import Priority, Sequence
-from models.load import load_model
+from models.loading.load import load_model
 from tests.engine import fake_flash
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 from tests.models.families import tiny

@@ -16,7 +16,7 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.cuda import packed
 from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.runner import Runner
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network, Weight
 from models.reference.decoder import Decoder
 from tests.models.checkpoints import files_of, random_model, tiny_llama, write_gguf

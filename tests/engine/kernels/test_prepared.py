@@ -15,7 +15,7 @@ from engine.execute.cuda.packed import plane_args
 from engine.execute.cuda.tiles import Tile
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network, Weight
 from models.weights.block_formats import Kind
 from tests.engine.kernels.test_packed import packed

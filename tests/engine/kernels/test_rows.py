@@ -24,7 +24,7 @@ from engine.execute.cuda.tiles import (
 )
 from engine.execute.tuning.store import load_table
 from engine.kernels.triton.linear import linear_kernel
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 

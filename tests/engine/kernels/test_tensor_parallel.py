@@ -30,7 +30,7 @@ from engine.parallel.messages import follow, of_decode
 from engine.parallel.ring import ROOM, Ring
 from engine.params import SamplingParams
 from engine.sampling.device_sampler import DeviceSampler
-from models.load import load_model
+from models.loading.load import load_model
 from tests.engine.kernels.two_ranks import memory_in, run_ranks
 from tests.models.checkpoints import (
     files_of,

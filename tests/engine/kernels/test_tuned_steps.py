@@ -16,7 +16,7 @@ from engine.execute.cuda.tiles import LANES, AttentionSplit, Tile
 from engine.execute.cuda.tuner import every, tune
 from engine.execute.tuning.store import TABLES, load_table
 from engine.machine.shapes import CONFIGS, known_shape
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from models.spec import FeedForward
 from models.weights.block_formats import Kind

@@ -27,7 +27,7 @@ from engine.schedule.guide import Guide
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.sequence import Priority, Sequence
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from tests.engine.fake_decoding import mixed
 from tests.engine.kernels.test_rows import BLOCK, BLOCKS, DEVICE, SLOTS, Case

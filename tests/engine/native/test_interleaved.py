@@ -13,7 +13,7 @@ from engine.execute.cpu import interleaving
 from engine.execute.cpu.executor import NativeDecoder
 from engine.execute.cpu.interleaving import Interleaving
 from engine.kernels.native.library import INTERLEAVED, Matrix, NativeError, NativeLibrary, Pool
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Linear, Network
 from tests.engine.native.test_native_chunks import COUNT, Prompt, run
 from tests.engine.native.test_native_decode import CONFIGS, CPU, cache_for

@@ -14,7 +14,7 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_native
 from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import NativeError, NativeLibrary, Pool
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import FeedForwardWeights, Network
 from models.reference.decoder import Decoder
 from tests.counting import until

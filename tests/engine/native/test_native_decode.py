@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.executor import NativeDecoder, unsupported
 from engine.kernels.native.library import NativeError, NativeLibrary, Pool
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import FeedForwardWeights, LayerWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
 from models.weights import block_formats

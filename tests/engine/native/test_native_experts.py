@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from engine.execute.compatibility import has_experts, not_native
 from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import NativeError, NativeLibrary, Pool
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import ExpertWeights, Linear, Network
 from models.reference.decoder import Decoder
 from models.spec import (

@@ -14,7 +14,7 @@ from engine.attention.unusual import Unusual
 from engine.execute.compatibility import not_native
 from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import NativeLibrary, Pool
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
 from models.spec import ModelSpec

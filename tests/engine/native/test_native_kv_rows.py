@@ -13,7 +13,7 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native import library
 from engine.kernels.native.library import Pool
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint

@@ -12,7 +12,7 @@ from engine.execute.compatibility import not_native
 from engine.execute.cpu.products import ROWS, NativeProduct
 from engine.kernels.native.library import Pool
 from engine.schedule.loop import Loop
-from models.load import load_model
+from models.loading.load import load_model
 from models.network import ExpertWeights, Linear
 from models.reference.decoder import Decoder
 from tests.engine.tiny import TinyEngine, tiny_tokenizer

@@ -15,7 +15,7 @@ class LoadOptions:
     """auto, cpu, cuda, or one GPU of several, as in cuda:1."""
     dtype: str = "auto"
     quantize: Quantize = "auto"
-    """How the weights are held (see `models.load_plan.Target`)."""
+    """How the weights are held (see `models.loading.plan.Target`)."""
     kv_dtype: KVDtype = "auto"
     """The format of the KV cache (see `engine.cache.kv_rows.kv_row`)."""
     context: int | None = None

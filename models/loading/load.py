@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.assemble import TensorStore, assemble
 from models.errors import TooLargeError
 from models.files import ModelFiles
-from models.load_plan import LoadPlan, Target, plan_load
+from models.loading.assemble import TensorStore, assemble
+from models.loading.plan import LoadPlan, Target, plan_load
 from models.network import Network, Weight
 from models.progress import OnProgress, Progress
 from models.units import bytes_text

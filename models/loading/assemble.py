@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from models.load_plan import LoadPlan
+from models.loading.plan import LoadPlan
 from models.network import (
     AttentionWeights,
     ExpertWeights,

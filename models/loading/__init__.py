@@ -1,0 +1,1 @@
+"""From files on disk to a network in memory: the plan, and how it is carried out."""
