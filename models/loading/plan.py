@@ -24,7 +24,6 @@ from models.weights.packed_groups import choose_packed, expanded_note, expansion
 from models.weights.packing import packed_bytes
 from models.weights.placement import LayerExperts, expert_layers, fetch_bytes, place_experts
 from models.weights.quantize import choose_kinds, conversion_note, plain_note
-from models.weights.quantized import row_bytes
 from models.weights.quantized_checkpoint import join_quantized, without_empty_biases
 from models.weights.share import Share
 from models.weights.slots import Names, Slot, group_shapes, slots
@@ -243,6 +242,6 @@ def needed_bytes(
     plain = group_shapes([slot for slot in found if slot not in kinds and slot not in packed])
     numbers = [(prod(shape), group in exact) for group, shape in plain.items()]
     numbers += [(positions * width, rope.exact) for rope, width in ropes(spec)]
-    blocks = sum(slot.shape[0] * row_bytes(kind, slot.shape[1]) for slot, kind in kinds.items())
+    blocks = sum(slot.shape[0] * kind.row_bytes(slot.shape[1]) for slot, kind in kinds.items())
     blocks += sum(packed_bytes(kind, *slot.shape) for slot, kind in packed.items())
     return sum(count * (4 if in_fp32 else dtype.itemsize) for count, in_fp32 in numbers) + blocks

@@ -15,7 +15,6 @@ from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
 from models.weights.formats.blocks import half_bytes, pack_nibbles
 from models.weights.quantize import choose_kinds, quantize
-from models.weights.quantized import row_bytes
 from models.weights.slots import Slot
 
 TEXT = Path(__file__).parent / "text.txt"
@@ -84,7 +83,7 @@ def calibrate(
 def _extra(tensor: StoredTensor) -> int:
     """Return how many more bytes 8 bits take than 4."""
     rows, columns = tensor.shape
-    return rows * (row_bytes(Kind.Q8_0, columns) - row_bytes(Kind.Q4_1, columns))
+    return rows * (Kind.Q8_0.row_bytes(columns) - Kind.Q4_1.row_bytes(columns))
 
 
 def _in_8_bits(tensor: StoredTensor) -> Tensor:

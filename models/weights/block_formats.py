@@ -56,6 +56,11 @@ class Kind(IntEnum):
     INT8_32 = 1002, 32, 36
     FP8_128 = 1003, 128, 132
 
+    def row_bytes(self, columns: int) -> int:
+        """Return the bytes of a row of `columns` numbers, which must be a multiple of the block."""
+        assert columns % self.block == 0
+        return columns // self.block * self.block_bytes
+
     @property
     def is_own(self) -> bool:
         """Whether it is a type of our own, which no file has."""

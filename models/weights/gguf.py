@@ -234,7 +234,7 @@ def _tensor(
         raise ValueError(f"{name[:80]} has rows of {shape[-1]}, not a multiple of {kind.block}")
     if 0 in shape:
         raise ValueError(f"{name[:80]} is empty")
-    rows, row_bytes = math.prod(shape[:-1]), shape[-1] // kind.block * kind.block_bytes
+    rows, row_bytes = math.prod(shape[:-1]), kind.row_bytes(shape[-1])
     if offset + rows * row_bytes > len(data):
         raise ValueError(f"{name[:80]} runs past the end of the file")
     packed = data[offset : offset + rows * row_bytes].reshape(rows, row_bytes)

@@ -8,7 +8,6 @@ import torch
 
 from models.weights.block_formats import Kind
 from models.weights.packing import packed_bytes
-from models.weights.quantized import row_bytes
 from models.weights.slots import Slot
 
 
@@ -52,7 +51,7 @@ def expert_layers(
         if slot in packed:
             device = packed_bytes(packed[slot], *slot.shape)
         if slot in on_host:
-            host = slot.shape[0] * row_bytes(on_host[slot], slot.shape[1])
+            host = slot.shape[0] * on_host[slot].row_bytes(slot.shape[1])
         before = found.get(slot.layer, (0, 0, 0))
         found[slot.layer] = before[0] + device, before[1] + host, before[2] + plain
     return [LayerExperts(layer, *sizes) for layer, sizes in found.items()]

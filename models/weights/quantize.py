@@ -12,7 +12,7 @@ from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
 from models.weights.formats.blocks import BLOCKS, half_bytes, pack_nibbles
-from models.weights.quantized import KINDS, row_bytes
+from models.weights.quantized import KINDS
 from models.weights.slots import Slot
 
 QUANTIZE = ("auto", "none", "int8", "int4")
@@ -86,7 +86,7 @@ def conversion_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) 
         return None
     *most, last = sorted({name for _, name in changed})
     names = f"{', '.join(most)} and {last}" if most else last
-    held = sum(t.shape[0] * row_bytes(kinds[t.name], t.shape[1]) for t, _ in changed)
+    held = sum(t.shape[0] * kinds[t.name].row_bytes(t.shape[1]) for t, _ in changed)
     stored = sum(t.nbytes for t, _ in changed)
     return (
         f"The {names} weights of this file take {bytes_text(held)} of memory as Q8_0, "
@@ -140,7 +140,7 @@ def packed_rows(tensor: StoredTensor, kind: Kind) -> Tensor:
         return _widen_q5_0(blocks.rows(_CPU))
     assert tensor.parts is not None
     rows, columns = tensor.shape
-    out = torch.empty(rows, row_bytes(kind, columns), dtype=torch.uint8)
+    out = torch.empty(rows, kind.row_bytes(columns), dtype=torch.uint8)
     for start, values in tensor.parts():
         out[start : start + len(values)] = quantize(values.float(), kind)
     return out

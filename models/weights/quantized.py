@@ -39,9 +39,3 @@ from models.weights.block_formats import Kind
 
 KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.MXFP4)
 """The types that a layer can hold."""
-
-
-def row_bytes(kind: Kind, columns: int) -> int:
-    """Return the bytes of a row of `columns` numbers, which must be a multiple of the block."""
-    assert columns % kind.block == 0
-    return columns // kind.block * kind.block_bytes

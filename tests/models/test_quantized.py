@@ -31,7 +31,7 @@ from models.weights.formats.blocks import dequantize
 from models.weights.gguf import GGUFFile, read_gguf
 from models.weights.matching import match
 from models.weights.quantize import choose_kinds, packed_rows, quantize
-from models.weights.quantized import KINDS, row_bytes
+from models.weights.quantized import KINDS
 from models.weights.slots import Slot, slots
 from tests.models.checkpoints import (
     files_of,
@@ -306,7 +306,7 @@ def test_the_real_default_model(smollm2: Path) -> None:
 def test_blocks_are_as_good_as_those_of_the_gguf_package(kind: Kind, shift: float) -> None:
     values = torch.randn(300, 96, generator=torch.Generator().manual_seed(4)) + shift
     packed = quantize(values, kind)
-    assert packed.shape == (300, row_bytes(BlockKind(kind), 96))
+    assert packed.shape == (300, BlockKind(kind).row_bytes(96))
     assert packed.dtype == torch.uint8
     ours = gguf.dequantize(packed.numpy(), kind)
     theirs = gguf.dequantize(gguf.quantize(values.numpy(), kind), kind)
