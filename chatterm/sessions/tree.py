@@ -139,20 +139,6 @@ class Tree:
             self._looked[exchange.parent] = exchange.id
         self._head = id
 
-    def step(self, id: int, side: int) -> int:
-        """Go to the alternative of `id` on that side (-1 older, +1 newer) and return the new head.
-
-        The head is the end of that alternative's branch that was selected last. At the edge nothing changes.
-        """
-        alternatives = [exchange.id for exchange in self.siblings(id)]
-        place = alternatives.index(id) + side
-        if 0 <= place < len(alternatives):
-            self.select(self.leaf(alternatives[place]))
-        elif self._head is None:
-            self.select(self.leaf(id))
-        assert self._head is not None
-        return self._head
-
 
 def extent(parents: Mapping[int, int | None], head: int | None) -> tuple[int, int]:
     """Return the length of the selected branch in exchanges, and the number of branches; `parents` by exchange.

@@ -47,19 +47,20 @@ def test_alternatives_of_a_message() -> None:
     assert ids(tree.path(6)) == [1, 4, 6]
 
 
-def test_a_step_leads_to_the_branch_that_was_looked_at_last() -> None:
+def test_a_leaf_is_the_end_of_the_branch_that_was_looked_at_last() -> None:
     tree = grown()
-    tree.step(6, -1)
-    assert tree.head == 5
-    assert tree.step(4, -1) == 3
+    assert tree.leaf(5) == 5
+    tree.select(5)
+    assert tree.leaf(2) == 3
+    tree.select(3)
     assert ids(tree.path(tree.head)) == [1, 2, 3]
-    assert tree.step(2, +1) == 5, "5 was looked at last, although 6 is newer"
+    assert tree.leaf(4) == 5, "5 was looked at last, although 6 is newer"
 
 
 def test_what_lies_ahead() -> None:
     tree = grown()
     assert tree.branches == 3
-    tree.step(6, -1)
+    tree.select(5)
     tree.select(1)
     assert ids(tree.ahead(tree.head)) == [4, 5], "what was looked at last, not the newest"
     tree.select(None)
@@ -69,19 +70,11 @@ def test_what_lies_ahead() -> None:
     assert Tree().branches == 0
 
 
-def test_a_step_over_the_edge_changes_nothing() -> None:
-    tree = grown()
-    assert tree.step(4, +1) == 6
-    assert tree.step(1, -1) == 6
-    tree.select(None)
-    assert tree.step(1, -1) == 6
-
-
 def test_an_edit_of_the_first_message_begins_anew_and_keeps_the_rest() -> None:
     tree = grown()
     again = tree.add(None, "A", "m")
     assert ids(tree.path(tree.head)) == [again.id]
-    assert tree.step(again.id, -1) == 6
+    assert tree.leaf(1) == 6
 
 
 def test_a_message_that_was_refused_is_taken_back() -> None:
@@ -125,22 +118,19 @@ def test_random_programs(data: st.DataObject) -> None:
     tree = Tree()
     for _ in range(data.draw(st.integers(1, 30))):
         known = [exchange.id for exchange in tree.exchanges]
-        action = data.draw(st.sampled_from(["add", "select", "step", "drop"]))
+        action = data.draw(st.sampled_from(["add", "select", "leaf", "drop"]))
         if action == "add" or not known:
             exchange = tree.add(data.draw(st.sampled_from([None, *known])), "x", "m")
             assert tree.head == exchange.id
             assert exchange.id not in known or exchange.id > max(known)
         elif action == "select":
             tree.select(data.draw(st.sampled_from([None, *known])))
-        elif action == "step":
-            id, side = data.draw(st.sampled_from(known)), data.draw(st.sampled_from([-1, 1]))
-            beside = ids(tree.siblings(id))
-            place = beside.index(id) + side
-            head = tree.step(id, side)
-            assert head == tree.head
-            if 0 <= place < len(beside):
-                assert beside[place] in ids(tree.path(head))
-                assert not tree.children(head)
+        elif action == "leaf":
+            id = data.draw(st.sampled_from(known))
+            head = tree.leaf(id)
+            tree.select(head)
+            assert id in ids(tree.path(head))
+            assert not tree.children(head)
         elif leaves := [id for id in known if not tree.children(id)]:
             tree.drop(data.draw(st.sampled_from(leaves)))
         for exchange in tree.exchanges:
