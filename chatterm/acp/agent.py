@@ -16,7 +16,7 @@ from chatterm.acp import content
 from chatterm.acp.calls import EditorHost
 from chatterm.acp.dialogue import ALL, CHAT, GIVEN, Dialogue, modes, switch
 from chatterm.acp.engine import EditorEngine
-from chatterm.backends.backend import EngineError, FinishReason, ModelError, Outcome
+from chatterm.backends.backend import EngineError, ModelError, Outcome
 from chatterm.conversation.headless import Talk
 from chatterm.sessions.store import SessionStore
 from chatterm.sessions.titles import make_title
@@ -189,11 +189,11 @@ class Agent:
 
         outcome = await self._engine.answer(dialogue, partial(dialogue.talk.ask, text), show)
         for _ in range(MOST_ROUNDS):
-            is_whole = outcome is not None and outcome.finish_reason in (FinishReason.EOS, FinishReason.STOP)
-            if outcome is None or not outcome.calls or not is_whole or dialogue.stopped.is_set():
+            calls = dialogue.talk.tree.open_calls
+            if not calls or dialogue.stopped.is_set():
                 return "cancelled" if dialogue.stopped.is_set() else content.stop_reason(outcome), outcome
             host = EditorHost(dialogue, self._editor, show_call)
-            results = await run_calls(dialogue.tools.policy, outcome.calls, host)
+            results = await run_calls(dialogue.tools.policy, calls, host)
             if dialogue.stopped.is_set():
                 dialogue.talk.keep(results)
                 self._engine.forget(dialogue)

@@ -152,14 +152,11 @@ def _act(backend: Backend, talk: Talk, tools: "HeadlessTools", **how: Any) -> No
     """Run the tool calls of the answer and answer their results, for at most MOST_ROUNDS rounds."""
     err: TextIO = how["err"]
     for _ in range(MOST_ROUNDS):
-        last = backend.last
-        if last is None or not last.calls or last.finish_reason not in (FinishReason.EOS, FinishReason.STOP):
+        if not (calls := talk.tree.open_calls):
             return
-        results = tools.results(
-            list(last.calls), lambda line: write(err, _dim(one_line(line, 200), err) + "\n")
-        )
+        results = tools.results(calls, lambda line: write(err, _dim(one_line(line, 200), err) + "\n"))
         _turn(backend, talk.tell(results), **how)
-    if backend.last is not None and backend.last.calls:
+    if talk.tree.open_calls:
         tools.refused = True
         write(
             err, f"chatterm: The model called tools {MOST_ROUNDS} times in a row; no further calls are run.\n"

@@ -16,7 +16,7 @@ from chatterm.conversation.visible_history import BackendHistory
 from chatterm.sessions.titles import make_title
 from chatterm.sessions.tree import Tree
 
-_BUSY = "An answer is running; Esc stops it."
+BUSY = "An answer is running; Esc stops it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,6 @@ class Branching:
         self.show_thinking: bool | None = None
         self._shown = EntryCache(self.tree)
         self._held = held
-
-    def stop(self) -> None:
-        """Stop all running answers."""
-        raise NotImplementedError
 
     # --- state ---
 
@@ -128,26 +124,9 @@ class Branching:
 
     def _refuse_while_busy(self) -> None:
         if self.is_busy:
-            raise EngineError(_BUSY)
+            raise EngineError(BUSY)
 
     # --- branches ---
-
-    def undo(self) -> bool:
-        """Take the last message back into the composer; its branch stays. Return False if there is none."""
-        if self.waiting:
-            self.take_back()
-        elif self.acting is not None:
-            raise EngineError(_BUSY)
-        elif self.turn is not None:
-            self.turn.is_undone = True
-            self.stop()
-        elif (last := self.saved.go_back()) is None:
-            return False
-        else:
-            self.ended = None
-            self._follow()
-            self._view.give_back(last.user)
-        return True
 
     @property
     def undone(self) -> list[Exchange]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from chatterm.backends import worker
 from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, ToolResult
-from chatterm.conversation.branching import Branching, Prepared
+from chatterm.conversation.branching import BUSY, Branching, Prepared
 from chatterm.conversation.ending import Ending
 from chatterm.conversation.entries import AnswerEntry, RetryEntry, UserEntry
 from chatterm.conversation.figures import SessionStats
@@ -18,7 +18,7 @@ from chatterm.conversation.session_tree import SessionTree, session_info
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import RunningTurn
 from chatterm.conversation.view import View
-from chatterm.conversation.visible_history import BackendHistory, sees_last
+from chatterm.conversation.visible_history import BackendHistory
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
 
@@ -46,10 +46,7 @@ class Conversation(Branching):
 
     def send(self, text: str, *, note: str) -> None:
         """Queue a message, to be sent as soon as possible; `note` says why it has to wait, if it has."""
-        entry = UserEntry(text)
-        entry.note = note
-        self.waiting.append(entry)
-        self._view.add(entry)
+        self._queue(UserEntry(text), note)
 
     def next(self, model: str) -> None:
         """Run the oldest entry of the queue: send its message, or do its retry."""
@@ -60,36 +57,38 @@ class Conversation(Branching):
             self.show()
             latest = self.tree[self.tree.head] if self.tree.head is not None else None
             if (exchange := prompt.exchange or latest) is not None:
-                self._retry(exchange, model, prompt.count)
+                self._retry(exchange, [model] * prompt.count)
             return
         prompt.note = ""
         prompt.changed()
-        self._ask(self.tree.head, prompt, model)
+        self._ask(self.tree.head, prompt, [model])
 
     def edit(self, exchange: Exchange, text: str, model: str) -> None:
         """Send `text` in place of the message of `exchange`, as a new branch."""
         self._refuse_while_busy()
-        self._ask(exchange.parent, UserEntry(text), model)
+        self._ask(exchange.parent, UserEntry(text), [model])
 
     def retry(self, exchange: Exchange, model: str, count: int = 1) -> None:
         """Answer the message of `exchange` again, `count` times at once; its answer stays as a branch."""
         self._refuse_while_busy()
-        self._retry(exchange, model, count)
+        self._retry(exchange, [model] * count)
 
     def retry_later(self, exchange: Exchange | None, count: int) -> None:
         """Queue a retry of `exchange`; None means whichever exchange is last when its turn comes."""
-        entry = RetryEntry(exchange, count)
-        entry.note = "waits for the answer"
+        self._queue(RetryEntry(exchange, count), "waits for the answer")
+
+    def _queue(self, entry: UserEntry, note: str) -> None:
+        entry.note = note
         self.waiting.append(entry)
         self._view.add(entry)
 
-    def _retry(self, exchange: Exchange, model: str, count: int) -> None:
+    def _retry(self, exchange: Exchange, models: Sequence[str]) -> None:
         prompt, _ = self.entries_of(exchange)
-        if exchange.results and count > 1:
+        if exchange.results and len(models) > 1:
             raise EngineError(
                 "Tool results can only be answered once at a time; use /retry without a number."
             )
-        self._ask(exchange.parent, prompt, model, is_retry=True, count=count, results=exchange.results)
+        self._ask(exchange.parent, prompt, models, is_retry=True, results=exchange.results)
 
     # --- tools ---
 
@@ -108,7 +107,7 @@ class Conversation(Branching):
         if entry is None or self.tree.head is None:
             return
         entry.finish(results)
-        self._ask(self.tree.head, entry, model, results=results, is_kept=is_stopped)
+        self._ask(self.tree.head, entry, [model], results=results, is_kept=is_stopped)
 
     def compare(self, exchange: Exchange, model: str, other: str) -> None:
         """Have `model`, which is loaded, and `other` answer the message of `exchange`, both at once."""
@@ -117,9 +116,7 @@ class Conversation(Branching):
             raise EngineError(
                 "Results of tools are answered by one model at a time; /model chooses another one."
             )
-        prompt, _ = self.entries_of(exchange)
-        both = (model, other)
-        self._ask(exchange.parent, prompt, model, is_retry=True, count=2, models=both)
+        self._retry(exchange, [model, other])
 
     def keep(self, chosen: RunningTurn) -> None:
         """Continue with this candidate. The others stop if they still run; all stay as branches."""
@@ -146,13 +143,7 @@ class Conversation(Branching):
     def resume(self) -> None:
         """Continue the last answer from exactly where it ended."""
         self._refuse_while_busy()
-        if self.tree.head is None:
-            raise EngineError("There is no answer to continue; send a message first.")
-        exchange = self.tree[self.tree.head]
-        if exchange.finish_reason in ("eos", "stop"):
-            raise EngineError("The answer is complete; /retry generates another one.")
-        if not sees_last(self.path):
-            raise EngineError("The model no longer sees this answer; /compact off shows it everything again.")
+        exchange = self.saved.unfinished()
         prompt, answer = self.entries_of(exchange)
         answer.footer, answer.ending = [], Ending()
         self._hold(exchange.id)
@@ -166,48 +157,44 @@ class Conversation(Branching):
         self,
         parent: int | None,
         prompt: UserEntry,
-        model: str,
+        models: Sequence[str],
         *,
         is_retry: bool = False,
-        count: int = 1,
-        models: Sequence[str] = (),
         results: Sequence[ToolResult] = (),
         is_kept: bool = False,
     ) -> None:
-        """Begin to answer `prompt`: `count` times at once with `model`, or with each of `models`, the first of them
-        loaded. `results` of tools are sent instead of a message; with `is_kept` they are saved and not answered.
+        """Begin to answer `prompt` with each of `models` at once: the one that is loaded, maybe several times, or that
+        and another one. `results` of tools are sent instead of a message; with `is_kept` they are only saved.
         """
         turns: list[RunningTurn] = []
         fallback = self.tree.head
-        info = session_info(self._backend, self.sampling, self.documents)
-        for name in models or [model] * count:
-            exchange = self.saved.add(info, parent, prompt.text, name, results)
+        for name in models:
+            exchange = self.saved.add(parent, prompt.text, name, results)
             answer = AnswerEntry(show_thinking=self.show_thinking)
             answer.can_answer_now = not self.is_remote
             self._shown.put(exchange, prompt, answer)
-            of_several = {"is_retry": is_retry, "is_candidate": count > 1}
+            how = {"is_retry": is_retry, "is_candidate": len(models) > 1}
             turns.append(
-                RunningTurn(
-                    self.saved, exchange, prompt, answer, monotonic(), fallback=fallback, **of_several
-                )
+                RunningTurn(self.saved, exchange, prompt, answer, monotonic(), fallback=fallback, **how)
             )
+        self.saved.begin_session(session_info(self._backend, self.sampling, self.documents))
         if is_kept:
             turns[0].end(None, monotonic())
             self.saved.save(turns[0].exchange)
             self._go(turns[0].exchange.id)
             return
         self._hold(parent)
-        if count > 1:
+        if len(models) > 1:
             self.choice = turns.copy()
         self._begin(turns)
         if results:
             self._worker.submit(Backend.tell, tuple(results))
-        elif models:
-            self._worker.submit(Backend.compare, prompt.text, models[1], tuple(self.tree.path(parent)))
-        elif count > 1:
-            self._worker.submit(Backend.candidates, prompt.text, count)
-        else:
+        elif len(models) == 1:
             self._worker.submit(Backend.send, prompt.text)
+        elif models[1] == models[0]:
+            self._worker.submit(Backend.candidates, prompt.text, len(models))
+        else:
+            self._worker.submit(Backend.compare, prompt.text, models[1], tuple(self.tree.path(parent)))
 
     def _begin(self, turns: Sequence[RunningTurn]) -> None:
         """Show and save turns that the backend is about to answer."""
@@ -273,6 +260,23 @@ class Conversation(Branching):
             for turn in self._running.values():
                 turn.is_stopping = True
             self._worker.stop()
+
+    def undo(self) -> bool:
+        """Take the last message back into the composer; its branch stays. Return False if there is none."""
+        if self.waiting:
+            self.take_back()
+        elif self.acting is not None:
+            raise EngineError(BUSY)
+        elif self.turn is not None:
+            self.turn.is_undone = True
+            self.stop()
+        elif (last := self.saved.go_back()) is None:
+            return False
+        else:
+            self.ended = None
+            self._follow()
+            self._view.give_back(last.user)
+        return True
 
     def answered(self, outcome: Outcome | None, now: float, index: int = 0, problem: str = "") -> None:
         """Finish a running answer; `problem` is the error that ended it, if any."""

@@ -16,7 +16,7 @@ from chatterm.backends.backend import (
 )
 from chatterm.conversation.compaction import PINNED, nth
 from chatterm.conversation.session_tree import SessionTree, session_info
-from chatterm.conversation.visible_history import compacted, seen, sees_last
+from chatterm.conversation.visible_history import compacted, seen
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tool_calls_json import results_text
 from chatterm.sessions.tree import Tree
@@ -42,15 +42,11 @@ class Talk(SessionTree):
 
         Raises SessionError if `session` cannot be read.
         """
-        info, tree, _ = store.load(session) if store is not None and session is not None else (None, None, "")
-        super().__init__(store, session, tree, info)
+        super().__init__(store, session)
+        if store is not None and session is not None:
+            self.info, self.tree, _ = store.load(session)
         self._backend = backend
         self.sampling = dict(sampling or {})
-
-    @property
-    def problem(self) -> str:
-        """A line while data stays in memory only, and once if the session was deleted elsewhere; otherwise ""."""
-        return super().problem or self.was_deleted
 
     def begin(self) -> None:
         """Hand the history to the backend. Call it once the model is loaded, and again after a switch."""
@@ -75,16 +71,13 @@ class Talk(SessionTree):
 
     def retry(self) -> Generator[TokenEvent, None, None]:
         """Answer the last message again; the present answer stays as another branch."""
-        last = self._last("There is no message to answer again; send one first.")
+        last = self.last("There is no message to answer again; send one first.")
         self._hold(last.parent)
         return self._new(last.parent, last.user, last.results)
 
     def resume(self) -> Generator[TokenEvent, None, None]:
         """Continue the last answer from where it ended."""
-        last = self._last("There is no answer to continue; send a message first.")
-        if not sees_last(self.path):
-            raise EngineError("The model no longer sees this answer; /compact off shows it everything again.")
-        return self._run(last, self._backend.resume())
+        return self._run(self.unfinished(), self._backend.resume())
 
     def undo(self) -> str:
         """Go back before the last message and return it; its branch stays in the session."""
@@ -96,11 +89,9 @@ class Talk(SessionTree):
 
     def compact(self, what: str) -> None:
         """Set what the model sees from now on: nothing of the past (`start`), no files (`files`), all (`off`)."""
-        last = self._last("There is nothing to compact yet.")
+        last = self.last("There is nothing to compact yet.")
         if what == "off":
-            self.set_compactions(
-                [(exchange, None) for exchange in self.path if exchange.compaction is not None]
-            )
+            self.set_compactions([(each, None) for each in self.path if each.compaction is not None])
         else:
             self.set_compactions([(last, compacted(last, what))])
         self._hold(last.id)
@@ -129,11 +120,6 @@ class Talk(SessionTree):
         """Make the backend's history the branch that ends with `head`."""
         self._backend.load_path(seen(self.tree.path(head)))
 
-    def _last(self, nothing: str) -> Exchange:
-        if self.tree.head is None:
-            raise EngineError(nothing)
-        return self.tree[self.tree.head]
-
     def _gone_to(self, exchange: Exchange | None, nothing: str) -> str:
         if exchange is None:
             raise EngineError(nothing)
@@ -141,10 +127,10 @@ class Talk(SessionTree):
         return exchange.user
 
     def _add(self, parent: int | None, text: str, results: Sequence[ToolResult] = ()) -> Exchange:
-        before, backend = self.session, self._backend
-        exchange = self.add(session_info(backend, self.sampling), parent, text, backend.model, results)
-        if self.session != before:
-            backend.configure({"kept_as": self.session})
+        exchange = self.add(parent, text, self._backend.model, results)
+        if self.store is not None and self.session is None:
+            self.begin_session(session_info(self._backend, self.sampling))
+            self._backend.configure({"kept_as": self.session})
         return exchange
 
     def _new(

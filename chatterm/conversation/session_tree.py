@@ -1,12 +1,20 @@
 """A conversation as a tree of exchanges, saved as it changes. Without a store, nothing is saved."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chatterm.backends.backend import Backend, Compaction, Document, Exchange, TokenEvent, ToolResult
+from chatterm.backends.backend import (
+    Backend,
+    Compaction,
+    Document,
+    EngineError,
+    Exchange,
+    TokenEvent,
+    ToolResult,
+)
+from chatterm.conversation.visible_history import sees_last
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
 
@@ -28,22 +36,16 @@ def session_info(
     )
 
 
+@dataclass(eq=False)
 class SessionTree:
     """The tree of a conversation and the session that it is saved in. Every method returns at once."""
 
-    def __init__(
-        self,
-        store: "SessionStore | None",
-        session: str | None = None,
-        tree: Tree | None = None,
-        info: SessionInfo | None = None,
-    ) -> None:
-        self.store = store
-        self.session = session
-        """The session that is written; None before the first message."""
-        self.tree = Tree() if tree is None else tree
-        self.info = info or SessionInfo()
-        """The settings that the session was saved with, and the title given to it; "" if it has none."""
+    store: "SessionStore | None"
+    session: str | None = None
+    """The session that is written; None before the first message."""
+    tree: Tree = field(default_factory=Tree)
+    info: SessionInfo = field(default_factory=SessionInfo)
+    """The settings that the session was saved with, and the title given to it; "" if it has none."""
 
     @property
     def path(self) -> list[Exchange]:
@@ -60,25 +62,27 @@ class SessionTree:
         """A line, once, if another program deleted the session; otherwise ""."""
         return self.store.was_deleted(self.session) if self.store is not None and self.session else ""
 
-    @property
-    def database(self) -> Path | None:
-        """The database file; None if nothing is saved."""
-        return self.store.path if self.store is not None else None
+    def last(self, nothing: str) -> Exchange:
+        """Return the last exchange of the branch; raise EngineError(nothing) if there is none."""
+        if self.tree.head is None:
+            raise EngineError(nothing)
+        return self.tree[self.tree.head]
+
+    def unfinished(self) -> Exchange:
+        """Return the last exchange, to continue its answer. Raises EngineError if that cannot be done."""
+        last = self.last("There is no answer to continue; send a message first.")
+        if not sees_last(self.path):
+            raise EngineError("The model no longer sees this answer; /compact off shows it everything again.")
+        if last.finish_reason in ("eos", "stop"):
+            raise EngineError("The answer is complete; /retry generates another one.")
+        return last
 
     # --- exchanges ---
 
-    def add(
-        self, info: SessionInfo, parent: int | None, text: str, model: str, results: Sequence[ToolResult] = ()
-    ) -> Exchange:
-        """Add and select an exchange without an answer, to be saved next; it begins a session like `info` if none is.
-
-        `results` are those of the tool calls of `parent`, whose answer it continues; `text` then tells them.
-        """
+    def add(self, parent: int | None, text: str, model: str, results: Sequence[ToolResult] = ()) -> Exchange:
+        """Add and select an exchange without an answer. It tells the `results` of the calls of `parent`, if any."""
         exchange = self.tree.add(parent, text, model)
         exchange.results = list(results)
-        if self.store is not None and self.session is None:
-            self.info = replace(info, title=self.info.title)
-            self.session = self.store.new(self.info)
         return exchange
 
     def save(self, exchange: Exchange) -> None:
@@ -130,6 +134,12 @@ class SessionTree:
         return exchange.is_pinned
 
     # --- the session ---
+
+    def begin_session(self, info: SessionInfo) -> None:
+        """Begin a session like `info`, unless one has begun already."""
+        if self.store is not None and self.session is None:
+            self.info = replace(info, title=self.info.title)
+            self.session = self.store.new(self.info)
 
     def update(self, **fields: Any) -> None:
         """Change the title, the system prompt, ... that are saved with the session."""

@@ -172,17 +172,6 @@ class RunningTurn:
         answer.changed()
         return True
 
-    def keep(self, latest: Outcome | None) -> None:
-        """Update the exchange to the answer so far, or to the final one."""
-        exchange = self.exchange
-        exchange.thinking_s = self.answer.thinking_s
-        if latest is None:
-            exchange.text = "".join(self.answer.source)
-            exchange.token_ids, exchange.shown = [], (0, 0)  # the known ones may belong to less text
-            return
-        exchange.take(latest)
-        self._count(latest)
-
     def _count(self, latest: Outcome) -> None:
         """Set the figures of the exchange; `latest` has those of its latest run."""
         exchange = self.exchange
@@ -199,17 +188,22 @@ class RunningTurn:
 
     def end(self, outcome: Outcome | None, now: float) -> None:
         """Finish the answer, and show its figures and why it ended."""
-        answer = self.answer
+        answer, exchange = self.answer, self.exchange
         answer.source = ["".join(answer.source)]  # thousands of short strings take ten times as much memory
         if answer.is_thinking:
             self._end_thinking(now)
-        self.keep(outcome)
-        if self.exchange.finish_reason is None:
-            self.exchange.finish_reason = str(FinishReason.CANCELLED)
-        if outcome is not None:
+        exchange.thinking_s = answer.thinking_s
+        if outcome is None:
+            exchange.text = answer.source[0]
+            exchange.token_ids, exchange.shown = [], (0, 0)  # the known ones may belong to less text
+        else:
+            exchange.take(outcome)
+            self._count(outcome)
             answer.settle_text(outcome.text)
+        if exchange.finish_reason is None:
+            exchange.finish_reason = str(FinishReason.CANCELLED)
         answer.settle()
-        silent = answer.body.is_empty and not answer.has_thought and not self.exchange.calls
+        silent = answer.body.is_empty and not answer.has_thought and not exchange.calls
         answer.activity = "The model gave no text." if silent and outcome is not None else ""
         self.stats = outcome.stats if outcome is not None else None
         unfinished = (
@@ -218,9 +212,9 @@ class RunningTurn:
         reason = outcome.finish_reason if outcome is not None else unfinished
         if reason == FinishReason.CANCELLED and not self.has_begun:
             answer.activity = ""
-        answer.footer = footer_line(exchange_stats(self.exchange) if self.stats is not None else None)
+        answer.footer = footer_line(exchange_stats(exchange) if self.stats is not None else None)
         answer.ending = describe_ending(reason)
-        if self.exchange.calls and reason in (FinishReason.EOS, FinishReason.STOP):
+        if exchange.calls and reason in (FinishReason.EOS, FinishReason.STOP):
             answer.footer = []  # the figures are shown below the answer after the calls
         answer.changed()
 
@@ -257,10 +251,10 @@ def live_figures(
         exchange_stats(turn.exchange) if turn.stats is not None else None
     )  # of all its runs, as below the answer
     stats = latest.stats if latest is not None else over
-    known = stats if stats is not None and stats.split_tokens else None
     count = turn.speed.count
     average = decode_rate(over) if over is not None else turn.speed.average
-    guesses = stats if stats is not None and has_gained(stats) else TurnStats()
+    if stats is not None:
+        common = _with_counts(common, stats)
     return replace(
         common,
         phase=idle.phase if running is None else running.phase,
@@ -269,14 +263,10 @@ def live_figures(
         history=turn.speed.history(),
         ttft_s=(stats.ttft_s if stats is not None else 0.0) or turn.ttft_s,
         waited_s=0.0 if running is None or running.has_begun else round(now - running.started, 1),
-        cached=known.cached_tokens if known else None,
-        computed=known.prefilled_tokens if known else None,
         generated=count if running is not None or stats is None else stats.generated_tokens,
-        guessed=guesses.guessed_tokens,
-        accepted=guesses.accepted_tokens,
-        drafted=guesses.drafted_tokens,
-        accepted_drafts=guesses.accepted_drafts,
-        prefill_rate=(known.prefill_tokens_per_s or None) if known else None,
+        prefill_rate=(stats.prefill_tokens_per_s or None)
+        if stats is not None and stats.split_tokens
+        else None,
         used=max(common.used, stats.prompt_tokens + count)
         if running and stats is not None and stats.prompt_tokens
         else common.used,
@@ -285,13 +275,21 @@ def live_figures(
 
 def _with_saved(live: Live, stats: TurnStats) -> Live:
     """Return `live` with the figures that were saved with an answer."""
+    return replace(
+        _with_counts(live, stats),
+        speed=decode_rate(stats),
+        average=decode_rate(stats),
+        ttft_s=stats.ttft_s or None,
+        is_saved=True,
+    )
+
+
+def _with_counts(live: Live, stats: TurnStats) -> Live:
+    """Return `live` with the numbers of tokens of an answer."""
     is_known = stats.split_tokens > 0
     guesses = stats if has_gained(stats) else TurnStats()
     return replace(
         live,
-        speed=decode_rate(stats),
-        average=decode_rate(stats),
-        ttft_s=stats.ttft_s or None,
         cached=stats.cached_tokens if is_known else None,
         computed=stats.prefilled_tokens if is_known else None,
         generated=stats.generated_tokens,
@@ -299,7 +297,6 @@ def _with_saved(live: Live, stats: TurnStats) -> Live:
         accepted=guesses.accepted_tokens,
         drafted=guesses.drafted_tokens,
         accepted_drafts=guesses.accepted_drafts,
-        is_saved=True,
     )
 
 

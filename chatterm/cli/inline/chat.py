@@ -145,8 +145,8 @@ class Inline:
         except KeyboardInterrupt:
             if not self._lines.by_hand:
                 raise
-        if self._talk.problem:
-            self._say_once(self._talk.problem)
+        for problem in filter(None, (self._talk.problem, self._talk.was_deleted)):
+            self._say_once(problem)
 
     def _obey(self, text: str) -> None:
         command, argument = parse(text)

@@ -13,7 +13,7 @@ from models.units import counted
 
 def library_command(argument: str, backend: Backend, talk: Talk, width: int) -> list[str]:
     """Run the command and return the lines to show. Raises EngineError (one line), and then changes nothing."""
-    library = DocumentLibrary(talk.database)
+    library = DocumentLibrary(talk.store.path if talk.store is not None else None)
     match told(argument):
         case Add(source, name):
             entry, document, remark = keep_document(library, source, name, working_folder())
