@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.backends.backend import EngineError, Exchange, FinishReason, TokenEvent
+from chatterm.backends.backend import EngineError, Exchange, FinishReason, TokenEvent, ToolResult
 from chatterm.cli.inline.chat import HERE, Inline, LineInput, run_inline
 from chatterm.cli.main import call
 from chatterm.cli.oneshot import answer
@@ -117,6 +117,19 @@ def test_a_retry_is_a_branch_and_undo_goes_back(store: SessionStore) -> None:
     assert backend.history == [("first", "one"), ("second", "b")]
     with pytest.raises(EngineError, match=r"nothing to redo\."):
         talk.redo()
+
+
+def test_a_message_is_undone_and_restored_with_what_tools_said_to_its_answer(store: SessionStore) -> None:
+    backend = ScriptedBackend([Script("I look.")])
+    talk = talk_of(backend, store)
+    list(talk.ask("go"))
+    talk.keep([ToolResult("look", "{}", "a tree")])
+    before = texts(talk.path)
+    assert len(before) == 2
+    assert talk.undo() == "go"
+    assert (talk.path, backend.history) == ([], [])
+    assert talk.redo() == "go"
+    assert texts(talk.path) == backend.history == before
 
 
 @pytest.mark.parametrize("error", [EngineError("It does not fit."), KeyboardInterrupt()])
