@@ -88,39 +88,39 @@ def resize(driver: Driver, width: int, height: int) -> None:
 
 def actions(driver: Driver) -> dict[str, Callable[[], object]]:
     """Return what is timed, in order."""
-    chat, do = driver.app.chat, driver.app.chat.actions
+    chat, do = driver.app.chat, driver.app.chat.action_run_command
     keys: dict[str, Sequence[str]] = {
         "type": ["x", "backspace"], "page up": ["pageup"], "to the top": ["ctrl+home"], "to the end": ["ctrl+end"],
         "search: open": ["ctrl+f"], "search: one letter": ["r"], "search: a word": list("iver"),
         "search: next": ["down"] * 5, "search: nothing": list("zzz"), "search: close": ["escape"],
     }  # fmt: skip
     more: dict[str, Callable[[], object]] = {
-        "select": lambda: do.select("prev"),
+        "select": lambda: do("select", "prev"),
         "select up": lambda: press(driver, "up", "up"),
         "fold": lambda: press(driver, "t", "t", "escape"),
-        "all thinking": lambda: do.think("show"),
+        "all thinking": lambda: do("think", "show"),
         "resize": lambda: resize(driver, 70, 30),
         "resize back": lambda: resize(driver, 100, 40),
         "theme": lambda: driver.app.use_theme("paper"),
         "select all text": lambda: setattr(chat, "selections", {chat.transcript: Selection(None, None)}),
         "copy the selection": lambda: press(driver, "ctrl+c"),
-        "copy all": lambda: do.copy("all"),
-        "copy code": lambda: chat.attempt(lambda: do.copy("code")),
-        "export": lambda: do.export("html"),
-        "statistics": do.show_stats,
-        "cache why": lambda: do.cache("why"),
-        "compact": lambda: do.compact(""),
+        "copy all": lambda: do("copy", "all"),
+        "copy code": lambda: do("copy", "code"),
+        "export": lambda: do("export", "html"),
+        "statistics": lambda: do("stats", ""),
+        "cache why": lambda: do("cache", "why"),
+        "compact": lambda: do("compact", ""),
         "palette": lambda: press(driver, "ctrl+p"),
-        "pin": lambda: do.pin("1"),
+        "pin": lambda: do("pin", "1"),
         "send": lambda: chat.writing.send_as_it_is("hello", "hello"),
-        "retry": lambda: do.retry(""),
-        "branch": lambda: do.branch("prev"),
-        "undo": do.undo,
-        "redo": do.redo,
-        "edit": lambda: do.edit("1"),
+        "retry": lambda: do("retry", ""),
+        "branch": lambda: do("branch", "prev"),
+        "undo": lambda: do("undo", ""),
+        "redo": lambda: do("redo", ""),
+        "edit": lambda: do("edit", "1"),
         "leave the edit": lambda: press(driver, "escape"),
-        "candidates": lambda: do.retry("2"),
-        "reset": do.reset,
+        "candidates": lambda: do("retry", "2"),
+        "reset": lambda: do("reset", ""),
     }
     return {name: lambda what=what: press(driver, *what) for name, what in keys.items()} | more
 
@@ -154,7 +154,7 @@ async def measured(arguments: argparse.Namespace, folder: Path) -> dict[str, flo
                 press(driver, "escape")
                 await driver.until(lambda: driver.app.screen is driver.app.chat)
 
-        await act("open", lambda: driver.app.chat.actions.open_session(session))
+        await act("open", lambda: driver.app.chat.sessions.open(session))
         answers = [entry for entry in driver.transcript.entries if isinstance(entry, AnswerEntry)]
         print(f"{len(answers):,} answers, {driver.transcript.virtual_size.height:,} rows")
         for name, action in actions(driver).items():

@@ -1,36 +1,41 @@
-"""The one list of commands. It feeds the parser, the completion, the palette, /help, F1, the keys and docs/chat.md."""
+"""The registry of commands. It feeds the parser, the completion, the palette, /help, F1, the keys and docs/chat.md.
+
+The commands are functions decorated with `command`, in `chatterm.screens.chat.commands`; importing that fills it.
+"""
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from chatterm.backends.backend import EngineError
-from chatterm.commands.actions import Actions
+from chatterm.commands.context import ChatContext
 from chatterm.terminal.sanitize import one_line
 
 if TYPE_CHECKING:
     from chatterm.settings.prompts import PromptFile
     from chatterm.tools.mcp.catalog import ServerPrompt
 
+Function = TypeVar("Function", bound=Callable[..., None])
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. `run` gets the text after its name, without the space around it."""
+    """One command."""
 
-    name: str
-    arguments: str
-    """The arguments as the usage shows them: "[NAME]"; "" for none."""
+    function: Callable[..., None]
+    """Gets the chat and, if the command has arguments, what is written behind its name, without the space around it.
+    Raises EngineError (one line) if it cannot do what is asked."""
+    usage: str
+    """The name and the arguments: "/reset", "/model [NAME]". In the arguments, upper case stands for any text."""
     help: str
-    run: Callable[[Actions, str], None]
     keys: Mapping[str, str | None] = field(default_factory=dict)
     """The argument that each key runs the command with; None puts the command into the composer instead."""
     aliases: tuple[str, ...] = ()
     """Names of the same command in other programs."""
-    choices: tuple[str, ...] = ()
-    """Arguments that completion offers."""
-    is_free: bool = False
-    """Whether arguments other than the choices are allowed."""
+    offers: tuple[str, ...] = ()
+    """Arguments that completion offers; may be left out if `usage` names all there are."""
     suggest: Callable[[], list[str]] | None = None
     """Returns arguments to offer that are known only at run time; one that ends with a space needs another word."""
     goes_on: Callable[[str], list[str]] | None = None
@@ -39,10 +44,29 @@ class Command:
     """Returns whether an argument is valid as written, for commands that accept more than they offer."""
     takes_path: bool = False
     """Whether the argument is a file name to complete. It may follow one of the choices; with `goes_on` it must."""
+    needs_screen: bool = False
+    """Whether the function works with the chat screen only."""
+
+    def run(self, chat: ChatContext, argument: str) -> None:
+        self.function(chat, *([argument] if self.arguments else []))
 
     @property
-    def usage(self) -> str:
-        return f"/{self.name} {self.arguments}".strip()
+    def name(self) -> str:
+        return self.usage[1:].partition(" ")[0]
+
+    @property
+    def arguments(self) -> str:
+        return self.usage.partition(" ")[2]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The arguments that completion offers."""
+        return self.offers or (tuple(self.arguments.strip("[]").split("|")) if self.takes_words_only else ())
+
+    @property
+    def takes_words_only(self) -> bool:
+        """Whether no other arguments are allowed than the words in `usage`; never where `goes_on` completes them."""
+        return self.arguments.islower() and self.goes_on is None
 
     @property
     def default(self) -> str | None:
@@ -57,264 +81,22 @@ class Command:
         return ", ".join(map(key_text, self.keys))
 
 
-def _theme_names() -> list[str]:
-    from chatterm.settings.themes import theme_names
-
-    return theme_names()
+COMMANDS: list[Command] = []
+"""The commands, in the order in which they are listed."""
 
 
-def _sampling() -> list[str]:
-    from chatterm.commands.sampling import suggested
+def command(*about: Any, **more: Any) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function as a command; it takes the other fields of `Command`."""
 
-    return suggested()
+    def register(function: Function) -> Function:
+        COMMANDS.append(Command(function, *about, **more))
+        return function
 
-
-def _is_sampling(text: str) -> bool:
-    from chatterm.commands.sampling import is_choice
-
-    return is_choice(text)
+    return register
 
 
-def _tool_groups() -> list[str]:
-    return ["on", "off", "read", "search", "write", "run", "fetch", "all"]
-
-
-def _presets() -> list[str]:
-    from chatterm.settings.presets import WORDS, preset_names
-
-    return [*preset_names(), *(f"{word} " for word in WORDS)]
-
-
-def _library(text: str) -> list[str]:
-    from chatterm.commands.library import suggested
-
-    return suggested(text)
-
-
-COMMANDS: tuple[Command, ...] = (
-    Command("help", "", "Show commands and keys", lambda a, _: a.show_help(), {"f1": ""}, ("?",)),
-    Command(
-        "stop", "", "Stop the answer; its text is kept", lambda a, _: a.stop(), {"escape": ""}, ("cancel",)
-    ),
-    Command(
-        "continue",
-        "",
-        "Continue an answer that was stopped",
-        lambda a, _: a.resume(),
-        {"alt+g": ""},
-        ("go",),
-    ),
-    Command("answer", "", "Stop thinking and answer now", lambda a, _: a.answer_now(), {"alt+a": ""}),
-    Command(
-        "retry",
-        "[N]",
-        "Answer again, or N times to choose from; the old answer is kept",
-        lambda a, text: a.retry(text),
-        {"ctrl+r": ""},
-        ("regenerate",),
-        choices=("2", "3", "4"),
-        is_free=True,
-    ),
-    Command(
-        "compare",
-        "MODEL",
-        "Answer again together with another model, side by side, to choose from",
-        lambda a, text: a.compare(text),
-        {"alt+v": None},
-    ),
-    Command(
-        "edit",
-        "[N]",
-        "Edit message N (default: the last)",
-        lambda a, text: a.edit(text),
-        {"alt+e": ""},
-    ),
-    Command(
-        "branch",
-        "[prev|next]",
-        "Switch to another branch",
-        lambda a, text: a.branch(text),
-        {"alt+left": "prev", "alt+right": "next"},
-        choices=("prev", "next"),
-    ),
-    Command("undo", "", "Undo the last message", lambda a, _: a.undo(), {"alt+u": ""}),
-    Command(
-        "redo",
-        "",
-        "Restore the message that /undo removed",
-        lambda a, _: a.redo(),
-        {"alt+z": ""},
-    ),
-    Command(
-        "select",
-        "[prev|next]",
-        "Select a message to copy, edit or retry it",
-        lambda a, text: a.select(text),
-        {"alt+up": "prev", "alt+down": "next"},
-        choices=("prev", "next"),
-    ),
-    Command(
-        "copy",
-        "[N|code N|all]",
-        "Copy an answer, a code block, or everything",
-        lambda a, text: a.copy(text),
-        {"alt+c": "", "alt+k": "code"},
-        choices=("code", "all"),
-        is_free=True,
-    ),
-    Command("find", "[TEXT]", "Search this conversation", lambda a, text: a.find(text), {"ctrl+f": ""}),
-    Command(
-        "expand",
-        "",
-        "Expand or collapse the thinking",
-        lambda a, _: a.expand(),
-        {"ctrl+t": ""},
-        ("fold", "collapse"),
-    ),
-    Command(
-        "think",
-        "[on|off|auto|show|hide]",
-        "Turn thinking on or off, show or hide it",
-        lambda a, text: a.think(text),
-        {"alt+t": None},
-        choices=("on", "off", "auto", "show", "hide"),
-    ),
-    Command(
-        "compact",
-        "[files|start|off]",
-        "Make room: a summary, no files, or start from here",
-        lambda a, text: a.compact(text),
-        {"alt+m": ""},
-        choices=("files", "start", "off"),
-    ),
-    Command(
-        "pin",
-        "[N]",
-        "Pin a message, so that /compact leaves it whole; or unpin it",
-        lambda a, text: a.pin(text),
-        {"alt+p": ""},
-        ("unpin",),
-    ),
-    Command(
-        "reset",
-        "",
-        "Start a new conversation; this one stays saved",
-        lambda a, _: a.reset(),
-        {"ctrl+n": ""},
-        ("clear", "new"),
-    ),
-    Command(
-        "sessions",
-        "[NAME]",
-        "Find and open an earlier conversation",
-        lambda a, text: a.sessions(text),
-        {"f6": ""},
-        ("resume", "open", "load"),
-    ),
-    Command(
-        "library",
-        "[add FILE|open NAME]",
-        "List documents, add one, or begin a conversation with some",
-        lambda a, text: a.library(text),
-        {"alt+l": ""},
-        ("documents",),
-        choices=("add",),
-        is_free=True,
-        goes_on=_library,
-        takes_path=True,
-    ),
-    Command("rename", "TITLE", "Rename this conversation", lambda a, text: a.rename(text), {"alt+n": None}),
-    Command(
-        "export",
-        "[md|json|html] [FILE]",
-        "Export the conversation to a file",
-        lambda a, text: a.export(text),
-        {"alt+x": None},
-        ("save",),
-        choices=("md", "json", "html"),
-        is_free=True,
-        takes_path=True,
-    ),
-    Command(
-        "import",
-        "FILE",
-        "Import an exported conversation",
-        lambda a, text: a.import_session(text),
-        {"alt+i": None},
-        takes_path=True,
-    ),
-    Command(
-        "model",
-        "[NAME]",
-        "Choose a model, or switch to NAME",
-        lambda a, text: a.model(text),
-        {"f5": ""},
-        ("models",),
-    ),
-    Command(
-        "preset",
-        "[NAME|save NAME]",
-        "List presets, use one, or save these settings as one",
-        lambda a, text: a.preset(text),
-        {"alt+d": ""},
-        is_free=True,
-        suggest=_presets,
-    ),
-    Command(
-        "system",
-        "[TEXT|none]",
-        "Show or set the system prompt",
-        lambda a, text: a.system(text),
-        {"alt+s": None},
-    ),
-    Command(
-        "set",
-        "[NAME [VALUE]]",
-        "Show or change this conversation's sampling settings",
-        lambda a, text: a.set_sampling(text),
-        {"f9": ""},
-        is_free=True,
-        suggest=_sampling,
-        accepts=_is_sampling,
-    ),
-    Command(
-        "tools",
-        "[on|off|NAMES]",
-        "Choose what the model may ask to use; remove rules",
-        lambda a, text: a.tools(text),
-        {"alt+o": ""},
-        choices=("on", "off"),
-        is_free=True,
-        suggest=_tool_groups,
-    ),
-    Command(
-        "stats", "", "Statistics of the last answer and the session", lambda a, _: a.show_stats(), {"f2": ""}
-    ),
-    Command(
-        "cache",
-        "[why]",
-        "Map of the KV cache; why: what each turn reused",
-        lambda a, text: a.cache(text),
-        {"f3": ""},
-        choices=("why",),
-    ),
-    Command("panel", "", "Show or hide the stats panel", lambda a, _: a.toggle_panel(), {"f4": ""}),
-    Command(
-        "theme",
-        "[NAME]",
-        "Choose a colour theme, also for new chats",
-        lambda a, text: a.theme(text),
-        {"f7": ""},
-        is_free=True,
-        suggest=_theme_names,
-    ),
-    Command("settings", "", "View and change the settings", lambda a, _: a.settings(), {"f8": ""}),
-    Command("editor", "", "Write the message in your editor", lambda a, _: a.editor(), {"ctrl+g": ""}),
-    Command("paste", "", "View pasted text", lambda a, _: a.open_paste(), {"ctrl+o": ""}),
-    Command(
-        "quit", "", "Quit; everything stays saved", lambda a, _: a.quit(), {"ctrl+q": ""}, ("exit", "bye")
-    ),
-)
+screen_command = partial(command, needs_screen=True)
+"""The same for a function that works with the chat screen (`screens.chat.chat.Chat`), not with any `ChatContext`."""
 
 KEYS: tuple[tuple[str, str], ...] = (
     ("Enter", "Send"),
@@ -385,6 +167,11 @@ def all_commands() -> tuple[Command, ...]:
     return (*COMMANDS, *own, *told)
 
 
+def command_key(name: str) -> str:
+    """Return the keys of a command as the user reads them."""
+    return next(command.key for command in COMMANDS if command.name == name)
+
+
 def _server_prompts() -> dict[str, tuple[str, "ServerPrompt"]]:
     """Return the prompts of MCP servers by the names of their commands, each after its server."""
     from chatterm.tools.mcp.catalog import known
@@ -404,23 +191,25 @@ def server_prompt(text: str) -> tuple[str, "ServerPrompt", int] | None:
 
 
 def _of_server(name: str, server: str, prompt: "ServerPrompt") -> Command:
-    def run(actions: Actions, argument: str) -> None:
-        actions.use_server_prompt(server, name, argument)
-
     def goes_on(text: str) -> list[str]:
         from chatterm.tools.mcp.catalog import left
 
         return left(prompt, text)
 
     about = f"{server}: {prompt.about}" if prompt.about else f"A prompt of {server}"
-    return Command(name, prompt.usage, about, run, goes_on=goes_on)
+    return Command(_using(name, server), f"/{name} {prompt.usage}".strip(), about, goes_on=goes_on)
 
 
 def _of_prompt(file: "PromptFile") -> Command:
-    def run(actions: Actions, argument: str) -> None:
-        actions.use_prompt(file.name, argument)
+    usage = f"/{file.name} {file.arguments}".strip()
+    return Command(_using(file.name), usage, file.about or "Your prompt", takes_path=file.takes_file)
 
-    return Command(file.name, file.arguments, file.about or "Your prompt", run, takes_path=file.takes_file)
+
+def _using(name: str, server: str = "") -> Callable[..., None]:
+    def use(chat: ChatContext, argument: str = "") -> None:
+        chat.use_prompt(name, argument, server)
+
+    return use
 
 
 def parse(text: str) -> tuple[Command, str]:
@@ -437,7 +226,7 @@ def parse(text: str) -> tuple[Command, str]:
         raise EngineError(f"/{name} takes no argument.")
     if not argument and command.arguments and not command.arguments.startswith("["):
         raise EngineError(f"/{name} needs {command.arguments}.")
-    if argument and command.choices and not command.is_free and argument not in command.choices:
+    if argument and command.takes_words_only and argument not in command.choices:
         raise EngineError(
             f"/{name} takes one of: {', '.join(command.choices)}; not {one_line(argument, 40)!r}."
         )

@@ -8,6 +8,8 @@ from chatterm.commands.sampling import InForce
 from chatterm.markdown.lines import Line, cells, line_cells, wrap
 from chatterm.settings.settings import SamplingSettings
 
+LOADING = "The model is still loading."
+NO_ANSWER = "There is no answer yet."
 THINKING: dict[ThinkMode, str] = {
     "on": "The model thinks before it answers.",
     "off": "The model answers without thinking.",
@@ -29,6 +31,14 @@ def thinking_text(mode: ThinkMode, info: ModelInfo | None) -> str:
     return (
         THINKING[mode] if info is None or info.thinks else f"{info.name} cannot think; it answers directly."
     )
+
+
+def undone_text(count: int) -> str:
+    """Return a hint how to restore undone messages; "" if there are none."""
+    if not count:
+        return ""
+    what, which = ("message", "it") if count == 1 else ("messages", "one")
+    return f"{count:,} {what} undone; /redo (Alt+Z) restores {which}."
 
 
 def help_lines(width: int) -> list[Line]:

@@ -1,6 +1,6 @@
 """/cache why: how much of each turn's prompt was reused, prewarmed and computed, and the reasons in words."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -60,20 +60,16 @@ def explained(
         earlier[exchange.model] = None
 
 
-def why_lines(turns: Iterable[Explained], width: int) -> list[Line]:
-    """Return a line with a bar for each turn and its reasons below, then a sum of what the user waited for."""
-    turns = list(turns)
-    longest = max((turn.stats.prompt_tokens for turn in turns if turn.stats is not None), default=1)
-    return list(each_why_line(iter(turns), longest, width))
-
-
 def longest_prompt(path: Sequence[Exchange]) -> int:
     """Return the tokens of the longest prompt in a branch; at least 1."""
     return max((int(exchange.stats.get("prompt_tokens", 0)) for exchange in path), default=0) or 1
 
 
 def each_why_line(turns: Iterator[Explained], longest: int, width: int) -> Iterator[Line]:
-    """Yield the lines of `why_lines` one by one; a bar of full length stands for `longest` tokens."""
+    """Yield a line with a bar for each turn and its reasons below, then a sum of what the user waited for.
+
+    A bar of full length stands for `longest` tokens.
+    """
     first = next(turns, None)
     if first is None:
         yield from wrap([("There are no messages on this branch yet.", "muted")], width)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from chatterm.backends.exchange import Exchange
 from chatterm.backends.pictures import Picture, take_out_pictures
-from chatterm.commands.registry import COMMANDS, key_text
+from chatterm.commands.registry import command_key
 from chatterm.conversation.ending import Ending
 from chatterm.conversation.figures import seconds_text
 from chatterm.conversation.json_tree import JsonTree
@@ -19,7 +19,6 @@ from models.units import counted
 
 INDENT = 2
 """Columns left of every text, where the bar of user messages is drawn."""
-_ANSWER_NOW = next(key_text(key) for command in COMMANDS if command.name == "answer" for key in command.keys)
 _LONG, _LONG_LINES = 8_000, 60
 """Characters and lines from which a user message is folded."""
 _LONG_HEAD, _LONG_HEAD_LINES = 2_000, 12
@@ -392,7 +391,7 @@ class AnswerEntry(Entry):
         tokens = counted(self.thinking_tokens, "token")
         mark = "▾" if self.is_open else "▸"
         if self.is_thinking:
-            way_out = f" · {_ANSWER_NOW} answers now" if self.can_answer_now else ""
+            way_out = f" · {command_key('answer')} answers now" if self.can_answer_now else ""
             return f"{mark} thinking · {self.thinking_s:.1f} s, {tokens}{way_out}"
         return f"{mark} thought for {seconds_text(self.thinking_s)}, {tokens}"
 

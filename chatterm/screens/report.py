@@ -24,9 +24,6 @@ _AT_ONCE = 200
 """Lines built before a report is shown, more than a screen has; the others follow in a moment."""
 _OTHERS = ("help", "stats", "cache", "set", "settings", "theme", "model", "sessions")
 """Commands whose keys work here too: they replace the report."""
-_KEYS = {
-    key: c.name for c in COMMANDS if c.name in _OTHERS for key, argument in c.keys.items() if argument == ""
-}
 
 
 class ReportScreen(ModalScreen[str | None]):
@@ -63,7 +60,8 @@ class ReportScreen(ModalScreen[str | None]):
         self.query_one(ReportView).styles.max_height = max(most, 1)
 
     def on_key(self, event: events.Key) -> None:
-        name = _KEYS.get(event.key)
+        others = (command for command in COMMANDS if command.name in _OTHERS)
+        name = next((other.name for other in others if other.keys.get(event.key) == ""), None)
         if name is not None:
             event.stop()
             self.dismiss(None if name == self._command else name)

@@ -19,7 +19,7 @@ MESSAGE_KEYS = {
     "space": ("expand", ""),
 }
 """By key, the command to run and its argument."""
-CODE_KEYS = {"y": "copy_block", "s": "save_code", "x": "run_code", "z": "change_view"}
-"""By key, the action for a code block, or JSON, of the selected answer."""
+CODE_KEYS = {"y": "copy", "s": "save", "x": "run", "z": "view"}
+"""By key, what is done with a code block, or JSON, of the selected answer."""
 EDGE_KEYS = {"g": -1, "G": 1}
 """Keys that go to the first line (-1) or to the last (1)."""

@@ -48,7 +48,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
     FOCUS_ON_CLICK = False
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(k, f"screen.run_command({n!r}, {a!r})", show=False) for k, (n, a) in MESSAGE_KEYS.items()),
-        *(Binding(key, f"screen.{action}", show=False) for key, action in CODE_KEYS.items()),
+        *(Binding(key, f"screen.code({what!r})", show=False) for key, what in CODE_KEYS.items()),
         *(Binding(key, f"screen.edge({step})", show=False) for key, step in EDGE_KEYS.items()),
     ]
 

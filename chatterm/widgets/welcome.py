@@ -1,22 +1,11 @@
 """The welcome text, shown until the conversation begins."""
 
-from chatterm.commands.registry import COMMANDS
+from chatterm.commands.registry import command_key
 from chatterm.conversation.figures import Live, meter, progress_parts
 from chatterm.conversation.preset import NOTHING, Preset, preset_lines
 from chatterm.markdown.lines import Line, shortened, wrap
 from chatterm.widgets.canvas import Canvas
 from models.units import counted
-
-_KEY_OF = {command.name: command.key for command in COMMANDS}
-_KEYS = (
-    ("Enter", "send"),
-    ("Ctrl+J", "new line (Shift+Enter if the terminal supports it)"),
-    ("Esc", "stop the answer; its text is kept"),
-    ("/", "commands"),
-    (_KEY_OF["sessions"], "earlier conversations"),
-    (_KEY_OF["help"], "all commands and keys"),
-    ("Ctrl+C", "stop; twice to quit"),
-)
 
 
 class WelcomeView(Canvas):
@@ -58,6 +47,14 @@ def welcome_lines(live: Live, width: int, preset: Preset = NOTHING) -> list[Line
     if preset:
         lines += [[], *preset_lines(preset, width)[0]]
     lines.append([])
-    for key, what in _KEYS:
+    for key, what in (
+        ("Enter", "send"),
+        ("Ctrl+J", "new line (Shift+Enter if the terminal supports it)"),
+        ("Esc", "stop the answer; its text is kept"),
+        ("/", "commands"),
+        (command_key("sessions"), "earlier conversations"),
+        (command_key("help"), "all commands and keys"),
+        ("Ctrl+C", "stop; twice to quit"),
+    ):
         lines.append([(key.ljust(9), ""), (shortened(what, max(width - 9, 0)), "muted")])
     return lines

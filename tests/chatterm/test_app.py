@@ -651,7 +651,7 @@ async def test_a_command_is_not_warmed() -> None:
     backend = ScriptedBackend()
     async with driven(backend) as driver:
         await driver.types("/sta")
-        assert driver.app.chat._draft_at is driver.app.chat._warm_at is None
+        assert driver.app.chat.preparation._count_at is driver.app.chat.preparation._warm_at is None
         assert await prepared(driver, backend) == []
 
 

@@ -9,7 +9,7 @@ from chatterm.backends.backend import EngineError
 from chatterm.conversation.tool_entry import RunEntry
 from chatterm.markdown.code import CodeBlock
 from chatterm.screens.approval import ApprovalScreen
-from chatterm.screens.chat.code_actions import shell_command
+from chatterm.screens.chat.code_blocks import shell_command
 from chatterm.screens.code import ChooseCodeScreen, SaveCodeScreen
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend

@@ -195,7 +195,7 @@ async def test_a_context_of_unknown_size_is_never_full_and_can_be_compacted(
         await three(driver)
         await driver.send("/pin 1")
         for now in range(5):
-            driver.app.chat.actions.offer_summary(1e6 + now)
+            driver.app.chat.compacting.offer_summary(1e6 + now)
             await driver.pilot.pause()
         assert not any(name == "answer" for name, _ in scripted.calls), "nobody asked for a summary"
         await driver.send("/compact", wait=False)

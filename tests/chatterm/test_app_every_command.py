@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from chatterm.commands.registry import COMMANDS, Command
+from chatterm.commands.registry import Command
+from chatterm.screens.chat.commands import COMMANDS
 from chatterm.sessions.store import SessionStore
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend

@@ -8,7 +8,8 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from chatterm.app import ChatApp
-from chatterm.commands.registry import COMMANDS, LEADER, second_key
+from chatterm.commands.registry import LEADER, second_key
+from chatterm.screens.chat.commands import COMMANDS
 from chatterm.screens.chat.keys import LeaderScreen, shortcuts
 from chatterm.screens.chat.screen import ChatScreen
 from chatterm.widgets.composer import _NEWLINE_KEYS, Composer

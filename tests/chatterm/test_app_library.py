@@ -14,7 +14,7 @@ from chatterm.commands.library import Add, Open, Remove, library_lines, suggeste
 from chatterm.conversation.cache_map import cache_lines
 from chatterm.conversation.document_source import keep_document
 from chatterm.markdown.lines import line_cells, line_text
-from chatterm.screens.chat import library_actions
+from chatterm.screens.chat import documents
 from chatterm.screens.library import LibraryList, LibraryPicker, about_text, entry_line
 from chatterm.sessions.library import DocumentLibrary, LibraryEntry
 from chatterm.sessions.records import SessionError
@@ -97,7 +97,7 @@ async def test_fetching_is_said_while_it_lasts(
             raise error
         return keep_document(*arguments)
 
-    monkeypatch.setattr(library_actions, "keep_document", fetched)
+    monkeypatch.setattr(documents, "keep_document", fetched)
     async with driven(a_backend(), store=store) as driver:
         try:
             await driver.send("/library add paper.md", wait=False)
@@ -240,7 +240,7 @@ async def test_what_is_sent_meanwhile_comes_back_and_is_no_part_of_the_conversat
         await added(driver)
         await driver.send("hello")
         screen = driver.app.chat
-        screen.actions._open_documents(DocumentLibrary().find(["paper"]))
+        screen.documents._open_documents(DocumentLibrary().find(["paper"]))
         screen.writing.send_as_it_is("about the paper", "about the paper")
         await driver.until(lambda: backend.documents and driver.composer.text == "about the paper")
         assert ("send", "about the paper") not in backend.calls

@@ -252,7 +252,7 @@ async def test_each_conversation_keeps_its_draft(store: SessionStore) -> None:
         await driver.types("to none")
         for name in ("first", "second", "first"):
             await driver.pilot.press("ctrl+home")
-            driver.app.chat.actions.sessions(name)
+            driver.app.chat.action_run_command("sessions", name)
             await driver.until(lambda name=name: driver.composer.text == f"to {name}")  # type: ignore[misc]
             assert driver.questions == [name]
         await driver.pilot.press("ctrl+n")

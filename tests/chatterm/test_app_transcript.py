@@ -151,7 +151,7 @@ async def test_lines_that_are_kept_are_those_that_would_be_drawn() -> None:
             assert is_up_to_date()
         await driver.shows("item 59")
         dark = driver.segments()
-        driver.app.chat.actions.theme("paper")
+        driver.app.chat.action_run_command("theme", "paper")
         await driver.pilot.pause()
         assert driver.segments() != dark
         assert is_up_to_date()

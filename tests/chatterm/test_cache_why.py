@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from chatterm.backends.backend import Exchange, TurnStats
-from chatterm.conversation.cache_why import explained, why_lines
+from chatterm.conversation.cache_why import each_why_line, explained, longest_prompt
 from chatterm.markdown.lines import line_cells, line_text
 from chatterm.sessions.as_json import from_json, to_json
 from chatterm.sessions.records import SessionInfo
@@ -25,7 +25,9 @@ def exchange(number: int, stats: TurnStats | None = STATS, model: str = "m") -> 
 
 
 def said(*path: Exchange, models: tuple[str, ...] = ("m",), width: int = 300) -> str:
-    return "\n".join(map(line_text, why_lines(explained(path, models, TEXTS.get), width)))
+    return "\n".join(
+        map(line_text, each_why_line(explained(path, models, TEXTS.get), longest_prompt(path), width))
+    )
 
 
 def test_a_turn_is_told_in_numbers_and_words() -> None:
@@ -91,7 +93,7 @@ def test_it_fits(width: int) -> None:
         exchange(3, replace(STATS, draft_parting=draft)),
     ]
     turns[0].user = "A long message\x1b[2J " * 30
-    lines = why_lines(explained(turns, ("m",), TEXTS.get), width)
+    lines = list(each_why_line(explained(turns, ("m",), TEXTS.get), longest_prompt(turns), width))
     assert all(line_cells(line) <= width for line in lines)
     assert "draft was changed" in " ".join(line_text(line).strip() for line in lines)
 

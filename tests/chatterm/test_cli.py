@@ -27,7 +27,7 @@ from chatterm.cli import constraints, options
 from chatterm.cli.main import app, call
 from chatterm.cli.prompts import checked_prompts
 from chatterm.cli.usage import WrongUsage, command_line
-from chatterm.commands.registry import COMMANDS
+from chatterm.screens.chat.commands import COMMANDS
 from chatterm.sessions.store import SessionStore
 from chatterm.settings.settings import SamplingSettings
 from models.hub.catalogue import DEFAULT_MODEL

@@ -7,7 +7,7 @@ from textual import events
 from textual.keys import _character_to_key
 
 from chatterm.app import ChatApp
-from chatterm.commands.registry import COMMANDS
+from chatterm.screens.chat.commands import COMMANDS
 from chatterm.screens.chat.palette import SlashCommands
 from chatterm.screens.report import ReportScreen
 from chatterm.screens.settings import SettingsScreen

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chatterm.backends.backend import EngineError, Exchange, FinishReason, TokenEvent, ToolResult
-from chatterm.cli.inline.chat import HERE, Inline, LineInput, run_inline
+from chatterm.cli.inline.chat import Inline, LineInput, commands_here, run_inline
 from chatterm.cli.main import call
 from chatterm.cli.oneshot import answer
 from chatterm.commands.registry import find
@@ -389,7 +389,7 @@ def test_going_on_by_hand_says_where_it_was(store: SessionStore) -> None:
 
 
 def test_every_command_that_is_promised_is_there(store: SessionStore) -> None:
-    for name in HERE:
+    for name in [command.name for command in commands_here()]:
         command = find(name)
         assert command is not None
         argument = "x" if command.default is None and not command.arguments.startswith("[") else ""

@@ -132,31 +132,30 @@ async def test_no_action_takes_longer_the_longer_the_conversation_is(
         await find("1999: a row", "of 2")
         await find("not there", "not found")
         chat.finding.close()
-        actions = chat.actions
         for name, action in {
             "narrower": lambda: driver.app.post_message(events.Resize(Size(60, 24), Size(60, 24))),
             "wider": lambda: driver.app.post_message(events.Resize(Size(100, 40), Size(100, 40))),
-            "panel": actions.toggle_panel,
+            "panel": lambda: chat.action_run_command("panel", ""),
             "theme": lambda: driver.app.use_theme("paper"),
-            "thinking": lambda: actions.think("show"),
+            "thinking": lambda: chat.action_run_command("think", "show"),
             "first": lambda: chat.action_edge(-1),
             "page": lambda: chat.action_page(1),
             "last": lambda: chat.action_edge(1),
-            "select": lambda: actions.select("prev"),
+            "select": lambda: chat.action_run_command("select", "prev"),
             "select long": lambda: transcript.select(transcript.entries[80]),
-            "copy": lambda: actions.copy(""),
-            "copy all": lambda: actions.copy("all"),
-            "copy code": lambda: actions.copy("code"),
-            "stats": actions.show_stats,
-            "cache": lambda: actions.cache("why"),
-            "export": lambda: actions.export("html"),
-            "pin": lambda: actions.pin("1"),
-            "retry": lambda: actions.retry(""),
-            "branch": lambda: actions.branch("prev"),
-            "undo": actions.undo,
-            "redo": actions.redo,
-            "edit": lambda: actions.edit("41"),
-            "reset": actions.reset,
+            "copy": lambda: chat.action_run_command("copy", ""),
+            "copy all": lambda: chat.action_run_command("copy", "all"),
+            "copy code": lambda: chat.action_run_command("copy", "code"),
+            "stats": lambda: chat.action_run_command("stats", ""),
+            "cache": lambda: chat.action_run_command("cache", "why"),
+            "export": lambda: chat.action_run_command("export", "html"),
+            "pin": lambda: chat.action_run_command("pin", "1"),
+            "retry": lambda: chat.action_run_command("retry", ""),
+            "branch": lambda: chat.action_run_command("branch", "prev"),
+            "undo": lambda: chat.action_run_command("undo", ""),
+            "redo": lambda: chat.action_run_command("redo", ""),
+            "edit": lambda: chat.action_run_command("edit", "41"),
+            "reset": lambda: chat.action_run_command("reset", ""),
         }.items():
             await do(name, action)
             if driver.app.screen is not chat:
@@ -206,17 +205,17 @@ async def test_no_action_goes_through_all_exchanges_at_once(
     session = store.add(SessionInfo(title="Rivers", model="scripted"), tree.exchanges, tree.head)
     scripts = [Script("A new answer."), Script("A new answer."), Script("From the other.")]
     async with driven(ScriptedBackend(scripts), (100, 40), store=store) as driver:
-        chat, do = driver.app.chat, driver.app.chat.actions
+        chat, do = driver.app.chat, driver.app.chat.action_run_command
         for name, action, text in [
-            ("open", lambda: do.open_session(session), "Answer 999."),
+            ("open", lambda: chat.sessions.open(session), "Answer 999."),
             ("send", lambda: chat.writing.send_as_it_is("hello", "hello"), "A new answer."),
-            ("undo", do.undo, "Answer 999."),
-            ("retry", lambda: do.retry(""), "< 2/2 >"),
-            ("branch", lambda: do.branch("prev"), "< 1/2 >"),
-            ("undo more", do.undo, "Answer 998."),
-            ("redo", do.redo, "Answer 999."),
-            ("cache", lambda: do.cache("why"), "1000  Question 999?"),
-            ("model", lambda: do.model("other"), "Now chatting with other"),
+            ("undo", lambda: do("undo", ""), "Answer 999."),
+            ("retry", lambda: do("retry", ""), "< 2/2 >"),
+            ("branch", lambda: do("branch", "prev"), "< 1/2 >"),
+            ("undo more", lambda: do("undo", ""), "Answer 998."),
+            ("redo", lambda: do("redo", ""), "Answer 999."),
+            ("cache", lambda: do("cache", "why"), "1000  Question 999?"),
+            ("model", lambda: do("model", "other"), "Now chatting with other"),
             ("answer", lambda: chat.writing.send_as_it_is("hello", "hello"), "From the other."),
         ]:
             exchanges.worst = 0

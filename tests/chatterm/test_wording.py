@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.commands.registry import COMMANDS
+from chatterm.screens.chat.commands import COMMANDS
 from chatterm.terminal.wording import in_chat, sentences
 from engine.errors import ContextFullError, EngineError
 

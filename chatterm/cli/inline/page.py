@@ -1,11 +1,17 @@
 """The input and the output of a chat without a screen."""
 
+import io
 import sys
-from typing import BinaryIO, TextIO
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
-from chatterm.backends.backend import TokenEvent
-from chatterm.terminal.sanitize import visible
+from chatterm.backends.backend import EngineError, TokenEvent
+from chatterm.terminal.sanitize import is_safe, visible
 from chatterm.terminal.spinner import has_colour
+
+if TYPE_CHECKING:
+    from chatterm.sessions.store import SessionStore
 
 LINE_LIMIT = 16 * 1024 * 1024
 """The most bytes read of one line."""
@@ -86,3 +92,32 @@ class LineInput:
             sys.stderr.flush()
         data = self._stream.readline(LINE_LIMIT)
         return data.decode().rstrip("\r\n") if data else None
+
+
+def standard_lines(store: "SessionStore", commands: Sequence[str]) -> LineInput:
+    """Return the standard input; at a terminal with line editing that completes the `commands`."""
+    if sys.stdin is None:  # as under some schedulers
+        return LineInput(io.BytesIO(), by_hand=False)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return LineInput(sys.stdin.buffer, by_hand=sys.stdin.isatty())
+    with suppress(ImportError):
+        _use_readline(store, commands)
+    return LineInput(None, by_hand=True)
+
+
+def _use_readline(store: "SessionStore", commands: Sequence[str]) -> None:
+    """Set up line editing for input(): earlier messages with Up and Down, commands with Tab. Raises ImportError."""
+    import readline
+
+    with suppress(EngineError):  # a database that cannot be read
+        for text in store.prompts(500):
+            if is_safe(text) and "\n" not in text:
+                readline.add_history(text)
+
+    def complete(begun: str, which: int) -> str | None:
+        names = [f"/{name} " for name in commands if begun and f"/{name}".startswith(begun)]
+        return names[which] if which < len(names) else None
+
+    readline.set_completer_delims(" ")
+    readline.set_completer(complete)
+    readline.parse_and_bind("tab: complete")

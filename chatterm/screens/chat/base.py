@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 
 from chatterm.backends import worker
 from chatterm.backends.backend import Backend, EngineError, Exchange, ModelChoice, ModelError, ModelInfo
 from chatterm.backends.remote.address import Remote
+from chatterm.commands.reports import undone_text
 from chatterm.conversation.conversation import Conversation
 from chatterm.conversation.entries import Entry, NoticeEntry
 from chatterm.conversation.session_tree import SessionTree
@@ -42,14 +43,6 @@ def problem_text(error: Exception) -> str:
     if isinstance(error, OSError):
         return one_line(f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + ".")
     return f"{error_line(error)} The chat continues. {write_down(error)}"
-
-
-def undone_text(count: int) -> str:
-    """Return a hint how to restore undone messages; "" if there are none."""
-    if not count:
-        return ""
-    what, which = ("message", "it") if count == 1 else ("messages", "one")
-    return f"{count:,} {what} undone; /redo (Alt+Z) restores {which}."
 
 
 def _near_servers() -> list[ModelChoice]:
@@ -184,6 +177,32 @@ class ChatBase(Screen[None]):
         self.is_loading, self.wanted_model = True, one_line(name, limit=200)
         self.conversation.forget()
         self.submit(Backend.switch, name)
+
+    def ask(self, screen: ModalScreen[T | None], then: Callable[[T], None]) -> None:
+        """Open `screen` over the conversation, then call `then` with its result, unless that is None."""
+
+        def closed(found: T | None) -> None:
+            if found is not None:
+                self.attempt(partial(then, found))
+
+        self.app.push_screen(screen, closed)
+
+    def use_sampling(self, chosen: dict[str, Any]) -> None:
+        """Use these sampling settings for the conversation from the next answer on."""
+        self.conversation.sampling = dict(chosen)
+        sampling = {**self.settings.sampling.given(), **chosen}
+        self.submit(Backend.configure, {"sampling": sampling})
+
+    def copy_text(self, text: str) -> None:
+        """Copy to the terminal's clipboard and the system's. Raise EngineError if there is no text."""
+        if not text:
+            raise EngineError("There is nothing to copy: the message is empty.")
+        self.app.copy_to_clipboard(text.encode("utf-8", "replace").decode())
+
+        def tell(program: str) -> None:
+            self.hint(clipboard.copied_text(text, program), 3.0)
+
+        self.in_thread(partial(self.copy_with, text), tell)
 
     # --- messages ---
 

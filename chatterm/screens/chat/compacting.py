@@ -1,10 +1,10 @@
-"""Compaction of a nearly full context: /compact, /pin, and the summary that the model writes when idle."""
+"""Compaction of a nearly full context: /compact, and the summary that the model writes when idle."""
 
 from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange
 from chatterm.backends.documents import with_documents
-from chatterm.conversation.compaction import COMPACTED, PINNED, Room, checked_summary, summary_request, ways
+from chatterm.conversation.compaction import COMPACTED, Room, checked_summary, summary_request, ways
 from chatterm.conversation.visible_history import compacted, summarised
-from chatterm.screens.chat.command_part import CommandPart
+from chatterm.screens.chat.parts import ScreenPart
 from chatterm.screens.compact import CompactScreen, Draft
 from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.meter import FULL
@@ -15,7 +15,7 @@ _PAUSE = 2.0
 _ATTEMPTS = 3
 
 
-class Compacting(CommandPart):
+class Compacting(ScreenPart):
     _draft: Draft | None = None
     """The summary being written, or the last one."""
     _next_at = 0.0
@@ -31,19 +31,11 @@ class Compacting(CommandPart):
             raise EngineError(
                 "Wait until the answer is finished, or press Esc to stop it; then /compact makes room."
             )
-        if what == "off":
-            self._show_again()
-        elif what:
-            self._use(path[-1], compacted(path[-1], what), COMPACTED[what])
+        if what:
+            self.use(what)
         else:
             room.check_pinned()
             self.screen.app.push_screen(CompactScreen(room, self._draft_for(room), self))
-
-    def pin(self, which: str) -> None:
-        exchange = self.nth_exchange(which) if which else self.chosen_exchange()
-        if exchange is None:
-            raise EngineError("There is no message to pin yet.")
-        self.screen.say(PINNED[self.conversation.pin(exchange)])
 
     def context_is_full(self, too_many: int) -> None:
         """Offer ways to make room after a message was refused for having `too_many` tokens too many.
@@ -88,13 +80,11 @@ class Compacting(CommandPart):
         self._use(room.path[count - 1], compaction, said)
 
     def use(self, kind: str) -> None:
+        """Make room in this way: "files", "start", or "off" (or "again") to show everything again."""
         last = self.conversation.path[-1]
-        if kind == "again":
-            self._show_again()
-        else:
+        if kind not in ("off", "again"):
             self._use(last, compacted(last, kind), COMPACTED[kind])
-
-    def _show_again(self) -> None:
+            return
         changed = [exchange for exchange in self.conversation.path if exchange.compaction is not None]
         if not changed:
             raise EngineError("The model sees everything already.")

@@ -41,13 +41,16 @@ class Finding(ScreenPart):
         self.bar.open(text)
         self.look_for(text)
 
-    def close(self) -> None:
-        """Close the search and remove the marks, without scrolling."""
+    def close(self) -> bool:
+        """Close the search and remove the marks, without scrolling. Return whether it was open."""
+        if not self.is_open:
+            return False
         self._stop()
         self.bar.display = False
         self.transcript.finder = None
         self.transcript.refresh()
         self.screen.back_to_composer()
+        return True
 
     def look_for(self, text: str) -> None:
         """Mark every match and go to the last one above the end of the view."""

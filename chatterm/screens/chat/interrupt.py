@@ -3,18 +3,15 @@
 from functools import partial
 from time import monotonic
 
-from chatterm.screens.chat.actions import ChatActions
-from chatterm.screens.chat.base import ChatBase
-from chatterm.screens.chat.parts import ScreenPart
+from chatterm.screens.chat.chat import Chat
 
 _AGAIN = 3.0
 """Seconds within which a second Ctrl+C quits."""
 
 
-class Interrupt(ScreenPart):
-    def __init__(self, screen: ChatBase, actions: ChatActions) -> None:
-        super().__init__(screen)
-        self._actions = actions
+class Interrupt:
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
         self._armed_at: float | None = None
         """The time of the press after which another one quits."""
         self._cleared = False
@@ -25,14 +22,15 @@ class Interrupt(ScreenPart):
         """Whether another press quits: not once an answer has started since, which that press would be meant for."""
         if self._armed_at is None or monotonic() - self._armed_at >= _AGAIN:
             return False
-        latest = self.conversation.turn or self.conversation.ended
+        latest = self._chat.conversation.turn or self._chat.conversation.ended
         return latest is None or latest.started <= self._armed_at
 
     def press(self) -> None:
-        if text := self.screen.composer.selected_text:
+        chat = self._chat
+        if text := chat.composer.selected_text:
             self._copy(text)
-        elif (selection := self.transcript.text_selection) is not None:
-            self.screen.in_slices(self.transcript.selected_text(selection), self._copy)
+        elif (selection := chat.transcript.text_selection) is not None:
+            chat.in_slices(chat.transcript.selected_text(selection), self._copy)
         else:
             self._stop()
 
@@ -40,29 +38,27 @@ class Interrupt(ScreenPart):
         if not text:  # only decoration was selected
             self._stop()
             return
-        self.screen.attempt(partial(self._actions.copy_text, text))
-        self.screen.clear_selection()
+        self._chat.attempt(partial(self._chat.copy_text, text))
+        self._chat.clear_selection()
 
     def _stop(self) -> None:
-        screen, talk = self.screen, self.conversation
+        chat, talk = self._chat, self._chat.conversation
         if self._is_armed:
-            if self._cleared and not screen.composer.text:
-                screen.composer.undo()  # the next start restores the draft
-            self._actions.quit()
+            if self._cleared and not chat.composer.text:
+                chat.composer.undo()  # the next start restores the draft
+            chat.quit()
         elif talk.turn is not None and talk.waiting:
             talk.stop()
-            screen.hint("Stopped; your next message is answered now. Ctrl+C stops that too.", _AGAIN)
+            chat.hint("Stopped; your next message is answered now. Ctrl+C stops that too.", _AGAIN)
         else:
             self._armed_at, self._cleared = monotonic(), False
-            if talk.turn is not None or talk.acting is not None:
-                self._actions.stop()
-                screen.hint("Stopped. Ctrl+C again quits.", _AGAIN)
-            elif talk.waiting:
-                talk.take_back()
-                screen.hint("Your message was not sent. Ctrl+C again quits.", _AGAIN)
-            elif screen.composer.text and not screen.composer.read_only:
+            if chat.stop_answer():
+                chat.hint("Stopped. Ctrl+C again quits.", _AGAIN)
+            elif chat.take_back():
+                chat.hint("Your message was not sent. Ctrl+C again quits.", _AGAIN)
+            elif chat.composer.text and not chat.composer.read_only:
                 self._cleared = True
-                screen.composer.clear()
-                screen.hint("Draft cleared; Ctrl+Z brings it back. Ctrl+C again quits.", _AGAIN)
+                chat.composer.clear()
+                chat.hint("Draft cleared; Ctrl+Z brings it back. Ctrl+C again quits.", _AGAIN)
             else:
-                screen.hint("Ctrl+C again quits.", _AGAIN)
+                chat.hint("Ctrl+C again quits.", _AGAIN)

@@ -1,6 +1,5 @@
 """The keys of the commands. After Ctrl+L, a key acts as it does with Alt, or a digit as its function key."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,12 +9,12 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 
-from chatterm.commands.registry import COMMANDS, key_text, second_key
+from chatterm.commands.registry import key_text, second_key
 from chatterm.markdown.lines import Line, cells, elided, padded
+from chatterm.screens.chat.commands import COMMANDS
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
 
 _TITLE = "Ctrl+L, then a key · Esc goes back"
-_COMMAND = re.compile(r"run_command\('(\w+)', (?:None|'(\w*)')\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,12 @@ class Shortcut:
 def command_bindings() -> list[BindingType]:
     """Return the key bindings of the commands."""
     return [
-        Binding(key, f"run_command({command.name!r}, {argument!r})", command.help, priority=True)
+        Binding(
+            key,
+            f"run_command({command.name!r}, {argument!r})",
+            f"/{command.name} {argument or ''}".strip(),
+            priority=True,
+        )
         for command in COMMANDS
         for key, argument in command.keys.items()
         if key not in ("escape", "ctrl+q")  # these do more than their command
@@ -56,13 +60,8 @@ def shortcuts(bindings: Iterable[BindingType]) -> dict[str, Shortcut]:
         for key in binding.key.split(","):
             if (second := second_key(key)) is not None:
                 assert second not in found, f"{key} and another key are both {second} behind the leader"
-                found[second] = Shortcut(second, _label(binding), binding.action)
+                found[second] = Shortcut(second, binding.description, binding.action)
     return {key: found[key] for key in sorted(found, key=lambda key: (not key.isalpha(), len(key), key))}
-
-
-def _label(binding: Binding) -> str:
-    command = _COMMAND.fullmatch(binding.action)
-    return f"/{command[1]} {command[2] or ''}".strip() if command else binding.description
 
 
 class LeaderScreen(ModalScreen[Shortcut | None]):

@@ -1,6 +1,5 @@
 """The chat screen: its widgets, the frame loop, the worker's reports and the person's input."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -13,21 +12,20 @@ from textual.containers import Horizontal, Vertical
 
 from chatterm.backends import worker
 from chatterm.backends.backend import Backend, DraftCost, Progress
-from chatterm.commands.registry import COMMANDS, LEADER, Command, is_command
+from chatterm.commands.registry import LEADER
+from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.conversation.figures import Live, Watch, new_notes
 from chatterm.conversation.preset import NOTHING, Preset, PresetEntry
 from chatterm.conversation.session_tree import SessionTree
 from chatterm.conversation.turn import RunningTurn, live_figures
-from chatterm.screens.chat.actions import ChatActions
 from chatterm.screens.chat.auto_title import Titling
-from chatterm.screens.chat.drafts import Writing
-from chatterm.screens.chat.finding import Finding
+from chatterm.screens.chat.chat import Chat
+from chatterm.screens.chat.commands import COMMANDS
+from chatterm.screens.chat.draft_preparation import DraftPreparation
 from chatterm.screens.chat.gc_tuning import collect_now, collect_rarely
 from chatterm.screens.chat.interrupt import Interrupt
 from chatterm.screens.chat.keys import ask_for_second_key, command_bindings
 from chatterm.screens.chat.picture_loader import Picturing
-from chatterm.screens.chat.selection import MessageSelection
-from chatterm.screens.chat.tool_runner import ToolRunner
 from chatterm.screens.chat.window_title import Presence
 from chatterm.screens.paste import PasteScreen
 from chatterm.screens.themed_app import ThemedApp
@@ -39,6 +37,7 @@ from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
 from chatterm.widgets.find_bar import FindBar
+from chatterm.widgets.message_keys import CODE_KEYS, EDGE_KEYS, MESSAGE_KEYS
 from chatterm.widgets.meter import ContextNote
 from chatterm.widgets.new_below import NewBelow
 from chatterm.widgets.remarks import Remarks
@@ -57,14 +56,10 @@ _LOW, _SHORT = 20, 30
 """Rows below which there are no margins, and below which remarks replace the context note."""
 _REST = 1.0
 """Seconds after an answer when a pause of some hundredths of a second is not noticed."""
-_PAUSE = 0.6
-"""Seconds without a key after which the cost of a draft is shown."""
-_WARM_PAUSE, _WARM_LATEST = 0.1, 0.25
-"""Seconds without a key, and since the first key, after which a draft is warmed: Enter may be the next one."""
 
 
-class ChatScreen(MessageSelection):
-    """One chat. The commands are in `actions`."""
+class ChatScreen(Chat):
+    """One chat: its widgets, and what the worker and the person do to them."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -83,12 +78,8 @@ class ChatScreen(MessageSelection):
         self, backend: Backend, thread: worker.Worker, saved: SessionTree, settings: Settings
     ) -> None:
         super().__init__(backend, thread, saved, settings)
-        self.finding = Finding(self)
-        self.tooling = ToolRunner(self)
-        self.writing = Writing(self, self._run)
-        self.actions = ChatActions(self, self.writing, self.finding, self.action_run_command)
-        self.actions.tooling = self.tooling
-        self.interrupt = Interrupt(self, self.actions)
+        self.interrupt = Interrupt(self)
+        self.preparation = DraftPreparation(self, self.writing)
         self.titling = Titling(self)
         self.titling.is_on = settings.sessions.titles
         self.picturing = Picturing(self)
@@ -96,12 +87,8 @@ class ChatScreen(MessageSelection):
         self.presence.notify = settings.screen.notify
         self._progress: Progress | None = None
         self._watch = Watch()
-        self._cost: DraftCost | None = None
         self._paint_after = 0.0
         self._figures_after = 0.0
-        self._draft_at: float | None = None
-        self._warm_at: float | None = None
-        self._warm_latest = 0.0
         self._problem = ""
         self._preset = NOTHING
         self._noted: set[str] = set()
@@ -149,7 +136,7 @@ class ChatScreen(MessageSelection):
         self.set_interval(_FRAME, self._frame)
         # The worker starts after the first frame, which importing the engine would delay.
         self.call_after_refresh(self.set_timer, 0.05, self._begin_work)
-        self.actions.restore()
+        self.sessions.restore()
         taken = {name for command in COMMANDS for name in (command.name, *command.aliases)}
         self.in_thread(partial(clashes, taken), self._say_clashes)
 
@@ -181,12 +168,7 @@ class ChatScreen(MessageSelection):
             self.show_standing_hint()
         if self.editing is not None:  # the keys change when the answer ends
             self.show_standing_hint()
-        if self._warm_at is not None and now > min(self._warm_at, self._warm_latest):
-            self._warm_at = None
-            self._prepare(Backend.prepare)
-        if self._draft_at is not None and now > self._draft_at:
-            self._draft_at = None
-            self._prepare(Backend.count)
+        self.preparation.tick(now)
         reports = self.worker_thread.take()
         turn = self.conversation.turn
         if turn is not None and turn is not self._latest:
@@ -197,7 +179,7 @@ class ChatScreen(MessageSelection):
         if was_deleted := self.keeper.was_deleted:
             self.say(was_deleted)
         self.titling.tick(now)
-        self.actions.offer_summary(now)
+        self.compacting.offer_summary(now)
         if not reports and turn is None:
             if now >= self._figures_after:  # work in idle time goes on
                 is_warming = self._show_live(now).is_warming
@@ -238,12 +220,12 @@ class ChatScreen(MessageSelection):
                 if self.conversation.path:
                     self.conversation.show()  # answers of another model show its name
                 collect_rarely()
-                self.actions.know_others()
-                self.actions.stop_reading()
-                self.actions.read_unread()
+                self.sessions.know_others()
+                self.documents.stop_reading()
+                self.documents.read_unread()
                 if wanted := self.tooling.wanted:
                     self.tooling.wanted = ""
-                    self.attempt(partial(self.actions.tools, wanted))
+                    self.attempt(partial(self.use_tools, wanted))
             case worker.Answered(outcome, index, problem):
                 turn = self.conversation.turn
                 self.conversation.answered(outcome, now, index, problem)
@@ -253,12 +235,12 @@ class ChatScreen(MessageSelection):
                     self.tooling.begin()
                 self.set_timer(_REST, self._tidy)
             case worker.AsideText(text):
-                self.actions.summary_grows(text)
+                self.compacting.summary_grows(text)
             case worker.JobFailed(job, message, too_many):
                 self.has_failed |= not too_many and job.method != "switch"
                 self._failed(job, message, now)
                 if too_many and job.method in ("send", "candidates"):
-                    self.attempt(partial(self.actions.context_is_full, too_many))
+                    self.attempt(partial(self.compacting.context_is_full, too_many))
             case worker.JobDone(job, value):
                 self._done(job, value)
         for note in new_notes(self.backend.notes(), self._noted):
@@ -268,7 +250,7 @@ class ChatScreen(MessageSelection):
 
     def _next(self) -> None:
         self.conversation.next(self.model_name)
-        self.actions.show_candidates()
+        self.show_candidates()
 
     def _tidy(self) -> None:
         """Collect garbage while the chat is idle, so that no answer is interrupted by it."""
@@ -292,16 +274,16 @@ class ChatScreen(MessageSelection):
                 if self.info is None:
                     return  # reported already
             case worker.Job("configure", ({"documents": documents},)):
-                self.actions.opened(documents, message)
+                self.documents.opened(documents, message)
                 return
             case worker.Job("read", (document,)):
-                self.actions.reads(document, None, message)
+                self.documents.reads(document, None, message)
                 return
             case worker.Job("answers"):
-                self.actions.summary_is_over(is_whole=False, problem=message)
+                self.compacting.summary_is_over(is_whole=False, problem=message)
                 return
             case worker.Job("catalogue"):
-                self.actions.choose_model([])
+                self.models.show([])
             case worker.Job("count" | "prepare" | "begin_title"):
                 return  # sending the message will report it
         self.say(message, "error")
@@ -314,20 +296,18 @@ class ChatScreen(MessageSelection):
                 cache = "" if self.conversation.is_remote else "; its cache is rebuilt"
                 history = f" The history is kept{cache}." if self.conversation.path else ""
                 self.tell(f"Now chatting with {self.model_name}.{history}")
-            case worker.Job("count", (draft,)) if (
-                isinstance(value, DraftCost) and draft == self.composer.sending_text
-            ):
-                self._cost = value
+            case worker.Job("count", (draft,)) if isinstance(value, DraftCost):
+                self.preparation.counted(draft, value)
             case worker.Job("answers"):
-                self.actions.summary_is_over(is_whole=bool(value))
+                self.compacting.summary_is_over(is_whole=bool(value))
             case worker.Job("configure", ({"documents": documents},)):
-                self.actions.opened(documents)
+                self.documents.opened(documents)
             case worker.Job("read", (document,)):
-                self.actions.reads(document, value if isinstance(value, int) else None)
+                self.documents.reads(document, value if isinstance(value, int) else None)
             case worker.Job("begin_title") if value is False:
                 self.titling.refused()
             case worker.Job("catalogue"):
-                self.actions.choose_model(value if isinstance(value, list) else [])
+                self.models.show(value if isinstance(value, list) else [])
 
     # --- display ---
 
@@ -352,34 +332,19 @@ class ChatScreen(MessageSelection):
             self._preset = preset
             self.transcript.show_head(*([PresetEntry(preset)] if preset else []))
         self.welcome.show(live, preset)
-        self._note.show(live, self._cost)
+        self._note.show(live, self.preparation.cost)
         self.presence.show(live)
-        self.actions.watch_reading(live.figures)
+        self.documents.watch_reading(live.figures)
         return live
 
     # --- input ---
 
     @on(Composer.Changed)
     def _typed(self) -> None:
-        text = self.composer.text
-        self.remarks.written(text, monotonic())
-        if self._cost is not None:  # it was the cost of another text
-            self._cost = None
-            self._show_live(monotonic())
-        if not text.strip() or is_command(text):
-            self._draft_at = self._warm_at = None
-            return
         now = monotonic()
-        self._draft_at = now + _PAUSE
-        if self.settings.composer.prepare_drafts:
-            if self._warm_at is None:
-                self._warm_latest = now + _WARM_LATEST
-            self._warm_at = now + _WARM_PAUSE
-
-    def _prepare(self, method: Callable[[Backend, str], object]) -> None:
-        if self.conversation.turn is None and self.info is not None and not self.is_loading:
-            self.writing.aim()
-            self.submit(method, self.composer.sending_text)
+        self.remarks.written(self.composer.text, now)
+        if self.preparation.typed():
+            self._show_live(now)
 
     @on(Completion.SuggestionSelected)
     def _clicked(self, message: Completion.SuggestionSelected) -> None:
@@ -404,47 +369,102 @@ class ChatScreen(MessageSelection):
         self._completion.close()
         self.writing.submitted(message.text, message.recall)
 
-    def action_run_command(self, name: str, argument: str | None) -> None:
-        command = next(command for command in COMMANDS if command.name == name)
-        self.choose(command, argument)
+    # --- the selected message: the transcript has the focus ---
 
-    def choose(self, command: Command, argument: str | None) -> None:
-        """Run a command, or put it into the composer if `argument` is None and must be typed."""
-        if argument is not None:
-            self.attempt(partial(self._run, command, argument))
-            return
-        self.writing.begin_command(command)
+    def action_code(self, what: str) -> None:
+        code = self.code
+        does = {"copy": code.choose_copy, "save": code.save, "run": code.run, "view": code.change_view}
+        self.attempt(does[what])
 
-    def _run(self, command: Command, argument: str) -> None:
-        command.run(self.actions, argument)
+    def on_transcript_clicked(self, message: Transcript.Clicked) -> None:
+        entry, click = message.entry, message.click
+        match click.what:
+            case "prev" | "next":
+                self.attempt(partial(self._step, entry, -1 if click.what == "prev" else 1))
+            case "copy" if isinstance(entry, AnswerEntry):
+                self.attempt(partial(self.code.copy, str(click.number), entry))
+            case _ if entry is self.transcript.selected or not isinstance(entry, UserEntry | AnswerEntry):
+                self.back_to_composer()
+            case _:
+                self.select(entry)
+
+    def _step(self, entry: Entry, side: int) -> None:
+        was_selected = entry is self.transcript.selected
+        there = self.conversation.step(entry, side)
+        if was_selected and there is not None:
+            self.transcript.select(there)
+
+    def on_key(self, event: events.Key) -> None:
+        """Pass a key that the selected message does not use on to the composer."""
+        known = (
+            event.key in {*MESSAGE_KEYS, *EDGE_KEYS, *CODE_KEYS}
+            or event.character is None
+            or not event.is_printable
+        )
+        # The composer handles all its characters, so this one was on its way to the transcript.
+        is_late = self.focused is self.composer and event.is_printable and not self.composer.read_only
+        if (self.focused is self.transcript and not known) or is_late:
+            event.stop()
+            self.back_to_composer()
+            self.composer.insert(event.character or "")
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Pass a paste on to the composer, which has not handled it if it bubbles up to here."""
+        self.back_to_composer()
+        self.composer.post_message(events.Paste(event.text))
 
     # --- keys ---
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Leave End to the composer unless there is new text below and its cursor is at the end, and Ctrl+R to vim."""
+        if action == "jump_down":
+            at_end = self.composer.cursor_location == self.composer.document.end
+            return self.is_mounted and self.transcript.has_news and at_end
+        if action == "run_command" and parameters == ("retry", "") and self.is_mounted:
+            vim = self.composer.vim  # Ctrl+R is vim's redo there
+            return vim is None or vim.mode == "insert" or self.focused is not self.composer
+        return super().check_action(action, parameters)
+
+    def action_jump_down(self) -> None:
+        self.transcript.follow()
+
     def action_escape(self) -> None:
-        talk = self.conversation
-        if self._completion.display:
+        """Do the first thing that there is to leave or to stop."""
+        for leave in (
+            self._close_completion,
+            self.finding.close,
+            self._leave_selection,
+            self._leave_vim_mode,
+            self.stop_answer,
+            self.code.stop,
+            self.take_back,
+            self.writing.give_up,
+            self._hint_loading,
+        ):
+            if leave():
+                return
+        self.remarks.dismiss()
+        self.clear_selection()
+
+    def _close_completion(self) -> bool:
+        was_open = bool(self._completion.display)
+        if was_open:
             self._completion.close()
-        elif self.finding.is_open:
-            self.finding.close()
-        elif self.transcript.selected is not None:
-            self.back_to_composer()
-        elif self.focused is self.composer and self.composer.vim_takes("escape"):
-            pass
-        elif talk.turn is not None:
-            talk.stop()
-        elif talk.acting is not None:
-            self.tooling.stop()
-        elif self.actions.stop_code():
-            pass
-        elif talk.waiting:
-            talk.take_back()
-        elif self.writing.give_up():
-            pass
-        elif self.is_loading:
+        return was_open
+
+    def _leave_selection(self) -> bool:
+        if self.transcript.selected is None:
+            return False
+        self.back_to_composer()
+        return True
+
+    def _leave_vim_mode(self) -> bool:
+        return self.focused is self.composer and self.composer.vim_takes("escape")
+
+    def _hint_loading(self) -> bool:
+        if self.is_loading:
             self.hint("The model is still loading; /stop cancels it.", 3.0)
-        else:
-            self.remarks.dismiss()
-            self.clear_selection()
+        return self.is_loading
 
     def action_interrupt(self) -> None:
         self.interrupt.press()

@@ -3,13 +3,18 @@
 from functools import partial
 
 from chatterm.backends.backend import EngineError
-from chatterm.screens.chat.command_part import CommandPart
+from chatterm.screens.chat.base import ChatBase
+from chatterm.screens.chat.drafts import Writing
+from chatterm.screens.chat.parts import ScreenPart
 from chatterm.screens.chat.tool_runner import ToolRunner
 from chatterm.tools.builtin import sandbox
 
 
-class ToolActions(CommandPart):
-    tooling: ToolRunner
+class ToolActions(ScreenPart):
+    def __init__(self, screen: ChatBase, writing: Writing, tooling: ToolRunner) -> None:
+        super().__init__(screen)
+        self.writing = writing
+        self.tooling = tooling
 
     def tools(self, text: str) -> None:
         if not text:

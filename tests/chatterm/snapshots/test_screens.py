@@ -30,6 +30,7 @@ from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.figures import Live, Speedometer, Watch
 from chatterm.conversation.stats import ProcessFigures
 from chatterm.screens.candidates import Candidates
+from chatterm.screens.chat.commands import views
 from chatterm.sessions.library import LibraryEntry
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import SessionStore
@@ -158,7 +159,7 @@ async def tinted(driver: Driver) -> None:
     await talk(driver)
     settings = driver.app.chat.settings
     wanted = replace(settings, screen=replace(settings.screen, tint=True))
-    driver.app.chat.actions.apply(wanted, "screen", "tint")
+    views.apply(driver.app.chat, wanted, "screen", "tint")
 
 
 async def completion(driver: Driver) -> None:
@@ -318,7 +319,7 @@ async def library(driver: Driver) -> None:
     ]
     driver.app.chat.conversation.documents = (Document("gauges", "..."),)
     await talk(driver)
-    driver.app.chat.actions._library.entries = lambda: entries
+    driver.app.chat.documents._library.entries = lambda: entries
     driver.app.chat.backend.chunks = (
         CachedChunk("gauges", 640, True, 640, 0, 3, 46_080, disk_bytes=30_000_000),
         CachedChunk("field-notes", 12_480, True, 4_608, 0, 0, 46_080, is_read=False),

@@ -8,13 +8,15 @@ from chatterm.backends.documents import list_names
 from chatterm.commands.library import Add, Open, Remove, told
 from chatterm.conversation.attachments import working_folder
 from chatterm.conversation.document_source import keep_document
-from chatterm.screens.chat.command_part import CommandPart
+from chatterm.screens.chat.base import ChatBase
+from chatterm.screens.chat.parts import ScreenPart
+from chatterm.screens.chat.sessions import Sessions
 from chatterm.sessions.library import DocumentLibrary, LibraryEntry, size_text
-from chatterm.sessions.records import SessionError, SessionInfo
+from chatterm.sessions.records import SessionError
 from models.units import counted
 
 
-class LibraryActions(CommandPart):
+class Documents(ScreenPart):
     _opening: tuple[Document, ...] | None = None
     """The documents of a new conversation, which begins once the backend has them."""
     _wanted: tuple[Document, ...] = ()
@@ -23,6 +25,10 @@ class LibraryActions(CommandPart):
     """The name of the document added last."""
     _reading: tuple[Document, int] | None = None
     """The document being read, and its tokens."""
+
+    def __init__(self, screen: ChatBase, sessions: Sessions) -> None:
+        super().__init__(screen)
+        self._sessions = sessions
 
     @cached_property
     def _library(self) -> DocumentLibrary:
@@ -50,12 +56,8 @@ class LibraryActions(CommandPart):
     def _pick(self) -> None:
         from chatterm.screens.library import LibraryPicker
 
-        def picked(names: str | None) -> None:
-            if names is not None:
-                self._run("library", f"open {names}")
-
         screen, opened = self.screen, [document.name for document in self.conversation.documents]
-        screen.app.push_screen(
+        screen.ask(
             LibraryPicker(
                 self._library,
                 opened,
@@ -64,7 +66,7 @@ class LibraryActions(CommandPart):
                 self.read_unread,  # another process may have added some
                 self._document_removed,
             ),
-            picked,
+            lambda names: self.library(f"open {names}"),
         )
 
     def chunks(self) -> Sequence[CachedChunk]:
@@ -153,34 +155,16 @@ class LibraryActions(CommandPart):
         if problem:
             self.screen.say(problem, "error")
             if not is_new:  # they belonged to another conversation
-                self.begin_with(())
+                self._sessions.begin_with(())
             return
         if not is_new:
             return
         talk, kept = self.conversation, ""
         if talk.saved.session is not None or len(talk.tree):
-            self.begin_anew()
-            kept = self.kept()
+            self._sessions.begin_anew()
+            kept = self._sessions.kept
         talk.documents = documents
         self.screen.tell(f"A new conversation with {list_names(documents)} begins.{kept}")
-
-    def take_documents(self, info: SessionInfo) -> None:
-        """Restore the documents of a session."""
-        if info.documents != self.conversation.documents:
-            self.begin_with(info.documents)
-
-    def begin_with(self, documents: tuple[Document, ...]) -> None:
-        """Set the documents that the conversation begins with."""
-        self.conversation.documents = documents
-        self.screen.submit(Backend.configure, {"documents": documents})
-
-    def begin_anew(self) -> None:
-        """Begin a new conversation."""
-        raise NotImplementedError
-
-    def kept(self) -> str:
-        """Return a sentence that tells where the previous conversation is saved; "" if it is not."""
-        raise NotImplementedError
 
 
 def _unread(library: DocumentLibrary) -> tuple[Document, ...]:

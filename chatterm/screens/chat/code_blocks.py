@@ -1,18 +1,20 @@
-"""Actions on a code block of an answer: save, copy, run."""
+"""The code blocks of answers: saved, copied, run."""
 
 import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
 from time import monotonic
 
 from chatterm.backends.backend import EngineError, ToolCall
+from chatterm.commands.reports import NO_ANSWER
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.tool_entry import RunEntry
 from chatterm.markdown.code import CodeBlock, named_blocks
-from chatterm.screens.chat.message_actions import MessageActions
+from chatterm.screens.chat.base import ChatBase
+from chatterm.screens.chat.parts import ScreenPart
 from chatterm.screens.chat.tool_runner import ToolRunner
 from chatterm.settings.settings import SettingsError
+from chatterm.terminal.sanitize import one_line
 from chatterm.tools.session import performed
 from chatterm.tools.tool import ToolError, ToolPlan, ToolRun
 
@@ -36,40 +38,55 @@ def shell_command(block: CodeBlock) -> str:
     mark = "END"
     while mark in block.text:  # no line of the block can end the here-document
         mark += "_END"
-    return (
-        f"{program} - <<'{mark}'\n{block.text}\n{mark}"
-        if program == "python3"
-        else (f"{program} -s <<'{mark}'\n{block.text}\n{mark}")
-    )
+    flag = "-" if program == "python3" else "-s"
+    return f"{program} {flag} <<'{mark}'\n{block.text}\n{mark}"
 
 
-class CodeActions(MessageActions):
-    tooling: ToolRunner
-    _code_running: ToolRun | None = None
+class CodeBlocks(ScreenPart):
+    def __init__(self, screen: ChatBase, tooling: ToolRunner) -> None:
+        super().__init__(screen)
+        self._tooling = tooling
+        self._running: ToolRun | None = None
 
-    def save_code(self) -> None:
+    def save(self) -> None:
         """Ask for a name, and save a block of the selected answer."""
         from chatterm.screens.code import SaveCodeScreen
 
-        def saved(path: Path | None) -> None:
-            if path is not None:
-                self.screen.say(f"Saved to {path}.")
-
         def name(block: CodeBlock) -> None:
-            self.screen.app.push_screen(SaveCodeScreen(block), saved)
+            self.screen.ask(SaveCodeScreen(block), lambda path: self.screen.say(f"Saved to {path}."))
 
         self._choose("Save a code block", name)
 
-    def copy_block(self) -> None:
-        """Copy a block of the selected answer, else the latest block."""
+    def choose_copy(self) -> None:
+        """Copy a block of the selected answer, which the person chooses, else the latest block."""
         if isinstance(self.selected, AnswerEntry):
-            self._choose("Copy a code block", lambda block: self.copy_text(block.text))
+            self._choose("Copy a code block", lambda block: self.screen.copy_text(block.text))
         else:
-            self.copy_code("-1")
+            self.copy("-1")
 
-    def run_code(self) -> None:
+    def copy(self, number: str, entry: AnswerEntry | None = None) -> None:
+        """Copy a block of this answer, else of the selected one, else of the last one that has any."""
+        try:
+            index = int(number)
+        except ValueError:
+            raise EngineError(
+                f"{one_line(number, 40)!r} is not a number; code blocks are numbered from 1."
+            ) from None
+        if entry is None and isinstance(self.selected, AnswerEntry):
+            entry = self.selected
+        path, entries_of = self.conversation.path, self.conversation.entries_of
+        answers = [entry] if entry is not None else [entries_of(exchange)[1] for exchange in reversed(path)]
+        found = next((answer for answer in answers if answer.code(1) is not None), None)
+        if found is None:
+            raise EngineError("There is no code block to copy." if answers else NO_ANSWER)
+        code = found.code(index)
+        if code is None:
+            raise EngineError(f"There is no code block {index} in that answer.")
+        self.screen.copy_text(code)
+
+    def run(self) -> None:
         """Run a block of the selected answer after showing it and asking."""
-        if self._code_running is not None:
+        if self._running is not None:
             raise EngineError("A code block is running; Esc stops it.")
         self._choose("Run a code block", self._run_block)
 
@@ -77,30 +94,34 @@ class CodeActions(MessageActions):
         """Call `then` with the code block of the selected answer; if it has several, the person chooses one."""
         from chatterm.screens.code import ChooseCodeScreen
 
-        def chosen(block: CodeBlock | None) -> None:
-            if block is not None:
-                self.screen.attempt(lambda: then(block))
-
         blocks = self._blocks()
         if len(blocks) == 1:
             then(blocks[0])
         else:
-            self.screen.app.push_screen(ChooseCodeScreen(title, blocks), chosen)
+            self.screen.ask(ChooseCodeScreen(title, blocks), then)
 
     def _run_block(self, block: CodeBlock) -> None:
         call = ToolCall("run_command", json.dumps({"command": shell_command(block)}))
         try:
-            plan = self.tooling.session.box.planner("run_command").plan(json.loads(call.arguments))
+            plan = self._tooling.session.box.planner("run_command").plan(json.loads(call.arguments))
         except ToolError as error:
             raise EngineError(str(error)) from None
-        self._code_running = ToolRun()
-        self.screen.run_worker(self._ask_and_run(call, plan, self._code_running))
+        self._running = ToolRun()
+        self.screen.run_worker(self._ask_and_run(call, plan, self._running))
 
-    def stop_code(self) -> bool:
+    def change_view(self) -> None:
+        """Switch the view of the selected answer, which must be JSON."""
+        entry = self.selected
+        if not isinstance(entry, AnswerEntry) or entry.tree is None:
+            raise EngineError("Select an answer that is JSON; it is shown as a tree.")
+        entry.change_view()
+        self.transcript.update()
+
+    def stop(self) -> bool:
         """Stop the running block. Return whether there was one."""
-        if self._code_running is None:
+        if self._running is None:
             return False
-        self._code_running.stopped.set()
+        self._running.stopped.set()
         return True
 
     async def _ask_and_run(self, call: ToolCall, plan: ToolPlan, running: ToolRun) -> None:
@@ -112,12 +133,12 @@ class CodeActions(MessageActions):
             if answer is None or answer == "no":
                 return
             try:
-                self.tooling.session.policy.decided(plan, answer)
+                self._tooling.session.policy.decided(plan, answer)
             except SettingsError as error:
                 self.screen.say(f"The rule holds for this session only: {error}", "error")
             await self._run_shown(call, plan, running)
         finally:
-            self._code_running = None
+            self._running = None
 
     async def _run_shown(self, call: ToolCall, plan: ToolPlan, running: ToolRun) -> None:
         entry, pieces = RunEntry(call), [""]
