@@ -20,7 +20,6 @@ from chatterm.screens.chat.drafts import Writing
 from chatterm.screens.chat.finding import Finding
 from chatterm.screens.chat.model_choice import ModelChoosing
 from chatterm.screens.chat.sessions import Sessions
-from chatterm.screens.chat.tool_actions import ToolActions
 from chatterm.screens.chat.tool_runner import ToolRunner
 from chatterm.screens.report import ReportScreen
 from chatterm.screens.themed_app import ThemedApp
@@ -35,7 +34,6 @@ class Chat(ChatBase):
         self.finding = Finding(self)
         self.tooling = ToolRunner(self)
         self.writing = Writing(self, lambda command, argument: command.run(self, argument))
-        self.tool_actions = ToolActions(self, self.writing, self.tooling)
         self.code = CodeBlocks(self, self.tooling)
         self.compacting = Compacting(self)
         self.sessions = Sessions(self, self.writing, self.tooling)
@@ -81,7 +79,7 @@ class Chat(ChatBase):
         if self.is_loading:
             self.tooling.wanted = words
         else:
-            self.tool_actions.tools(words)
+            self.action_run_command("tools", words)
 
     def use_prompt(self, name: str, argument: str, server: str = "") -> None:
         from chatterm.settings.prompts import filled_in, prompt_text, prompts_folder
@@ -90,7 +88,11 @@ class Chat(ChatBase):
             self.writing.send_for(filled_in(name, text, argument))
 
         if server:
-            self.tool_actions.use_server_prompt(server, name, argument)
+            self.hint(f"Asking {server}…", 3.0)
+            self.in_thread(
+                partial(self.tooling.session.prompt, server, name, argument),
+                lambda text: self.writing.send_as_it_is(text, f"/{name} {argument}".rstrip()),
+            )
         else:
             self.in_thread(partial(prompt_text, prompts_folder() / f"{name}.md"), send)
 

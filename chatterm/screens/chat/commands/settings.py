@@ -1,4 +1,4 @@
-"""Commands for the model and the settings of a conversation: presets, system prompt, sampling, tools."""
+"""Commands for the model and the settings of a conversation: presets, system prompt, sampling."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -132,14 +132,3 @@ def set_sampling(chat: ChatContext, text: str) -> None:
     if changed is not None:
         chat.configure(sampling=changed)
     chat.say(lines[0])
-
-
-@screen_command(
-    "/tools [on|off|NAMES]",
-    "Choose what the model may ask to use; remove rules",
-    {"alt+o": ""},
-    offers=("on", "off"),
-    suggest=lambda: ["on", "off", "read", "search", "write", "run", "fetch", "all"],
-)
-def tools(chat: "Chat", text: str) -> None:
-    chat.tool_actions.tools(text)
