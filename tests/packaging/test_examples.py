@@ -9,6 +9,7 @@ import pytest
 
 from engine.engine import Engine
 from tests.engine.tiny import tiny_engine
+from tests.models.checkpoints import tiny_qwen3
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -21,7 +22,7 @@ def output(
     capsys: pytest.CaptureFixture[str],
 ) -> list[str]:
     """Return the lines that an example prints."""
-    with tiny_engine(tmp_path) as engine:
+    with tiny_engine(tmp_path, tiny_qwen3(vocab_size=272, max_position_embeddings=2048)) as engine:
         monkeypatch.setattr(Engine, "load", lambda model: engine)
         runpy.run_path(str(EXAMPLES / request.param), run_name="__main__")
         assert engine.is_closed
