@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from chatterm.app import ChatApp
+from chatterm.backends.backend import Backend
 from engine.engine import Engine
+from tests.chatterm.driving import Driver
 from tests.engine.tiny import tiny_engine
 from tests.models.checkpoints import tiny_qwen3
 
@@ -22,7 +25,8 @@ def output(
     capsys: pytest.CaptureFixture[str],
 ) -> list[str]:
     """Return the lines that an example prints."""
-    with tiny_engine(tmp_path, tiny_qwen3(vocab_size=272, max_position_embeddings=2048)) as engine:
+    config = tiny_qwen3(vocab_size=272, max_position_embeddings=8192)  # bytes are tokens
+    with tiny_engine(tmp_path, config) as engine:
         monkeypatch.setattr(Engine, "load", lambda model: engine)
         runpy.run_path(str(EXAMPLES / request.param), run_name="__main__")
         assert engine.is_closed
@@ -64,3 +68,18 @@ def test_no_example_hides_a_package_that_it_imports() -> None:
     """Python looks for modules in the folder of the program first."""
     for example in EXAMPLES.glob("*.py"):
         assert find_spec(example.stem) is None, example.name
+
+
+async def test_a_chat_with_a_backend_of_ones_own() -> None:
+    made = runpy.run_path(str(EXAMPLES / "backend.py"))["BackwardsBackend"]()
+    assert [name for name in dir(Backend) if name[0] != "_" and not hasattr(made, name)] == []
+    app = ChatApp(made, theme="graphite")
+    async with app.run_test() as pilot:
+        driver = Driver(app, pilot)
+        await driver.idle()
+        for message in ("one two three", "four five"):
+            await driver.send(message)
+            await driver.idle()
+        assert driver.answers == ["three two one", "five four"]
+        assert driver.errors == []
+    assert app.worker.close()
