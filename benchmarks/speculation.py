@@ -93,7 +93,7 @@ def given(answer: list[int]) -> Iterator[None]:
         at, drawn = state.step, sample(logits, state, mask)
         return answer[at] if at < len(answer) else drawn
 
-    with patch("engine.schedule.step.sample", says):
+    with patch("engine.schedule.answers.sample", says):
         yield
 
 

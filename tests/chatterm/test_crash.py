@@ -22,6 +22,7 @@ from chatterm.conversation.headless import Talk
 from chatterm.sessions.store import SessionStore
 from tests.chatterm.victim import MESSAGES, SAMPLING, backend_of
 from tests.counting import PATIENCE, until
+from tests.engine.inside import evict_all
 from tests.engine.tiny import TEMPLATE, tiny_tokenizer
 from tests.fresh import seeds
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
@@ -119,18 +120,18 @@ def victims(model: Path) -> Iterator[Victims]:
     process.wait(60)
 
 
-def evict_all(backend: LocalBackend) -> None:
+def forget_all(backend: LocalBackend) -> None:
     """Nothing is left of what was computed, as in a new process."""
     engine = backend._engine
     assert engine is not None
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
 
 
 def uninterrupted(
     backend: LocalBackend, path: list[Exchange], exchange: Exchange
 ) -> tuple[list[TokenEvent], Outcome]:
     """What the answer of `exchange` would have been."""
-    evict_all(backend)
+    forget_all(backend)
     backend.configure({"sampling": SAMPLING | {"seed": exchange.seed}})
     backend.load_path(path)
     events = list(backend.send(exchange.user))
@@ -151,7 +152,7 @@ def goes_on(
     if latest is None:
         assert committed == (0, 0)
         return False
-    evict_all(backend)
+    forget_all(backend)
     backend.configure({"sampling": sampling})
     talk = Talk(backend, store, latest.id)
     talk.begin()

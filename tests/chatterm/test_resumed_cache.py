@@ -11,6 +11,7 @@ from chatterm.sessions.store import SessionStore
 from engine.cache.offload import common_prefix
 from tests.chatterm.test_crash import model  # noqa: F401 - a fixture
 from tests.counting import until
+from tests.engine.inside import between_steps
 
 OPTIONS = ChatOptions("cpu", "float32", context=512, sampling={"seed": 3, "max_tokens": 40})
 
@@ -23,7 +24,7 @@ def opened(folder: Path) -> LocalBackend:
 
 def is_written(backend: LocalBackend) -> bool:
     disk = backend._engine._disk
-    return backend._engine._loop.call(lambda: not disk._writes and not disk._writing)
+    return between_steps(backend._engine, lambda: not disk._writes and not disk._writing)
 
 
 def settled(backend: LocalBackend) -> int:
@@ -65,7 +66,8 @@ def test_a_session_and_its_branches_come_back_while_they_are_read(
     first = settled(backend)
     assert backend._chat.history == branch
     assert first >= len(branch) // size * size
-    again._go(2)
+    again.select(2)
+    backend.load_path(again.path)
     assert again.path[-1].user == "a second one"
     own = len(whole) // size - common_prefix(whole.keys, branch.keys) // size
     assert own > 0

@@ -14,6 +14,7 @@ from engine.schedule.sequence import Sequence
 from engine.store import disk
 from engine.store.disk import DiskTier
 from tests.counting import PATIENCE, until
+from tests.engine.inside import between_steps
 from tests.engine.tiny import TinyEngine, tiny_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -37,11 +38,11 @@ def keep(
         engine._disk = engine._engine_step.disk = tier
         return tier
 
-    tier = engine._loop.call(begin)
+    tier = between_steps(engine, begin)
     done = Event()
     tier._tasks.put(done.set)
     assert late is not None or done.wait(PATIENCE)
-    engine._loop.call(lambda: None)  # what it said of that is heard
+    between_steps(engine, lambda: None)  # what it said of that is heard
     return tier
 
 
@@ -78,7 +79,7 @@ def heard(engine: Engine, sequence: Sequence) -> list[tuple[int, float]]:
 def saved(engine: Engine, owner: str, tokens: list[int]) -> None:
     """Wait until the full blocks of `tokens` are written."""
     engine.save(owner, Rows.of(tokens))
-    until(lambda: engine._loop.call(lambda: is_saved(engine)))
+    until(lambda: between_steps(engine, lambda: is_saved(engine)))
 
 
 def is_saved(engine: Engine | TinyEngine) -> bool:

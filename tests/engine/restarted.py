@@ -25,6 +25,7 @@ from engine.engine import Engine
 from engine.events import FinishReason
 from engine.store.identity import of_code
 from tests.counting import until
+from tests.engine.inside import between_steps
 
 CONTEXT = 1000
 WRITING, READING = 1, 2
@@ -115,7 +116,7 @@ def live(order: dict[str, Any]) -> None:
         tell("asks")
         said.append(played(engine, talk, said, number))
         if order["waits"]:
-            until(lambda: engine._loop.call(lambda: not disk_tier._writes and not disk_tier._writing))
+            until(lambda: between_steps(engine, lambda: not disk_tier._writes and not disk_tier._writing))
         disk = engine.figures().disk
         assert disk is not None
         tell(

@@ -7,6 +7,7 @@ import pytest
 from engine import SamplingParams
 from engine.conversation.chat import Chat
 from engine.events import Cause, Parting, TurnStats
+from tests.engine.inside import evict_all
 from tests.engine.tiny import TinyEngine, say, tiny_engine, tiny_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
@@ -269,7 +270,7 @@ def test_another_answer_on_a_branch_that_was_evicted_from_its_end(engine: TinyEn
     engine.scripted.script = say(engine, None, "an orange")
     list(chat.retry(GREEDY))
     keys = chat.history.keys
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
     engine.warm(list(keys))  # type: ignore[arg-type]
     chat.load(old)
     parting = ask(engine, chat, "two", None, "second").parting

@@ -12,6 +12,7 @@ from engine.cache.offload import Offload, Restore
 from engine.cache.rows import Rows
 from engine.schedule.sequence import Priority, Sequence
 from tests.counting import until
+from tests.engine.inside import between_steps
 from tests.engine.test_chat import CONFIG
 from tests.engine.tiny import TinyEngine, tiny_engine
 from tests.fresh import seeds
@@ -131,7 +132,7 @@ def test_a_copy_that_fails_ends_its_own_sequence_only(folder: Path) -> None:
                 engine._scheduler.add(sequence)
             return sequences
 
-        copying, free = engine._loop.call(both)
+        copying, free = between_steps(engine, both)
         with pytest.raises(EngineError, match="torn"):
             list(engine.events(copying))
         assert len(list(engine.events(free))) == 6

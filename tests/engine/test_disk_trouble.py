@@ -13,6 +13,7 @@ from engine.cache.rows import Rows
 from engine.store import records
 from engine.store.folder import Folder, forget
 from tests.counting import PATIENCE, until
+from tests.engine.inside import between_steps
 from tests.engine.keeping import answer, is_saved, keep, on_disk, saved
 from tests.fresh import seeds
 
@@ -66,7 +67,7 @@ def test_who_waits_for_a_disk_that_hangs_is_answered_by_computing(
         engine.evict_all()
         go.set()
         until(lambda: engine._disk._buffers._free.qsize() == 4)  # every buffer came back
-        engine._loop.call(lambda: engine._disk.costs.saw(500, 1e-6))
+        between_steps(engine, lambda: engine._disk.costs.saw(500, 1e-6))
         assert not engine.figures().disk.is_used, "it is not waited for again"
         assert answer(engine, PROMPT) == (expected, len(PROMPT))
         engine.check()
@@ -182,7 +183,7 @@ def test_two_engines_on_one_store_say_what_each_says_alone(tmp_path: Path, seed:
     ]
     with on_disk(tmp_path, store, most=10**9) as one:
         expected = [answer(one, prompt)[0] for prompt in prompts]
-        token = one._cache.kv[:, :, :1].nbytes
+        token = one._pieces.cache.kv[:, :, :1].nbytes
     with (
         on_disk(tmp_path, store, most=200 * token) as one,
         on_disk(tmp_path, store, most=200 * token) as other,
@@ -199,7 +200,7 @@ def test_two_engines_on_one_store_say_what_each_says_alone(tmp_path: Path, seed:
             assert answer(engine, prompts[number])[0] == expected[number]
             engine.save(f"talk-{number}", Rows.of(prompts[number]))
             if chance.random() < 0.5:
-                until(lambda engine=engine: engine._loop.call(lambda: is_saved(engine)))
+                until(lambda engine=engine: between_steps(engine, lambda: is_saved(engine)))
             assert not engine.figures().notes
             engine.check()
 

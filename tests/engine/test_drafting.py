@@ -41,6 +41,7 @@ from models.network import Network
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_parts import TokenizerParts
 from tests.counting import until
+from tests.engine.inside import between_steps, evict_all
 from tests.engine.speculation import Eager
 from tests.engine.test_native_engine import CPU, a_native_engine
 from tests.engine.test_speculation import PARAMS, asked, heard, told
@@ -101,12 +102,12 @@ def test_an_answer_is_the_same_whatever_is_drafted(
     if not engine._pieces.runner.all_native:
         del several[1:]  # torch computes the prompts, and others beside change their last bits
     engine._engine_step.speculating = None
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
     plain, events = list[Sequence](), list[list[TokenEvent]]()
     for number, params in enumerate(several):
         plain.append(asked(engine, seed + number, params))
         events += heard(engine, plain[-1:])
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
     speculating = draft(engine)
     again = [asked(engine, seed + number, params) for number, params in enumerate(several)]
     for number, (one, other) in enumerate(zip(events, heard(engine, again), strict=True)):
@@ -114,7 +115,7 @@ def test_an_answer_is_the_same_whatever_is_drafted(
             assert event == same, f"seed {seed}, answer {number}, token {step}"
     assert [told(one)[:4] for one in again] == [told(one)[:4] for one in plain], f"seed {seed}"
     assert speculating.notes == ()
-    engine._loop.call(drafting(engine).blocks.check)
+    between_steps(engine, drafting(engine).blocks.check)
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -208,11 +209,11 @@ def test_it_reads_while_nobody_waits_what_was_said_last(engine: Engine) -> None:
     for text in (b"the first text, which is longer than a block ", b"another one "):
         rows = Rows.of([*text])
         engine.warm_rows(rows)
-        until(lambda: engine._loop.call(lambda: drafts.blocks.match(list(text))) == len(text))  # noqa: B023
-    assert engine._loop.call(lambda: drafts.blocks.num_held) == 0
+        until(lambda: between_steps(engine, lambda: drafts.blocks.match(list(text))) == len(text))  # noqa: B023
+    assert between_steps(engine, lambda: drafts.blocks.num_held) == 0
     heard(engine, [sequence := engine.start(Rows.of([*b"another one, then"]), GREEDY)])
     whole = sequence.rows.token_ids
-    until(lambda: engine._loop.call(lambda: drafts.blocks.match(whole)) == len(whole))
+    until(lambda: between_steps(engine, lambda: drafts.blocks.match(whole)) == len(whole))
 
 
 def test_a_long_text_is_read_in_part_before_each_step(engine: Engine) -> None:
@@ -237,7 +238,7 @@ def test_a_long_text_is_read_in_part_before_each_step(engine: Engine) -> None:
         drafts.blocks.check()
         assert drafts.blocks.num_held == 0
 
-    engine._loop.call(job)
+    between_steps(engine, job)
 
 
 def saw(texts: int, seconds: float) -> None:
@@ -279,16 +280,17 @@ def test_texts_that_it_cannot_read_are_left_alone(engine: Engine) -> None:
     drafts = drafting(engine)
 
     def guess(tokens: list[int]) -> Guess:
-        return engine._loop.call(
+        return between_steps(
+            engine,
             lambda: drafts.guess(
                 [DraftRequest("me", tokens, 5)], lambda at, guess, texts: len(guess.tokens) < 5, saw
-            )[0]
+            )[0],
         )
 
     assert guess([1, 2, drafts.vocab_size]) == NOTHING
     assert guess([1] * drafts.most_rows) == NOTHING
     assert len(guess([1, 2, 3]).tokens) == 5
-    engine._loop.call(lambda: drafts.end("me"))
+    between_steps(engine, lambda: drafts.end("me"))
 
 
 def test_where_its_cache_is_full_answers_go_on(models: tuple[Network, Network]) -> None:

@@ -19,6 +19,7 @@ from engine.execute.faults import lost_gpu
 from engine.schedule.loop import Loop
 from engine.schedule.sequence import Priority, Sequence
 from tests.counting import until
+from tests.engine.inside import evict_all
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import files_of, run, tiny_qwen3, write_checkpoint
 
@@ -73,7 +74,7 @@ def test_a_chunk_that_memory_is_too_short_for_is_halved_and_stays_so(engine: Tin
     narrow = Narrow(engine, room=40)
     assert [event.token_id for event in engine.stream([1, *PROMPT], GREEDY)]
     assert narrow.asked[:4] == [61, 30, 30, 1]
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
     narrow.asked.clear()
     assert [event.token_id for event in engine.stream(PROMPT[::-1], GREEDY)] == expected
     assert narrow.asked[:2] == [30, 30], "the next prompt does not try the large chunk again"

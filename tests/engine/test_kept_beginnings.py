@@ -14,6 +14,7 @@ from engine.store import disk
 from engine.store.disk import DiskTier
 from engine.store.folder import Folder, chunk_owner, forget
 from tests.counting import until
+from tests.engine.inside import between_steps
 from tests.engine.keeping import GREEDY, answer, heard, is_saved, on_disk, saved
 from tests.engine.test_disk import PROMPT
 from tests.engine.tiny import TinyEngine, say, tiny_engine
@@ -36,10 +37,10 @@ def test_a_prompt_that_is_asked_while_its_beginning_is_brought_back_waits_for_th
     with on_disk(tmp_path, store) as engine:
         go = held(engine)
         engine.chunks.keep(PROMPT, "paper", owner=chunk_owner("paper"))
-        engine._loop.call(lambda: None)
+        between_steps(engine, lambda: None)
         assert [one.idle for one in engine._disk._restores] == [True]
         asked = engine.start(Rows.of([*PROMPT, 5, 6]), GREEDY)
-        engine._loop.call(lambda: None)
+        between_steps(engine, lambda: None)
         (coming,) = engine._disk._restores
         assert not coming.idle, "a person waits for it now"
         go()
@@ -68,7 +69,7 @@ def test_who_does_not_want_it_any_more_does_not_end_it_for_others(tmp_path: Path
 
 def test_what_a_person_computed_of_it_idle_work_does_not_compute_again(tmp_path: Path) -> None:
     with tiny_engine(tmp_path) as engine:
-        engine._loop.call(lambda: setattr(engine._scheduler, "idle_chunk", 8))
+        between_steps(engine, lambda: setattr(engine._scheduler, "idle_chunk", 8))
         engine.chunks.keep(PROMPT, "paper")
         until(lambda: engine.chunks.progress("paper") is None or engine.chunks.progress("paper")[0] >= 8)
         answer(engine, [*PROMPT, 1, 2, 3])
@@ -82,7 +83,7 @@ def test_what_a_person_computed_of_it_idle_work_does_not_compute_again(tmp_path:
 
 def test_a_chunk_gives_way_to_other_idle_work(tmp_path: Path) -> None:
     with tiny_engine(tmp_path) as engine:
-        engine._loop.call(lambda: setattr(engine._scheduler, "idle_chunk", 8))
+        between_steps(engine, lambda: setattr(engine._scheduler, "idle_chunk", 8))
         stop, step = Event(), engine._engine_step.step
         engine._loop.post(lambda: stop.wait(60) and None)
         engine.chunks.keep(PROMPT, "paper")
@@ -98,7 +99,7 @@ def test_a_chunk_gives_way_to_other_idle_work(tmp_path: Path) -> None:
         engine._loop._step = stepped
         stop.set()
         until(lambda: engine.chunks.progress("paper") is None)
-        engine._loop.call(lambda: None)
+        between_steps(engine, lambda: None)
         assert was_read[0] is False
         assert typed.finished.is_set()
 
@@ -123,7 +124,7 @@ def test_a_document_is_on_disk_once_however_many_conversations_are_on_it(tmp_pat
         tokens = engine.chat(PAPER).begun_with(PAPER)
         engine.chunks.keep(tokens, "paper", owner=owner)
         until(lambda: engine.chunks.progress("paper") is None)
-        until(lambda: engine._loop.call(lambda: is_saved(engine)))
+        until(lambda: between_steps(engine, lambda: is_saved(engine)))
         path = next(store.glob(f"*/{owner}.kv"))
         alone = path.stat().st_size
         for number in range(3):
@@ -132,7 +133,7 @@ def test_a_document_is_on_disk_once_however_many_conversations_are_on_it(tmp_pat
             engine.scripted.script = say(engine, None, f"an answer to {number}")
             list(chat.send(f"question {number}", SamplingParams(temperature=0.0, max_tokens=40)))
             chat.settle(wait=True)
-        until(lambda: engine._loop.call(lambda: is_saved(engine)))
+        until(lambda: between_steps(engine, lambda: is_saved(engine)))
         sizes = [file.stat().st_size for file in store.glob("*/talk*.kv")]
         assert path.stat().st_size == alone
         assert len(sizes) == 3
@@ -159,8 +160,8 @@ def test_what_is_shared_is_written_before_who_shares_it(tmp_path: Path) -> None:
             engine._disk.request_write(chunk_owner("paper"), PROMPT)
             engine._disk.request_write("another", PROMPT)
 
-        engine._loop.call(wish)
-        until(lambda: engine._loop.call(lambda: is_saved(engine)))
+        between_steps(engine, wish)
+        until(lambda: between_steps(engine, lambda: is_saved(engine)))
     sizes = {path.stem: path.stat().st_size for path in store.glob("*/*.kv")}
     whole, blocks = sizes.pop(chunk_owner("paper")), len(PROMPT) // 4
     assert max(sizes.values(), default=0) <= whole * disk.WRITING / blocks, "what was on its way to the disk"
@@ -218,11 +219,11 @@ def test_of_a_prompt_whose_reading_was_stopped_only_what_was_reached_counts_as_p
             if engine.scripted.rows_computed:
                 chat.stop()
 
-        engine._loop.call(lambda: setattr(engine._loop, "_step", stopped))
+        between_steps(engine, lambda: setattr(engine._loop, "_step", stopped))
         assert list(chat.send(PAPER, GREEDY)) == []
         assert chat.last is not None
         assert chat.present_tokens is not None
         assert 0 < chat.present_tokens < chat.used_tokens
-        engine._loop.call(lambda: setattr(engine._loop, "_step", step))
+        between_steps(engine, lambda: setattr(engine._loop, "_step", step))
         chat.settle(wait=True)
         assert chat.present_tokens is None, "all of it"

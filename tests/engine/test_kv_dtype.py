@@ -17,6 +17,7 @@ from engine.kernels.native import library
 from engine.schedule.loop import Loop
 from models.loading.load import load_model
 from models.network import Network
+from tests.engine.inside import between_steps
 from tests.engine.tiny import TinyEngine, tiny_engine, tiny_tokenizer
 from tests.fresh import seeds
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
@@ -114,7 +115,7 @@ def stored(engine: TinyEngine, ids: list[int]) -> Tensor:
         finally:
             engine._blocks.close(table)
 
-    return engine._loop.call(job)
+    return between_steps(engine, job)
 
 
 @native

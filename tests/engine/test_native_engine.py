@@ -32,6 +32,7 @@ from models.files import ModelFiles
 from models.loading.load import load_model
 from models.network import Network
 from models.text.tokenizer import Tokenizer
+from tests.engine.inside import between_steps, evict_all
 from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import files_of, run, tiny_qwen3, write_checkpoint
 
@@ -139,7 +140,7 @@ def test_several_sequences_at_once(
 ) -> None:
     prompts = [prompt(length, seed=length) for length in (1, 40, 9)]
     sequences = []
-    engine._loop.call(lambda: sequences.extend(engine.start(Rows.of(ids), GREEDY) for ids in prompts))
+    between_steps(engine, lambda: sequences.extend(engine.start(Rows.of(ids), GREEDY) for ids in prompts))
     together = [[event.token_id for event in engine.events(sequence)] for sequence in sequences]
     check(model, sampled)
     assert together == [answer(engine, ids) for ids in prompts]
@@ -171,7 +172,7 @@ def test_what_was_cached_gives_the_logits_of_a_fresh_prompt(
 ) -> None:
     one = replace(GREEDY, max_tokens=1)
     answer(engine, prompt(50), one)
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
     for length in (1, 7, 24, 25, 49):
         engine.warm(prompt(50)[:length])
     answer(engine, prompt(50), one)
@@ -182,9 +183,9 @@ def test_what_was_cached_gives_the_logits_of_a_fresh_prompt(
 def test_torch_gets_its_threads_for_what_it_computes_only(engine: Engine, quantize: str) -> None:
     stream = engine.stream(prompt(30), replace(GREEDY, max_tokens=5))
     list(stream)
-    assert engine._loop.call(torch.get_num_threads) == 1
+    assert between_steps(engine, torch.get_num_threads) == 1
     engine.warm(prompt(9, seed=1))
-    assert engine._loop.call(torch.get_num_threads) == (2 if quantize == "none" else 1)
+    assert between_steps(engine, torch.get_num_threads) == (2 if quantize == "none" else 1)
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -306,9 +307,9 @@ def test_mapped_weights_are_copied_while_nobody_asks_for_anything(smollm2: Path)
         answers = [answer(engine, question)]
         mapped = engine.mapped_bytes + engine.copied_bytes
         assert mapped == engine.figures().weight_bytes
-        if not engine._loop.call(lambda: engine._pieces.runner.while_idle() or engine.copied_bytes):
+        if not between_steps(engine, lambda: engine._pieces.runner.while_idle() or engine.copied_bytes):
             pytest.skip("no kernels here read copies, or memory is short")
-        while engine._loop.call(engine._pieces.runner.while_idle):
+        while between_steps(engine, engine._pieces.runner.while_idle):
             pass  # the loop does the same when it has nothing to do
         assert engine.copied_bytes > 0.9 * mapped
         assert engine.mapped_bytes == mapped - engine.copied_bytes

@@ -12,6 +12,7 @@ from engine.cache.rows import Rows
 from engine.schedule.cpu_load import OtherPrograms
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.sequence import Priority, Sequence
+from tests.engine.inside import evict_all
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.tiny import TinyEngine, tiny_engine
 
@@ -100,7 +101,7 @@ def test_idle_work_that_keeps_to_one_core_has_a_pace_of_its_own(
     engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine_step = engine._engine_step
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
     steps = Steps(engine, 0)
     busy = [True, True, False, False, True]
     monkeypatch.setattr(OtherPrograms, "are_busy", lambda self: busy[min(len(steps.rows), 4)])

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from engine.engine import Engine
 from engine.store.records import scan
 from tests.counting import PATIENCE, until
+from tests.engine.inside import evict_all
 from tests.engine.restarted import READING, WRITING, load, played
 from tests.engine.tiny import TEMPLATE, tiny_tokenizer
 from tests.fresh import seeds
@@ -156,7 +157,7 @@ def conversation(random: Random, number: int) -> dict[str, Any]:
 
 def without_restart(engine: Engine, talk: dict[str, Any]) -> list[dict[str, Any]]:
     """What is said in a process that goes on."""
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
     said: list[dict[str, Any]] = []
     for number in range(len(talk["steps"])):
         said.append(json.loads(json.dumps(played(engine, talk, said, number))))

@@ -27,6 +27,7 @@ from engine.schedule.scheduler import PromptChunk
 from engine.store.disk import DiskTier
 from models.loading.load import load_model
 from models.network import Network
+from tests.engine.inside import between_steps, check_blocks, evict_all
 from tests.engine.speculation import speculate
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_native_engine import CPU, a_native_engine
@@ -109,7 +110,7 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
 def test_the_text_of_a_seed_is_the_same_whatever_was_cached(
     pair: Pair, think_cache: str, steps: list[tuple[str, str, int]]
 ) -> None:
-    pair.used._loop.call(pair.used._blocks.evict_all)
+    evict_all(pair.used)
     chat = pair.used.chat(think_cache=think_cache)
     saved: list[list[Turn]] = [[]]
     for kind, text, number in steps:
@@ -117,7 +118,7 @@ def test_the_text_of_a_seed_is_the_same_whatever_was_cached(
             chat.load(copies(chat.turns[: len(chat.turns) // 2]))
         one(pair, chat, saved, kind, text, number)
         saved.append(copies(chat.turns))
-        pair.used._loop.call(pair.used._blocks.check)
+        check_blocks(pair.used)
 
 
 def one(pair: Pair, chat: Chat, saved: list[list[Turn]], kind: str, text: str, number: int) -> None:
@@ -144,7 +145,7 @@ def one(pair: Pair, chat: Chat, saved: list[list[Turn]], kind: str, text: str, n
             events.close()  # type: ignore[attr-defined]
             if chat.last is not None and not chat.last.is_complete and len(chat.last.token_ids) < 24:
                 if number % 2:
-                    pair.used._loop.call(pair.used._blocks.evict_all)
+                    evict_all(pair.used)
                 left = 24 - len(chat.last.token_ids)
                 list(
                     chat.resume(
@@ -164,7 +165,7 @@ def one(pair: Pair, chat: Chat, saved: list[list[Turn]], kind: str, text: str, n
         case "branch":
             chat.load(copies(saved[number % len(saved)]))
         case "evict":
-            pair.used._loop.call(lambda: free_some(pair.used, number))
+            between_steps(pair.used, lambda: free_some(pair.used, number))
         case "beside":
             ids = pair.used.tokenizer.encode(text)
             alone = [event.token_id for event in pair.fresh.stream(ids, params)]
@@ -184,7 +185,7 @@ def free_some(engine: Engine, count: int) -> None:
 def check(pair: Pair, chat: Chat, before: list[Turn], params: SamplingParams) -> None:
     """The last answer is what the other engine says to the same message in one go."""
     last = chat.turns[-1]
-    pair.fresh._loop.call(pair.fresh._blocks.evict_all)
+    evict_all(pair.fresh)
     expected = pair.logits(pair.fresh)
     expected.clear()
     fresh = pair.fresh.chat(think_cache=chat.think_cache)

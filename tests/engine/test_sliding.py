@@ -16,6 +16,7 @@ from engine.cache.rows import Rows
 from engine.cache.sizing import plan_kv
 from engine.cache.window import Window
 from engine.errors import EngineError
+from tests.engine.inside import between_steps
 from tests.engine.test_blocks import filled
 from tests.engine.tiny import TinyEngine, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import random_model, run_reference
@@ -113,7 +114,7 @@ def test_a_preempted_sequence_goes_on_with_the_same_text(pair: Pair) -> None:
             small._scheduler.preempt(sequence)
             small._blocks.evict_all()
 
-    small._loop.call(preempt)
+    between_steps(small, preempt)
     said += [event.token_id for event in events]
     assert sequence.preemptions == 1
     assert said == answer(pair.large, PROMPTS[1], 120)

@@ -38,6 +38,7 @@ from engine.speculation.suffixes import GRAM, LONGEST, SuffixIndex
 from engine.speculation.texts import ELSEWHERE, KEPT, Texts, from_elsewhere
 from models.loading.load import load_model
 from models.network import Network
+from tests.engine.inside import check_blocks, evict_all
 from tests.engine.speculation import Oracle, speculate
 from tests.engine.test_native_engine import CPU, a_native_engine
 from tests.fresh import examples
@@ -359,7 +360,7 @@ def asked(engine: Engine, number: int, params: SamplingParams) -> Sequence:
 
 def heard(engine: Engine, sequences: list[Sequence]) -> list[list[TokenEvent]]:
     events = [list(engine.events(sequence)) for sequence in sequences]
-    engine._loop.call(engine._blocks.check)
+    check_blocks(engine)
     assert engine.figures().blocks_held == 0
     return events
 
@@ -390,13 +391,13 @@ def test_an_answer_is_the_same_whatever_is_guessed(
             1:
         ]  # torch computes the prompts, and others whose prompts are beside change their last bits
     engine._engine_step.speculating = None
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
     plain, events, cached = list[Sequence](), list[list[TokenEvent]](), list[int]()
     for number, params in enumerate(several):
         plain.append(asked(engine, seed + number, params))
         events += heard(engine, plain[-1:])
         cached.append(engine.cached_rows(plain[-1].rows))
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
     texts = Oracle(
         answers={number: list(one.rows.token_ids) for number, one in enumerate(plain)}, random=Random(seed)
     )
@@ -459,10 +460,10 @@ def test_guesses_take_free_blocks_only(model: Network) -> None:
         params = SamplingParams(speculation="auto", temperature=0.0, max_tokens=200)
         small._engine_step.speculating = None
         plain = list(small.stream([*b"abcabc"], params))
-        small._loop.call(small._blocks.evict_all)
+        evict_all(small)
         speculate(small, Oracle(answers={0: [*b"abcabc", *(event.token_id for event in plain)]}))
         assert list(small.stream([*b"abcabc"], params)) == plain
-        small._loop.call(small._blocks.check)
+        check_blocks(small)
 
 
 def test_another_kind_of_speculation_is_refused() -> None:

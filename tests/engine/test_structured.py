@@ -16,6 +16,7 @@ from engine.sampling.grammar import Matcher
 from engine.schedule.sequence import Sequence
 from models.text.tokenizer_parts import THINK_MARKERS
 from tests.engine.fake_decoding import FakeRunner
+from tests.engine.inside import between_steps
 from tests.engine.test_chat import CONFIG
 from tests.engine.tiny import TinyEngine, harmony_tokenizer, say, tiny_engine, tiny_tokenizer
 
@@ -57,7 +58,7 @@ def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[TinyEngine]
     with tiny_engine(folder, CONFIG) as engine:
         if request.param == "slots":
             runner = FakeRunner(engine._pieces.runner, 3, words=WORDS)
-            engine._loop.call(lambda: engine._engine_step.decode_with(runner))
+            between_steps(engine, lambda: engine._engine_step.decode_with(runner))
         yield engine
 
 
@@ -68,10 +69,11 @@ def text_of(events: list[TokenEvent]) -> str:
 def together(engine: TinyEngine, params: list[SamplingParams]) -> list[tuple[list[TokenEvent], Sequence]]:
     """Answers to the same prompt that are asked for between two steps."""
     sequences: list[Sequence] = []
-    engine._loop.call(
+    between_steps(
+        engine,
         lambda: sequences.extend(
             engine.start(Rows.of([*PROMPT, index]), one) for index, one in enumerate(params)
-        )
+        ),
     )
     return [(list(engine.events(sequence)), sequence) for sequence in sequences]
 
@@ -133,7 +135,7 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
 def test_a_deterministic_engine_computes_every_row_in_slots_by_a_decode_step(folder: Path) -> None:
     with tiny_engine(folder, CONFIG) as engine:
         runner = FakeRunner(engine._pieces.runner, 3, words=WORDS)
-        engine._loop.call(lambda: engine._engine_step.decode_with(runner))
+        between_steps(engine, lambda: engine._engine_step.decode_with(runner))
         engine._engine_step.jumps = False
         events = list(
             engine.stream(PROMPT, SamplingParams(temperature=0.0, constraint=SCHEMA, logit_bias=SOBER))
@@ -183,10 +185,11 @@ def test_one_that_gets_too_complex_fails_alone(engine: TinyEngine, monkeypatch: 
     monkeypatch.setattr(Matcher, "push", fail)
     sequences: list[Sequence] = []
     params = [SamplingParams(temperature=0.0, constraint=REGEX, logit_bias=SOBER), free]
-    engine._loop.call(
+    between_steps(
+        engine,
         lambda: sequences.extend(
             engine.start(Rows.of([*PROMPT, index]), one) for index, one in enumerate(params)
-        )
+        ),
     )
     assert [event.token_id for event in engine.events(sequences[1])] == alone
     with pytest.raises(EngineError, match="too complex"):
@@ -204,7 +207,7 @@ def test_blocks_that_run_out_change_nothing(folder: Path) -> None:
     for blocks in (100, 24):
         with tiny_engine(folder, CONFIG, num_blocks=blocks) as engine:
             runner = FakeRunner(engine._pieces.runner, 3, words=WORDS)
-            engine._loop.call(partial(engine._engine_step.decode_with, runner))
+            between_steps(engine, partial(engine._engine_step.decode_with, runner))
             engine._engine_step.jumps = False
             answers = together(engine, params)
             found.append([[event.token_id for event in events] for events, _ in answers])

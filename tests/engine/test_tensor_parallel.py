@@ -38,6 +38,7 @@ from engine.params import SamplingParams
 from models.files import ModelFiles
 from tests.counting import until
 from tests.engine.divided import GREEDY, MORE_RANKS, PROMPT, is_running, load, loaded, text, write_model
+from tests.engine.inside import between_steps
 from tests.models.families import tiny_qwen3_moe
 
 
@@ -114,7 +115,7 @@ def test_blocks_are_offloaded_on_every_rank(folder: Path, monkeypatch: pytest.Mo
 
     with loaded(folder, 2) as engine:
         expected = text(engine, PROMPT * 4)
-        engine._loop.call(lambda: evict(engine))
+        between_steps(engine, lambda: evict(engine))
         text(engine, PROMPT[::-1] * 5)  # overwrites the blocks
         assert text(engine, PROMPT * 4) == expected
         figures = engine.figures().offload

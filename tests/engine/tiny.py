@@ -21,6 +21,7 @@ from models.reference.decoder import Decoder
 from models.text.chat_template import ChatTemplate
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_parts import THINK_MARKERS, ThinkMarkers, TokenizerParts
+from tests.engine.inside import between_steps, check_blocks, evict_all
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
 TEMPLATE = """\
@@ -174,13 +175,13 @@ class TinyEngine(Engine):
 
     def check(self) -> None:
         """The invariants of the blocks, with the loop between two steps."""
-        self._loop.call(self._blocks.check)
+        check_blocks(self)
 
     def blocks_cached(self) -> int:
-        return self._loop.call(lambda: self._blocks.num_cached)
+        return between_steps(self, lambda: self._blocks.num_cached)
 
     def evict_all(self) -> None:
-        self._loop.call(self._blocks.evict_all)
+        evict_all(self)
 
     def offload_all(self) -> None:
         """Evict what is cached as if somebody needed room for it: it goes to the host tier, where there is one."""
@@ -189,7 +190,7 @@ class TinyEngine(Engine):
             while self._blocks.num_cached:
                 self._blocks._free_one(offload=True)
 
-        self._loop.call(job)
+        between_steps(self, job)
 
 
 @contextmanager

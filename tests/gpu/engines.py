@@ -15,6 +15,7 @@ from engine.schedule.loop import Loop
 from engine.schedule.sequence import Sequence
 from models.loading.load import load_model
 from models.network import Network
+from tests.engine.inside import check_blocks, evict_all
 from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3
 
@@ -51,7 +52,7 @@ def an_engine(
     engine.network = network
     try:
         yield engine
-        engine._loop.call(engine._blocks.check)
+        check_blocks(engine)
     finally:
         engine.close()
 
@@ -96,7 +97,7 @@ def one_after_the_other(engine: Engine, jobs: list[Job]) -> list[list[int]]:
 
 def forget(engine: Engine) -> None:
     """Empty the prefix cache."""
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
 
 
 def random_tokens(count: int, seed: int) -> list[int]:

@@ -12,6 +12,7 @@ from engine import SamplingParams
 from engine.cache.host_memory import PromptCosts
 from engine.engine import Engine
 from engine.errors import EngineError
+from tests.engine.inside import between_steps, check_blocks
 from tests.gpu.engines import CONFIGS as FUSED
 from tests.gpu.engines import SIZES, an_engine
 from tests.models.checkpoints import reference_model, run_reference, tiny_qwen3, write_checkpoint
@@ -60,11 +61,11 @@ def test_what_decoding_evicts_comes_back_from_host_memory(
         engine._host.prepare(wait=True)
         assert engine._host.nbytes >= 47 * engine._host.block_bytes, "the system refuses to pin so little"
         assert engine.warm(other) == len(other)
-        before = engine._loop.call(rows)
+        before = between_steps(engine, rows)
         assert len(tokens(engine, SamplingParams(temperature=0.0, max_tokens=700))) == 700
         assert engine.warm(other) == 0
-        assert torch.equal(engine._loop.call(rows), before)
-        engine._loop.call(engine._blocks.check)
+        assert torch.equal(between_steps(engine, rows), before)
+        check_blocks(engine)
 
 
 @pytest.mark.parametrize("options", [{}, {"graphs": False}, {"fused": False}, {"decode_runner": False}])
@@ -76,7 +77,7 @@ def test_greedy_tokens_are_those_of_transformers(folder: Path, options: dict[str
         )  # for the model with head_dim 16, a note says that it runs without fused kernels
         assert all("unusual" in str(folder) and "head_dim of 16" in note for note in notes)
         assert engine.warm([*PROMPT, *answer[:-1]]) == 0  # all rows that were written can be found
-        engine._loop.call(engine._blocks.check)
+        check_blocks(engine)
     check_greedy(folder, answer)
 
 
@@ -120,7 +121,7 @@ def test_two_at_a_time_and_one_after_the_other(folder: Path) -> None:
             both[0].append(next(one).token_id)
             both[1].append(next(two).token_id)
         assert both[0] == alone
-        engine._loop.call(engine._blocks.check)
+        check_blocks(engine)
 
 
 def test_cancelling_keeps_the_engine_whole(folder: Path) -> None:
@@ -131,7 +132,7 @@ def test_cancelling_keeps_the_engine_whole(folder: Path) -> None:
         stream.close()
         assert first == before[:5]
         assert tokens(engine) == before
-        engine._loop.call(engine._blocks.check)
+        check_blocks(engine)
 
 
 def test_the_context_ends_an_answer(folder: Path) -> None:
@@ -139,7 +140,7 @@ def test_the_context_ends_an_answer(folder: Path) -> None:
         prompt = (PROMPT * 5)[:1490]
         events = list(engine.stream(prompt, SamplingParams(temperature=0.0)))
         assert len(events) == 10
-        engine._loop.call(engine._blocks.check)
+        check_blocks(engine)
 
 
 def test_damaged_weights_end_the_turn_with_a_line(folder: Path) -> None:
@@ -147,10 +148,10 @@ def test_damaged_weights_end_the_turn_with_a_line(folder: Path) -> None:
         good = tokens(engine)
         norm = engine.network.final_norm.weight
         kept = norm.clone()
-        engine._loop.call(lambda: norm.fill_(float("nan")))
+        between_steps(engine, lambda: norm.fill_(float("nan")))
         with pytest.raises(EngineError, match="not a number"):
             tokens(engine)
-        engine._loop.call(lambda: norm.copy_(kept))
+        between_steps(engine, lambda: norm.copy_(kept))
         assert tokens(engine) == good
 
 

@@ -18,6 +18,7 @@ from engine.speculation.cost_model import CostModel
 from models.loading.load import load_model
 from models.network import Network
 from tests.counting import until
+from tests.engine.inside import between_steps, check_blocks
 from tests.engine.speculation import Eager
 from tests.gpu.engines import DEVICE, SIZES, an_engine, forget
 from tests.gpu.test_speculation import asked, drawn, told
@@ -91,8 +92,8 @@ def test_an_answer_is_the_same_whatever_is_drafted(engine: Engine) -> None:
             assert list(engine.events(sequence)) == one, f"seed {seed}"
             assert told(sequence) == told(before), f"seed {seed}"
             drafted, accepted = drafted + sequence.drafted, accepted + sequence.drafts_accepted
-        engine._loop.call(engine._blocks.check)
-        engine._loop.call(drafting(engine).blocks.check)
+        check_blocks(engine)
+        between_steps(engine, drafting(engine).blocks.check)
     assert speculating.notes == ()
     assert drafted > 50
     assert accepted > 20 or drafting(engine).name == "random"
@@ -152,5 +153,5 @@ def test_it_reads_what_was_said_while_nobody_waits(engine: Engine) -> None:
     draft(engine)
     text = [*b"a text that is read, and which is longer than a block of the cache is "]
     engine.warm_rows(Rows.of(text))
-    until(lambda: engine._loop.call(lambda: drafts.blocks.match(text)) == len(text))
-    assert engine._loop.call(lambda: drafts.blocks.num_held) == 0
+    until(lambda: between_steps(engine, lambda: drafts.blocks.match(text)) == len(text))
+    assert between_steps(engine, lambda: drafts.blocks.num_held) == 0

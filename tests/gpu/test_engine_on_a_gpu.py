@@ -9,6 +9,7 @@ from transformers import MistralConfig
 
 from engine import EngineError, SamplingParams
 from engine.cache.host_memory import PromptCosts
+from tests.engine.inside import between_steps
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine
 from tests.gpu.engines import an_engine
 from tests.models.checkpoints import random_model, run_reference, tiny_llama, tiny_qwen3, write_checkpoint
@@ -88,7 +89,7 @@ def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(
                     [engine._pieces.cache.kv[:, :, first:end] for first, end in slots], dim=2
                 ).clone()
 
-            return engine._loop.call(job)
+            return between_steps(engine, job)
 
         assert engine._host is not None
         engine._host.prepare(wait=True)

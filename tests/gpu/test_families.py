@@ -15,6 +15,7 @@ from engine.attention.unusual import kinds
 from engine.batch import Span, StepBatch
 from engine.errors import EngineError
 from models.loading.load import load_model
+from tests.engine.inside import between_steps
 from tests.gpu.engines import DEVICE, an_engine, random_tokens
 from tests.gpu.test_logits import errors, logits_of, prefilled_logits
 from tests.models.checkpoints import files_of, reference_model, write_checkpoint
@@ -141,7 +142,7 @@ def run_steps(
                 found.append([row.float().clone() for row in engine._pieces.runner.run(StepBatch(spans))])
         return found
 
-    return engine._loop.call(job)
+    return between_steps(engine, job)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from benchmarks.stepping import blocks_for, forced_logits
 from engine import SamplingParams
 from engine.batch import Span, StepBatch
 from engine.engine import Engine
+from tests.engine.inside import between_steps
 from tests.gpu.engines import GpuEngine, alone, an_engine, forget, random_tokens
 from tests.models.checkpoints import reference_model, tiny_llama, tiny_qwen3, write_checkpoint
 from tests.models.families import FUSED
@@ -70,7 +71,7 @@ def prefilled(engine: Engine, ids: list[int], cuts: list[int]) -> Tensor:
                 found.append(runner._model.logits(runner._model.forward(*given, plan)).float())
         return torch.cat(found)
 
-    return engine._loop.call(job)
+    return between_steps(engine, job)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,7 +142,7 @@ def stored(engine: Engine, ids: list[int]) -> Tensor:
             row = engine._pieces.cache.row
             return engine._pieces.cache.kv.index_select(2, slots)[..., : row.heads * (row.dim + 4)]
 
-    return engine._loop.call(job)
+    return between_steps(engine, job)
 
 
 @jit

@@ -17,6 +17,7 @@ from engine.cache.rows import Rows
 from engine.engine import Engine
 from engine.schedule.scheduler import PromptChunk
 from engine.schedule.sequence import Priority, Sequence
+from tests.engine.inside import between_steps
 from tests.gpu.engines import an_engine, random_tokens
 from tests.models.checkpoints import reference_model, tiny_llama, tiny_qwen3, write_checkpoint
 
@@ -83,7 +84,7 @@ def fresh_blocks(engine: Engine, rows: int, function: Callable[[list[int]], Tens
         with blocks_for(engine, [[]], rows) as (blocks,):
             return function(blocks)
 
-    return engine._loop.call(job)
+    return between_steps(engine, job)
 
 
 def errors(logits: Tensor, reference: Tensor) -> Tensor:
@@ -187,12 +188,12 @@ def test_prompts_of_several_at_once_are_those_of_each_alone(
     options = {"attention": attention, "block_size": block_size, "num_blocks": 64 * 256 // block_size}
     with an_engine(folder, BF16, **options) as engine:
         numbers = list(range(len(texts)))
-        alone, _ = engine._loop.call(lambda: run(engine, numbers, False))
+        alone, _ = between_steps(engine, lambda: run(engine, numbers, False))
         assert errors(alone, reference).max() <= 1.5 * largest
         # The first order is run, recorded, and at last replayed; others may need batches of other shapes.
         for turn, first in enumerate([0, 0, 1, 2, 0]):
             order = numbers[first:] + numbers[:first]
-            together, firsts = engine._loop.call(lambda: run(engine, order, True))  # noqa: B023 - it is called here
+            together, firsts = between_steps(engine, lambda: run(engine, order, True))  # noqa: B023 - it is called here
             assert errors(together, reference).max() <= 1.5 * largest, turn
             assert errors(together, alone).max() <= 2 * largest, turn
             if turn == 1:

@@ -14,6 +14,7 @@ import torch
 
 from engine import Engine, SamplingParams
 from engine.conversation.chat import Chat
+from tests.engine.inside import evict_all
 from tests.engine.test_chat_paths import copies
 from tests.gpu.engines import CONFIGS, an_engine
 from tests.models.checkpoints import write_checkpoint
@@ -47,7 +48,7 @@ class Case:
 
     def begin(self, engine: Engine) -> Chat:
         """Return the conversation before the last message, computed anew."""
-        engine._loop.call(engine._blocks.evict_all)
+        evict_all(engine)
         chat = engine.chat(think="off")
         list(chat.send(self.messages[0], self.params))
         return chat
@@ -94,7 +95,7 @@ def stopped_and_resumed(case: Case, engine: Engine) -> list[int]:
 
 def opened_again(case: Case, engine: Engine) -> list[int]:
     turns = copies(case.begin(engine).turns)
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
     chat = engine.chat(think="off")
     chat.load(turns)
     return case.ask(chat)

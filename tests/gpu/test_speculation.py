@@ -11,6 +11,7 @@ import torch
 from engine import Engine, SamplingParams
 from engine.cache.rows import Rows
 from engine.schedule.sequence import Sequence
+from tests.engine.inside import check_blocks
 from tests.engine.speculation import Oracle, speculate
 from tests.gpu.engines import CONFIGS, SIZES, an_engine, forget
 from tests.gpu.test_structured import CONSTRAINTS, SOBER
@@ -103,7 +104,7 @@ def test_an_answer_is_the_same_whatever_is_guessed(engine: Engine) -> None:
             guessed, accepted = guessed + sequence.guessed, accepted + sequence.accepted
             cached = [engine.cached_rows(each.rows) for each in (sequence, before)]
             assert cached[0] == cached[1], f"seed {seed}"
-        engine._loop.call(engine._blocks.check)
+        check_blocks(engine)
     assert 50 < accepted < guessed
 
 

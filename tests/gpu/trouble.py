@@ -20,6 +20,7 @@ from benchmarks.random_checkpoint import CHECKPOINTS, write_checkpoint
 from engine import SamplingParams
 from engine.engine import Engine
 from engine.errors import EngineError
+from tests.engine.inside import evict_all
 
 PROMPT = list(range(7, 207))
 COUNT = 128
@@ -102,7 +103,7 @@ def short(engine: Engine) -> dict[str, Any]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
         return launch(sequences)
 
-    engine._loop.call(engine._blocks.evict_all)
+    evict_all(engine)
     engine._pieces.runner.run, runner.launch = narrow, fail_once  # type: ignore[method-assign]
     return {"chunks": chunks, "before": before, "tokens": tokens(engine)}
 
