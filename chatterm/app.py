@@ -118,7 +118,7 @@ class ChatApp(GuardedApp):
     def on_unmount(self) -> None:
         if self._on_interrupt is not None:
             signal.signal(signal.SIGINT, self._on_interrupt)  # this loop ends
-        if (store := self.chat.keeper.store) is not None:
+        if (store := self.chat.conversation.saved.store) is not None:
             store.release()  # or threads waiting for it would delay the exit
 
     def tell(self, line: str) -> None:
@@ -193,7 +193,7 @@ def run_app(
         )
         threading.excepthook = app.thread_failed
         app.run()
-        _tell_how_to_come_back(store, app.chat.keeper.session)
+        _tell_how_to_come_back(store, app.chat.conversation.saved.session)
         ended = app.worker.close()
         if app.threads.are_left:
             print(_LEFT, file=sys.stderr)

@@ -202,7 +202,7 @@ async def test_what_was_taken_back_stays_reachable_in_later_sessions(tmp_path: P
         await driver.send("a")
         await driver.send("b")
         await press(driver, "alt+u", "alt+u")
-        session = driver.app.chat.keeper.session
+        session = driver.app.chat.conversation.saved.session
         driver.composer.put("")
     async with driven(answering(), store=store, session=session) as driver:
         await driver.shows("2 messages undone;")

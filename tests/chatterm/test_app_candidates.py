@@ -222,7 +222,7 @@ async def test_they_are_saved_as_they_come(tmp_path: Path) -> None:
             await driver.send("q")
             await draws(driver, 2, wait=False)
             await driver.until(lambda: texts(driver)[1:] == ["one two ", "four fiv"])
-            session = driver.app.chat.keeper.session
+            session = driver.app.chat.conversation.saved.session
             assert session is not None
             store.flush()
             await driver.until(
@@ -367,7 +367,7 @@ async def test_random_keys(seed: int, tmp_path: Path) -> None:
                 await driver.until(lambda: driver.app.worker._jobs.empty())
                 await driver.pilot.pause(0.05)
                 driver.composer.put("")
-            talk, session = driver.app.chat.conversation, driver.app.chat.keeper.session
+            talk, session = driver.app.chat.conversation, driver.app.chat.conversation.saved.session
             assert session is not None
             assert not talk.choice
             shown = [(e.user, e.text) for e in talk.path]

@@ -143,7 +143,7 @@ async def test_a_conversation_begins_on_documents_and_its_session_goes_on_with_t
         assert "/sessions opens it" in driver.told[-1]
         await driver.shows("notes · paper")
         await driver.send("and this?")
-        begun = driver.app.chat.keeper.session
+        begun = driver.app.chat.conversation.saved.session
         assert begun is not None
         await driver.send("/library remove paper")
         await driver.until(lambda: "paper is removed" in " ".join(driver.notices))
@@ -264,7 +264,7 @@ async def test_a_session_that_begins_at_once_after_a_reset_has_no_documents(stor
         await driver.until(lambda: driver.answers == ["An answer."])
         await driver.idle()
         assert backend.documents == ()
-        session = driver.app.chat.keeper.session
+        session = driver.app.chat.conversation.saved.session
         assert session is not None
         assert store.load(session)[0].documents == ()
 
@@ -518,7 +518,7 @@ async def test_random_use(store: SessionStore, seed: int) -> None:
                     check(driver, backend)
         await driver.pilot.press("escape", "escape", "escape")
         await done(driver)
-        talk, session = driver.app.chat.conversation, driver.app.chat.keeper.session
+        talk, session = driver.app.chat.conversation, driver.app.chat.conversation.saved.session
         if session is not None and talk.tree.head is not None:
             info, tree, _ = store.load(session)
             assert [e.user for e in tree.exchanges] == [e.user for e in talk.tree.exchanges]

@@ -93,14 +93,14 @@ class Kept:
         monkeypatch.setattr(Tree, "drop", dropped)
 
     def check(self, driver: Driver) -> None:
-        talk, session = driver.app.chat.conversation, driver.app.chat.keeper.session
+        talk, session = driver.app.chat.conversation, driver.app.chat.conversation.saved.session
         here = {
             exchange.id: exchange.user
             for exchange in talk.tree.exchanges
             if exchange.finish_reason is not None  # else it may still be refused, and given back
         }
         if session is None:
-            assert not here or driver.app.chat.keeper.problem
+            assert not here or driver.app.chat.conversation.saved.problem
             return
         before = self._seen.setdefault(session, {})
         assert before.items() <= here.items(), "a message is gone"

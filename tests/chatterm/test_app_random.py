@@ -71,7 +71,7 @@ async def test_random_use(seed: int, tmp_path: Path) -> None:
                     check(driver, backend)
         await driver.pilot.press("escape", "escape", "escape")
         await driver.idle()
-        talk, session = driver.app.chat.conversation, driver.app.chat.keeper.session
+        talk, session = driver.app.chat.conversation, driver.app.chat.conversation.saved.session
         if session is not None:
             _, tree, _ = store.load(session)
             assert [(e.user, e.text) for e in tree.exchanges] == [

@@ -209,7 +209,7 @@ async def test_another_session_is_picked_and_its_model_is_loaded(store: SessionS
         await driver.idle()
         assert (backend.system, backend.think, backend.sampling) == ("Old.", "off", {"top_k": 3})
         assert backend.history == [("old question", "old answer")]
-        assert driver.app.chat.keeper.session == old
+        assert driver.app.chat.conversation.saved.session == old
         await driver.send("/sessions new question")
         await driver.until(lambda: driver.questions == ["new question"])
         await driver.send("/sessions nonsense")

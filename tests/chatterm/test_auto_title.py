@@ -54,7 +54,7 @@ async def test_a_title_that_a_person_gave_is_never_overwritten(store: SessionSto
     backend = ScriptedBackend(title="Boiling an egg")
     async with driven(backend, store=store) as driver:
         await driver.send("how long?", wait=False)
-        await driver.until(lambda: driver.app.chat.keeper.session)
+        await driver.until(lambda: driver.app.chat.conversation.saved.session)
         await driver.send("/rename Mine")
         await driver.idle()
         await driver.until(lambda: driver.app.chat.titling._wanted is None)

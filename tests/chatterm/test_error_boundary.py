@@ -62,7 +62,7 @@ async def chatting(folder: Path) -> AsyncIterator[Driver]:
         await driver.send("first")
         await driver.types("a draft")
         yield driver
-        session = driver.app.chat.keeper.session
+        session = driver.app.chat.conversation.saved.session
     assert session is not None
     store.flush()
     _, tree, draft = store.load(session)

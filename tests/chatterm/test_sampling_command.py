@@ -167,7 +167,7 @@ async def test_it_holds_from_the_next_answer_on_and_in_the_session(tmp_path: Pat
     async with driven(backend, store=store) as driver:
         driver.app.chat.settings = Settings(sampling=SamplingSettings(top_k=9))
         await driver.send("hello")
-        session = driver.app.chat.keeper.session
+        session = driver.app.chat.conversation.saved.session
         assert session is not None
         await driver.send("/set temperature 0.2")
         await driver.until(lambda: backend.sampling == {"top_k": 9, "temperature": 0.2})

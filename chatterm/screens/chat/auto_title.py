@@ -27,7 +27,7 @@ class Titling(ScreenPart):
 
     def answered(self, now: float) -> None:
         """Schedule a title after the first answer of a session, unless the person gave one."""
-        path, session = self.conversation.path, self.screen.keeper.session
+        path, session = self.conversation.path, self.conversation.saved.session
         if not self.is_on or session is None or len(self.conversation.tree) != 1:
             return
         if not path or not path[0].text.strip():  # it may have been undone while running
@@ -42,7 +42,7 @@ class Titling(ScreenPart):
         if wanted is None or now < wanted.next_at or not screen.is_idle:
             return
         renamed = self.conversation.title != wanted.first_words
-        if screen.keeper.session != wanted.session or renamed or wanted.attempts == _ATTEMPTS:
+        if screen.conversation.saved.session != wanted.session or renamed or wanted.attempts == _ATTEMPTS:
             self._wanted = None
         elif (said := screen.backend.made_title()) is not None and wanted.attempts:
             self._wanted = None
@@ -54,7 +54,7 @@ class Titling(ScreenPart):
 
     def _retitle(self, wanted: _Wanted, title: str) -> None:
         """Set the generated title, unless the person has given one."""
-        store = self.screen.keeper.store
+        store = self.conversation.saved.store
         if store is not None:
             store.retitle(wanted.session, wanted.first_words, title)
             self.conversation.saved.info.title = title

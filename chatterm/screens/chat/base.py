@@ -123,11 +123,6 @@ class ChatBase(Screen[None]):
         self.status.keys_only(room)
 
     @property
-    def keeper(self) -> SessionTree:
-        """The tree that is shown and where it is saved."""
-        return self.conversation.saved
-
-    @property
     def is_idle(self) -> bool:
         """Whether nothing is being loaded or answered and no message waits."""
         return not self.is_loading and not self.conversation.is_busy

@@ -73,7 +73,7 @@ class Chat(ChatBase):
             self.use_sampling(dict(options.pop("sampling")))
         if options:
             self.submit(Backend.configure, options)
-        self.keeper.update(**chosen)
+        self.conversation.saved.update(**chosen)
 
     def use_tools(self, words: str) -> None:
         if self.is_loading:

@@ -32,7 +32,7 @@ class Documents(ScreenPart):
 
     @cached_property
     def _library(self) -> DocumentLibrary:
-        store = self.screen.keeper.store
+        store = self.conversation.saved.store
         return DocumentLibrary(store.path if store is not None else None)
 
     def library(self, text: str) -> None:

@@ -35,7 +35,7 @@ class Writing(ScreenPart):
             screen.attempt(partial(self._send_edit, self.screen.editing, text.strip("\n"), recall))
         else:
             screen.composer.take_sent()
-            screen.keeper.draft("")
+            screen.conversation.saved.draft("")
             self.send_as_it_is(text, recall)
             if self._shelved and not screen.composer.text:
                 self._unshelve()
@@ -45,7 +45,7 @@ class Writing(ScreenPart):
         screen = self.screen
         if screen.info is None and not screen.is_loading:
             raise EngineError("No model is loaded. /model loads one.")
-        screen.keeper.add_prompt(recall)
+        screen.conversation.saved.add_prompt(recall)
         waits = "the model" if screen.is_loading else "the answer" if self.conversation.turn else ""
         self.conversation.send(text.strip("\n"), note=f"waits for {waits}" if waits else "")
         if not waits:
@@ -70,7 +70,7 @@ class Writing(ScreenPart):
 
     def _send_edit(self, exchange: Exchange, text: str, recall: str) -> None:
         self.conversation.edit(exchange, text, self.screen.model_name)
-        self.screen.keeper.add_prompt(recall)
+        self.conversation.saved.add_prompt(recall)
         self.end_edit()
 
     def begin_edit(self, exchange: Exchange) -> None:
@@ -122,11 +122,11 @@ class Writing(ScreenPart):
     def keep_draft(self, text: str, *, leaving: bool = False) -> None:
         """Save the draft. An edit is saved only when `leaving` after an error, since it cannot be resumed."""
         if (leaving or not self.is_editing) and not is_command(text):
-            self.screen.keeper.draft(text)
+            self.conversation.saved.draft(text)
 
     def leave_draft(self) -> None:
         """Save the draft with this conversation and clear the composer, before another one is shown."""
-        if self.screen.keeper.store is None:
+        if self.conversation.saved.store is None:
             return  # the draft would be lost
         if is_command(self.screen.composer.text):
             self._unshelve()

@@ -174,9 +174,9 @@ class ChatScreen(Chat):
         if turn is not None and turn is not self._latest:
             self._latest = turn
             self.remarks.over(turn.started)
-        if self.keeper.problem != self._problem:
+        if self.conversation.saved.problem != self._problem:
             self._say_problem()
-        if was_deleted := self.keeper.was_deleted:
+        if was_deleted := self.conversation.saved.was_deleted:
             self.say(was_deleted)
         self.titling.tick(now)
         self.compacting.offer_summary(now)
@@ -292,7 +292,7 @@ class ChatScreen(Chat):
         match job:
             case worker.Job("switch"):
                 self.conversation.hold_again()
-                self.keeper.update(model=self.backend.model)
+                self.conversation.saved.update(model=self.backend.model)
                 cache = "" if self.conversation.is_remote else "; its cache is rebuilt"
                 history = f" The history is kept{cache}." if self.conversation.path else ""
                 self.tell(f"Now chatting with {self.model_name}.{history}")
@@ -312,7 +312,7 @@ class ChatScreen(Chat):
     # --- display ---
 
     def _say_problem(self) -> None:
-        self._problem, before = self.keeper.problem, self._problem
+        self._problem, before = self.conversation.saved.problem, self._problem
         self.remarks.stand(self._problem)
         if before and not self._problem:
             self.say("The conversation is being saved again.")

@@ -38,7 +38,7 @@ class Sessions(ScreenPart):
             return
         from chatterm.screens.question import QuestionScreen
 
-        kept = "What it said is kept." if self.screen.keeper.store is not None else "It is not saved."
+        kept = "What it said is kept." if self.conversation.saved.store is not None else "It is not saved."
         question = QuestionScreen(f"Stop the answer and {what}? {kept}", "stops it", "lets it go on")
         self.screen.app.push_screen(question, lambda is_yes: self.screen.attempt(then) if is_yes else None)
 
@@ -48,7 +48,7 @@ class Sessions(ScreenPart):
         self.leave()
         self.transcript.clear()
         self.conversation.clear()
-        if (store := self.screen.keeper.store) is not None:
+        if (store := self.conversation.saved.store) is not None:
             self.screen.in_thread(store.new_draft, self._writing.show_draft)
 
     def leave(self) -> None:
@@ -60,8 +60,8 @@ class Sessions(ScreenPart):
 
     def restore(self) -> None:
         """Restore the state of the last run: the session, the draft, the prompt history."""
-        screen, session = self.screen, self.screen.keeper.session
-        store = screen.keeper.store
+        screen, session = self.screen, self.conversation.saved.session
+        store = self.conversation.saved.store
         if store is None:
             return
         screen.in_thread(lambda: list(map(cleaned, store.prompts())), screen.composer.load_history)
@@ -76,15 +76,14 @@ class Sessions(ScreenPart):
         screen, talk = self.screen, self.conversation
         if not screen.settings.sessions.guesses or screen.settings.sampling.speculation == "off":
             return
-        others = partial(
-            elsewhere, screen.keeper.store, screen.keeper.session, talk.tree, screen.backend.model
-        )
+        saved = talk.saved
+        others = partial(elsewhere, saved.store, saved.session, talk.tree, screen.backend.model)
         screen.in_thread(others, lambda found: screen.submit(Backend.know, tuple(found)))
 
     def open(self, session: str) -> None:
         """Open a session of the store."""
-        store = self.screen.keeper.store
-        if store is None or session == self.screen.keeper.session:
+        store = self.conversation.saved.store
+        if store is None or session == self.conversation.saved.session:
             return
 
         def opened(found: tuple[SessionInfo, Tree, str, Prepared]) -> None:
@@ -141,7 +140,7 @@ class Sessions(ScreenPart):
 
         def go() -> None:
             self.leave()
-            store = self.screen.keeper.store
+            store = self.conversation.saved.store
             session = store.add(info, tree.exchanges, tree.head) if store is not None else None
             self.take_documents(info)
             self.show(session, *found)
@@ -161,6 +160,5 @@ class Sessions(ScreenPart):
     @property
     def kept(self) -> str:
         """A sentence that tells where the previous conversation is saved; "" if it is not."""
-        return (
-            " The previous one is saved; /sessions opens it." if self.screen.keeper.store is not None else ""
-        )
+        is_saved = self.conversation.saved.store is not None
+        return " The previous one is saved; /sessions opens it." if is_saved else ""

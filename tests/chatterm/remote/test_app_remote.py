@@ -94,7 +94,7 @@ async def test_switching_to_a_server_and_back_keeps_the_history(tmp_path: Any) -
             models = [exchange.model for exchange in driver.app.chat.conversation.path]
             assert models == ["scripted", address(server), "scripted"]
             await driver.shows("tiny · 1 token")
-            session = driver.app.chat.keeper.session
+            session = driver.app.chat.conversation.saved.session
     store.flush()
     assert session is not None
     _, tree, _ = store.load(session)

@@ -347,7 +347,7 @@ async def test_calls_are_saved_and_retry_edit_and_undo_work_around_them(tmp_path
         driver.composer.put("")
         await driver.send("/redo")
         assert driver.answers == ["Let me see.", "Second."]
-        session = driver.app.chat.keeper.session
+        session = driver.app.chat.conversation.saved.session
         assert session is not None
         store.flush()
         _, tree, _ = store.load(session)

@@ -33,7 +33,7 @@ def reset(chat: "Chat") -> None:
     "/sessions [NAME]", "Find and open an earlier conversation", {"f6": ""}, ("resume", "open", "load")
 )
 def sessions(chat: "Chat", name: str) -> None:
-    store = chat.keeper.store
+    store = chat.conversation.saved.store
     if store is None:
         raise EngineError("Conversations are not saved (see /settings), so there are none to open.")
     if name:
@@ -41,7 +41,7 @@ def sessions(chat: "Chat", name: str) -> None:
         return
     from chatterm.screens.sessions import SessionPicker
 
-    chat.ask(SessionPicker(store, chat.keeper.session), chat.sessions.open)
+    chat.ask(SessionPicker(store, chat.conversation.saved.session), chat.sessions.open)
 
 
 @screen_command(
@@ -60,9 +60,9 @@ def library(chat: "Chat", text: str) -> None:
 @screen_command("/rename TITLE", "Rename this conversation", {"alt+n": None})
 def rename(chat: "Chat", title: str) -> None:
     title = given_title(title)
-    if chat.keeper.session is None:
+    if chat.conversation.saved.session is None:
         raise EngineError("This conversation is not saved yet; send a message first.")
-    chat.keeper.rename(title)
+    chat.conversation.saved.rename(title)
     chat.say(f"This conversation is now called “{title}”.")
 
 
