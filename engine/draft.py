@@ -7,10 +7,10 @@ from engine.cache.kv_rows import token_bytes
 from engine.cache.sizing import USEFUL_CONTEXT, kv_share
 from engine.execute.compatibility import DRAFTS_NEED, not_divided, not_fused
 from engine.execute.cpu.executor import unsupported
-from engine.execute.load_options import LoadOptions
 from engine.execute.loading import load_here, plan_here
 from engine.kernels import on_gpu
 from engine.machine.drafts import first_here
+from engine.params import LoadOptions
 from models.files import ModelFiles
 from models.hub.catalogue import drafts_for
 from models.hub.sources import resolve

@@ -19,12 +19,12 @@ from engine.errors import EngineError
 from engine.events import DiskFigures, Figures
 from engine.execute.build_options import BuildOptions
 from engine.execute.faults import not_loaded
-from engine.execute.load_options import LoadOptions
 from engine.execute.loading import gpu_room, load_here, plan_here
 from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.instead import instead_of_gpu
 from engine.machine.memory_check import fewest_ranks, mapped_bytes
 from engine.parallel.ranks import Ranks
+from engine.params import LoadOptions
 from engine.schedule.loop import Loop
 from engine.store.disk import DiskTier
 from engine.store.identity import of_code, of_weights

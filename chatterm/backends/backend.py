@@ -22,8 +22,7 @@ from engine.events import (
     TokenEvent,
     TurnStats,
 )
-from engine.execute.load_options import LoadOptions
-from engine.params import Constraint
+from engine.params import Constraint, LoadOptions
 from models.errors import ModelError
 from models.progress import OnProgress, Progress
 

@@ -14,7 +14,7 @@ from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
-from engine.execute.load_options import LoadOptions
+from engine.params import LoadOptions
 
 if TYPE_CHECKING:
     from chatterm.backends.backend import Backend, ChatOptions

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from engine.execute.group import Group
-from engine.execute.load_options import LoadOptions
 from engine.kernels.native.library import Pool
+from engine.params import LoadOptions
 from models.network import Network
 
 

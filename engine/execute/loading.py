@@ -10,9 +10,9 @@ from engine.cache.sizing import weight_room
 from engine.device import available_memory, is_amd
 from engine.execute.compatibility import not_fused, not_on_host
 from engine.execute.cpu import products
-from engine.execute.load_options import LoadOptions
 from engine.kernels import on_gpu
 from engine.kernels.native import library as native
+from engine.params import LoadOptions
 from models.errors import TooLargeError
 from models.files import ModelFiles
 from models.loading.load import fill_network

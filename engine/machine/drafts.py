@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.errors import EngineError
-from engine.execute.load_options import LoadOptions
 from engine.machine.memory_check import memory_need
+from engine.params import LoadOptions
 from models.errors import ModelError
 from models.files import ModelFiles
 from models.hub.catalogue import drafts_for

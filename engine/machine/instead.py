@@ -2,10 +2,10 @@
 
 import torch
 
-from engine.execute.load_options import LoadOptions
 from engine.execute.loading import plan_here
 from engine.machine.expected import speed_here
 from engine.machine.report import look_here
+from engine.params import LoadOptions
 from models.errors import NoRoomError
 from models.files import ModelFiles
 from models.weights.slots import parameters

@@ -7,8 +7,8 @@ import torch
 from engine.cache.sizing import beside_weights
 from engine.device import available_memory, pick_device, pick_dtype
 from engine.execute.compatibility import not_on_host
-from engine.execute.load_options import LoadOptions
 from engine.execute.loading import plan_here
+from engine.params import LoadOptions
 from models.files import ModelFiles
 from models.loading.plan import LoadPlan
 from models.weights.memory import available_bytes

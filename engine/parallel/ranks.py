@@ -24,10 +24,10 @@ from engine.errors import EngineError
 from engine.execute.cuda.slots import DividedCheck, DividedStep
 from engine.execute.faults import explain
 from engine.execute.group import LOST, PATIENCE, Group
-from engine.execute.load_options import LoadOptions
 from engine.parallel.link import hear, send, tell
 from engine.parallel.messages import of_copy, of_decode, of_host, of_step
 from engine.parallel.ring import LARGEST, Ring, open_file
+from engine.params import LoadOptions
 from models.files import ModelFiles
 
 _GRACE_S = 3.0

@@ -20,9 +20,9 @@ from engine.device import (
 )
 from engine.errors import EngineError
 from engine.execute import loading
-from engine.execute.load_options import LoadOptions
 from engine.machine import report
 from engine.machine.memory_check import fewest_ranks
+from engine.params import LoadOptions
 from models.files import ModelFiles
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]

@@ -10,8 +10,8 @@ import torch
 
 from engine import SamplingParams
 from engine.execute.build_options import BuildOptions
-from engine.execute.load_options import LoadOptions
 from engine.execute.loading import load_here, plan_here
+from engine.params import LoadOptions
 from engine.schedule.loop import Loop
 from models.loading.load import load_model
 from tests.engine.test_exactness import CONTEXT, Fire

@@ -17,11 +17,11 @@ from engine.cache.rows import Rows
 from engine.execute import runner
 from engine.execute.build_options import BuildOptions
 from engine.execute.cpu import products
-from engine.execute.load_options import LoadOptions
 from engine.execute.loading import load_here, plan_here
 from engine.execute.runner import Runner
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError
+from engine.params import LoadOptions
 from engine.schedule.computing import Computing
 from engine.schedule.cpu_load import OtherPrograms
 from engine.schedule.loop import Loop

@@ -29,12 +29,11 @@ from engine.device import DeviceChoice
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.execute.group import Group
-from engine.execute.load_options import LoadOptions
 from engine.machine import memory_check
 from engine.machine.memory_check import MemoryNeed, fewest_ranks
 from engine.parallel import ranks
 from engine.parallel.messages import follow, of_copy, of_host, of_step
-from engine.params import SamplingParams
+from engine.params import LoadOptions, SamplingParams
 from models.files import ModelFiles
 from tests.counting import until
 from tests.engine.divided import GREEDY, MORE_RANKS, PROMPT, is_running, load, loaded, text, write_model

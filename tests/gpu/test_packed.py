@@ -24,10 +24,10 @@ from engine.execute.build_options import BuildOptions
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.packed import ordered_plane_args, packed_embedding, packed_product
 from engine.execute.cuda.tiles import LANES, Tile
-from engine.execute.load_options import LoadOptions
 from engine.execute.loading import gpu_room, load_here, plan_here
 from engine.execute.tuning.store import load_table
 from engine.kernels.triton.packed_linear import packed_linear_kernel
+from engine.params import LoadOptions
 from engine.schedule.loop import Loop
 from models.loading.load import load_model
 from models.network import Network, Weight

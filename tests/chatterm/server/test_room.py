@@ -20,9 +20,9 @@ from chatterm.server.service import ChatMessage, Generation, RequestError
 from engine.cache.computing import MOST_ROWS, computing_bytes
 from engine.cache.sizing import USEFUL_CONTEXT, beside_weights
 from engine.errors import EngineError, GpuLostError, OutOfRoomError
-from engine.execute.load_options import LoadOptions
 from engine.machine import memory_check
 from engine.machine.memory_check import MemoryNeed, mapped_bytes, memory_need
+from engine.params import LoadOptions
 from models.errors import NoRoomError, TooLargeError
 from models.files import ModelFiles
 from models.loading.load import load_model
