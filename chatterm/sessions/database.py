@@ -199,7 +199,7 @@ class Database:
         """Append what a running answer has gained since the last record, as one record; write nothing twice."""
         exchange = running.exchange
         where = (session, self.number(session, exchange.id))
-        query = "SELECT tokens FROM exchanges WHERE session = ? AND id = ? AND created = ?"
+        query = "SELECT length(token_ids) / 4 FROM exchanges WHERE session = ? AND id = ? AND created = ?"
         saved = next(self._rows(query, (*where, exchange.created), int), None)
         if saved is None or saved[0] < len(exchange.token_ids):  # it was not there when the answer began
             self.put(session, exchange)
@@ -222,13 +222,13 @@ class Database:
         An answer that another process is still generating is not harmed: that process finds its tokens there.
         """
         for (session,) in list(self._rows("SELECT DISTINCT session FROM journal", (), str)):
-            for exchange in self.exchanges(session):
+            for exchange in self._positioned(session).values():
                 self._execute(
                     "UPDATE exchanges SET token_ids = ?, tokens = ?, text = ?, reasoning = ?, stats = ?, "
                     "thinking_s = ?, ends_at = ? WHERE session = ? AND id = ? AND finish_reason IS NULL",
                     (
                         _packed(exchange.token_ids),
-                        len(exchange.token_ids),
+                        len(exchange.token_ids) - exchange.token_ids.count(NO_TOKEN),
                         *map(storable, (exchange.text, exchange.reasoning)),
                         json.dumps(exchange.stats),
                         exchange.thinking_s,
@@ -253,6 +253,13 @@ class Database:
 
     def exchanges(self, session: str) -> list[Exchange]:
         """Return the exchanges of a session in the order of their ids, with their journal records applied."""
+        found = self._positioned(session)
+        for exchange in found.values():
+            exchange.token_ids = [id for id in exchange.token_ids if id != NO_TOKEN]
+        return list(found.values())
+
+    def _positioned(self, session: str) -> dict[int, Exchange]:
+        """Return the same by id, with every NO_TOKEN: they count the positions of the journal's records."""
         query = f"SELECT {_COLUMNS} FROM exchanges WHERE session = ? ORDER BY id"
         found = {values[1]: _exchange(values) for values in self._rows(query, (session,), *_KINDS)}
         pieces = "SELECT exchange, at, state, ids, text, reasoning FROM journal WHERE session = ? ORDER BY exchange, at"
@@ -260,9 +267,7 @@ class Database:
             if id not in found:
                 raise malformed()
             JournalRecord(_unpacked(ids), text, why, _state(state)).add_to(found[id], at)
-        for exchange in found.values():  # NO_TOKEN only counted the positions of journal records
-            exchange.token_ids = [id for id in exchange.token_ids if id != NO_TOKEN]
-        return list(found.values())
+        return found
 
     def head(self, session: str) -> int | None:
         found = next(self._rows("SELECT head FROM sessions WHERE id = ?", (session,), int | None), None)

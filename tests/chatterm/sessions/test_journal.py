@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from chatterm.backends.backend import Exchange, TokenEvent
+from chatterm.backends.exchange import NO_TOKEN
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
@@ -121,4 +122,24 @@ def test_another_process_that_looks_takes_nothing_away(tmp_path: Path) -> None:
             assert other.find("41") == [] or number >= 41
             assert other.close()
     assert said(store.load(session)[1][1], 90)
+    assert store.close()
+
+
+def test_another_process_that_looks_doubles_no_answer_of_a_remote_model(tmp_path: Path) -> None:
+    store, tree = SessionStore.open(tmp_path / "sessions.db"), Tree()
+    session = store.new(SessionInfo(model="m"))
+    exchange = tree.add(None, "go", "m")
+    store.save(session, exchange)
+    said = ""
+    for word in ("one ", "two ", "three ", "four "):
+        said += word
+        store.say(session, exchange, (TokenEvent(word, NO_TOKEN, "answer"),))
+        store.flush()
+        assert store.load(session)[1][1].text == said
+        other = SessionStore.open(store.path)  # it folds the journal
+        found = other.load(session)[1][1]
+        assert (found.text, found.token_ids) == (said, [])
+        (info,) = other.find()
+        assert info.tokens == 0
+        assert other.close()
     assert store.close()
