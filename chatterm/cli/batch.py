@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from io import RawIOBase
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, cast
 
@@ -113,5 +114,5 @@ def _source(name: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def _standard_output() -> BinaryIO:
-    return os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+def _standard_output() -> RawIOBase:
+    return os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BufferedReader, RawIOBase
 from pathlib import Path
 from stat import S_ISREG
 from typing import BinaryIO
@@ -18,8 +19,10 @@ _START = b'{"line": '
 class Results:
     """An output file. Errors are EngineError, one line."""
 
-    def __init__(self, name: str, stream: BinaryIO, source: BinaryIO, *, resumes: bool = True) -> None:
+    def __init__(self, name: str, stream: RawIOBase, source: BinaryIO, *, resumes: bool = True) -> None:
         """`source` is the input, which must be another file. If the batch `resumes`, existing results are kept.
+
+        `stream` has no buffer, whose unwritten rest would follow when it is closed.
 
         Raises EngineError.
         """
@@ -39,7 +42,8 @@ class Results:
     def open(cls, path: str, source: BinaryIO) -> "Results":
         """Open the file at `path`; create it if needed."""
         try:
-            return cls(path, os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b"), source)
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            return cls(path, os.fdopen(file, "r+b", buffering=0), source)
         except IsADirectoryError:
             raise EngineError(f"{path} is a folder; name a file with -o.") from None
         except (OSError, ValueError) as error:
@@ -73,7 +77,7 @@ class Results:
         if not self.is_file:
             return 0, 0
         self._stream.seek(0)
-        for data in self._stream:
+        for data in _lines(self._stream):
             if not data.endswith(b"\n"):
                 self._check_half(data, count)
                 break
@@ -118,15 +122,20 @@ class Results:
                 raise EngineError(f"{self.name} cannot be written ({_why(error)}).") from error
 
     def write(self, data: bytes) -> None:
-        """Write one more result, as a whole or not at all as far as the disk allows. May raise BrokenPipeError."""
+        """Write one more result; a file of our own gets it as a whole or not at all. May raise BrokenPipeError."""
+        left = memoryview(data)
         try:
-            self._stream.write(data)
-            self._stream.flush()
+            while left:
+                written = self._stream.write(left)
+                if written is None:
+                    raise BlockingIOError("it is busy")
+                left = left[written:]
         except BrokenPipeError:
             raise
         except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._stream.fileno(), self._end)
+            if self.is_file:  # standard output may have had content before, and other writers
+                with suppress(OSError):
+                    self._stream.truncate(self._end)
             raise EngineError(f"{self.name} cannot be written ({_why(error)}).") from error
         self._end += len(data)
 
@@ -134,6 +143,14 @@ class Results:
         """Close the file; everything is already written. Closing twice is fine."""
         with suppress(OSError):
             self._stream.close()
+
+
+def _lines(stream: RawIOBase) -> Iterator[bytes]:
+    reader = BufferedReader(stream)
+    try:
+        yield from iter(reader.readline, b"")
+    finally:
+        reader.detach()  # else it would close the stream
 
 
 def _why(error: Exception) -> str:

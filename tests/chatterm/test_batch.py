@@ -3,6 +3,8 @@
 import io
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -344,6 +346,52 @@ def test_a_full_disk_is_one_line_and_nothing_half_written_stays(tmp_path: Path) 
     assert path.read_bytes().endswith(b"\n")
     whole, _ = run(requests("a", "b", "c", "d"), path)
     assert [r["text"] for r in whole] == ["A", "B", "C", "D"]
+
+
+WRITES_ON_A_FULL_DISK = """
+import io, resource, signal, sys
+from chatterm.backends.backend import EngineError
+from chatterm.cli.batch import _standard_output
+from chatterm.cli.results import Results
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path, room = sys.argv[1], int(sys.argv[2])
+results = (
+    Results("standard output", _standard_output(), io.BytesIO(), resumes=False)
+    if path == "-"
+    else Results.open(path, io.BytesIO())
+)
+results.begin()
+results.write(b'{"line": 1}\\n')
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+try:
+    results.write(b'{"line": 2, ' + b"x" * 100 + b"}\\n")
+except EngineError as error:
+    assert "File too large" in str(error), error
+else:
+    raise AssertionError("it was written")
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+results.close()
+"""
+"""A file that must not grow is what a full disk is, in a process of its own."""
+
+
+def test_a_full_disk_takes_nothing_from_what_was_in_standard_output(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    path = tmp_path / "o"
+    path.write_bytes(before := b"earlier results\n" * 9)
+    with path.open("ab") as output:
+        command = [sys.executable, "-c", WRITES_ON_A_FULL_DISK, "-", "200"]
+        subprocess.run(command, stdout=output, check=True)
+    assert path.read_bytes().startswith(before + b'{"line": 1}\n')
+
+
+def test_what_a_full_disk_refused_is_not_written_later(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    path = tmp_path / "o"
+    subprocess.run([sys.executable, "-c", WRITES_ON_A_FULL_DISK, str(path), "50"], check=True)
+    assert path.read_bytes() == b'{"line": 1}\n'
 
 
 def test_two_at_once_do_not_write_the_same_file(tmp_path: Path) -> None:
