@@ -14,7 +14,7 @@ from chatterm.server.service import RequestError, Service
 from chatterm.server.spawn import EngineChild, ProcessOptions
 
 _OFTEN = 60.0
-"""Seconds: a process started within this time of the previous one is not replaced when it fails."""
+"""Seconds: a process that fails within this time of the previous failure is not replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class Supervisor:
             loop.add_signal_handler(name, self._stop.set)
         if self._make_web is not None:
             self._web = self._make_web(self._service)
-        began = -_OFTEN
+        failed = -_OFTEN
         try:
             while not self._stop.is_set():
-                is_again, began = time.monotonic() - began < _OFTEN, time.monotonic()
                 code = await self._once(await asyncio.to_thread(EngineChild, self._process))
                 if code == 0:
                     return
+                is_again, failed = time.monotonic() - failed < _OFTEN, time.monotonic()
                 if is_again:
                     raise EngineError(f"The engine process ended unexpectedly again (exit code {code}).")
                 self._tell(f"The engine process ended unexpectedly (exit code {code}); another one starts.")

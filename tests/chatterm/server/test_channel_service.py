@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ from chatterm.backends.protocol import Hello, HelloReply, agreed
 from chatterm.ipc.link import Link
 from chatterm.ipc.messages import Call, pack, to_frame
 from chatterm.ipc.runtime import connect
+from chatterm.server import supervisor as supervising
 from chatterm.server.channel_service import ChannelService
 from chatterm.server.process import engine_process
 from chatterm.server.process.engine_process import ProcessOptions
@@ -388,6 +390,24 @@ async def test_the_first_model_is_known_once_the_server_is_ready(served: Served)
     await supervisor._begin()
     assert [model.name for model in supervisor._service.models() if model.loaded] == ["tiny"]
     await supervisor._service.close()
+
+
+async def test_an_engine_process_is_replaced_unless_two_fail_in_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, runs, told = 0.0, [10.0, 86_400.0, 70.0, 50.0], list[str]()
+
+    class Failing(Supervisor):
+        async def _once(self, child: object) -> int:
+            nonlocal now
+            now += runs.pop(0)
+            return 9
+
+    monkeypatch.setattr(supervising, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(supervising, "EngineChild", lambda options: None)
+    with pytest.raises(EngineError, match=r"unexpectedly again \(exit code 9\)"):
+        await Failing(ProcessOptions(ChatOptions()), None, lambda: None, print, told.append).run()
+    assert (len(told), runs) == (3, [])
 
 
 async def test_a_model_of_a_file_is_loaded_again_as_long_as_the_file_is_there(
