@@ -38,6 +38,7 @@ _STYLES: dict[Tone, str] = {
 _BAR: Line = [("│ ", "rule")]
 """Drawn before every line of a call, so that none can pass for a message of chatterm."""
 _MOST_LINES = 20_000
+_TOO_LONG = "It is too long to be shown; answer No."
 _WAIT = "One moment: keys pressed before you could read this are ignored."
 
 
@@ -135,7 +136,9 @@ class ApprovalScreen(ModalScreen[Answer | None]):
         view.look()
         below = view.below
         self._answers.say(
-            f"↓ {below:,} more lines; Page Down and End show them. You can allow it once you have seen them."
+            _TOO_LONG
+            if not view.is_whole
+            else f"↓ {below:,} more lines; Page Down and End show them. You can allow it once you have seen them."
             if below and not view.was_seen
             else ""
             if self._keys.ready(self._now())
@@ -175,8 +178,10 @@ class PlanView(ScrollView, Painter):
         self._shown = shown
         self._lines: list[Line] = []
         self._made_for = 0
+        self.is_whole = True
+        """Whether the lines are the whole call."""
         self.was_seen = False
-        """Whether the last line has been in view."""
+        """Whether the last line of the whole call has been in view."""
 
     @property
     def below(self) -> int:
@@ -184,14 +189,15 @@ class PlanView(ScrollView, Painter):
         return max(len(self._lines) - self.scroll_offset.y - self.size.height, 0)
 
     def look(self) -> None:
-        """Note whether the last line is in view."""
-        if self._lines and self.size.height and not self.below:
+        """Note whether the last line of the whole call is in view."""
+        if self.is_whole and self._lines and self.size.height and not self.below:
             self.was_seen = True
 
     def on_resize(self, _: events.Resize) -> None:
         width = max(self.scrollable_content_region.width - 1, 8)
         if width != self._made_for:
-            self._made_for, self._lines = width, _laid_out(self._shown, width)
+            self._made_for = width
+            self._lines, self.is_whole = _laid_out(self._shown, width)
         self.styles.height = max(len(self._lines), 1)
         self.virtual_size = Size(width, len(self._lines))
 
@@ -245,8 +251,11 @@ class AnswerList(Canvas):
         return len(self.build(width))
 
 
-def _laid_out(shown: Sequence[tuple[str, Tone]], width: int) -> list[Line]:
-    """Return the call in lines of `width` columns, broken anywhere, so that no character and no blank is lost."""
+def _laid_out(shown: Sequence[tuple[str, Tone]], width: int) -> tuple[list[Line], bool]:
+    """Return the call in lines of `width` columns, and whether they are all of it.
+
+    Lines are broken anywhere, so that no character and no blank is lost.
+    """
     lines: list[Line] = []
     for text, tone in shown:
         break_up = wrap if tone == "warning" else chop  # a warning is a sentence of chatterm's own
@@ -255,5 +264,5 @@ def _laid_out(shown: Sequence[tuple[str, Tone]], width: int) -> list[Line]:
                 [*_BAR, *line] for line in break_up([(row.expandtabs(4), _STYLES[tone])], width - 2) or [[]]
             ]
             if len(lines) > _MOST_LINES:
-                return [*lines, [("│ It is too long to be shown; answer No.", "warning")]]
-    return lines
+                return [*lines, [(f"│ {_TOO_LONG}", "warning")]], False
+    return lines, True

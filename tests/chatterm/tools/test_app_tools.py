@@ -9,6 +9,7 @@ from textual import events
 
 from chatterm.backends.backend import FinishReason, ToolCall, ToolResult
 from chatterm.conversation.tool_entry import ToolsEntry
+from chatterm.screens import approval
 from chatterm.screens.approval import ApprovalScreen
 from chatterm.sessions.store import SessionStore
 from chatterm.tools.keypress_guard import FAST, QUIET
@@ -198,6 +199,27 @@ async def test_yes_needs_the_whole_call_seen(folder: Path) -> None:
         await clock.press("enter")
         await driver.idle()
         assert (folder / "new.txt").exists()
+
+
+async def test_a_call_too_long_to_be_shown_cannot_be_allowed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approval, "_MOST_LINES", 100)
+    model = backend(call("write_file", path="new.txt", text="\n".join(f"line {n}" for n in range(200))))
+    async with driven(model) as driver:
+        await driver.send("/tools write")
+        await driver.send("Write.", wait=False)
+        clock = await asked(driver)
+        await clock.press("end")
+        assert driver.text().count("too long to be shown; answer No") == 2
+        await clock.press("down")
+        await clock.press("enter")
+        assert isinstance(driver.app.screen, ApprovalScreen), "Yes was taken"
+        await clock.press("up")
+        await clock.press("enter")
+        await driver.idle()
+        assert [r.state for r in results(model)] == ["refused"]
+        assert not (folder / "new.txt").exists()
 
 
 async def test_what_a_call_says_cannot_look_like_the_question() -> None:
