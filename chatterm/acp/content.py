@@ -75,7 +75,10 @@ def to_message(blocks: Iterable[Any], folder: Path) -> str:
 
 def _named(uri: str) -> tuple[str, Path | None]:
     """Return the display name of an address, and the local file it points to; None for other addresses."""
-    parts = urlsplit(uri) if len(uri) < 8_000 else None
+    try:
+        parts = urlsplit(uri) if len(uri) < 8_000 else None
+    except ValueError:  # such as "http://[x"
+        parts = None
     if parts is None or parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         return one_line(uri, 200), None
     path = unquote(parts.path)

@@ -54,7 +54,12 @@ def page_text(address: str, *, may_be_private: bool = False) -> str:
         try:
             with _asked(parts, where[0], deadline) as answer:
                 if answer.status in (301, 302, 303, 307, 308) and (target := answer.headers.get("Location")):
-                    address = urljoin(address, target)
+                    try:
+                        address = urljoin(address, target)
+                    except ValueError:
+                        raise AttachmentError(
+                            f"{shown} redirects to something that is not an address."
+                        ) from None
                     continue
                 if answer.status != 200:
                     raise AttachmentError(f"{shown} answered {answer.status} {one_line(answer.reason, 60)}.")

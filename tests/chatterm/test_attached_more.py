@@ -37,7 +37,7 @@ def site() -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, kind, body = 200, "text/html; charset=utf-8", HTML.encode()
-            if self.path == "/loop":
+            if self.path in ("/loop", "/astray"):
                 status = 302
             elif self.path == "/long":
                 body = b"x" * 300_000
@@ -50,7 +50,7 @@ def site() -> Iterator[str]:
             self.send_response(status)
             self.send_header("Content-Type", kind)
             if status == 302:
-                self.send_header("Location", "/loop")
+                self.send_header("Location", "/loop" if self.path == "/loop" else "http://[x")
             self.end_headers()
             self.wfile.write(body)
 
@@ -145,6 +145,7 @@ def test_what_is_wrong_with_a_page_is_one_line(site: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(web_page, "LARGEST", 200_000)
     for path, said in {
         "/loop": "redirects more than",
+        "/astray": "redirects to something that is not an address",
         "/long": "cannot be attached",
         "/image": "image/png",
         "/empty": "no text",

@@ -108,9 +108,12 @@ def _addressed(model: str, scheme: str, transport: str | None, rest: str) -> Add
             "in the settings with key_env, key_command or keyring."
         )
     match = _HOST.fullmatch(place)
-    if match is None or int(match[1] or 1) not in range(1, 65536):
+    try:
+        host = urlsplit(f"//{place}").hostname or ""
+    except ValueError:  # brackets around no IP address
+        host = ""
+    if match is None or not host or int(match[1] or 1) not in range(1, 65536):
         raise EngineError(f"{one_line(model, 80)!r} does not name a server; write {_FORM}.")
-    host = urlsplit(f"//{place}").hostname or ""
     is_plain = transport == "http" or (transport is None and is_loopback(host))
     api = _SCHEMES[scheme]
     path, key_env = _KNOWN.get(place.lower(), ("/v1", ""))

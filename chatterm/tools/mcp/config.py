@@ -86,9 +86,17 @@ def parse_server(name: str, data: Any, where: str) -> Server:
     made = Server(name, text("command"), tuple(args), env, text("cwd"), text("url"), headers)
     if bool(made.command) == bool(made.url):
         raise EngineError(f'{where}: {name} needs either a "command" or a "url".')
-    if made.url and (urlsplit(made.url).scheme not in ("http", "https") or not urlsplit(made.url).hostname):
+    if made.url and not _is_address(made.url):
         raise wrong("url", "an address that begins with https:// or http://")
     return made
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _is_text(value: object, unfit: str = "\0") -> bool:

@@ -15,6 +15,7 @@ from acp import PROTOCOL_VERSION, RequestError, schema, spawn_agent_process, tex
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatterm.acp.content import to_message
 from chatterm.acp.jsonrpc import parse_line
 from chatterm.sessions.store import SessionStore
 from chatterm.tools.rules import read_rules, rules_path
@@ -202,6 +203,11 @@ async def test_a_question_that_nobody_answers_ends_with_the_prompt(tmp_path: Pat
         await conn.cancel(session_id=session)
         assert (await asked).stop_reason == "cancelled"
     assert not (tmp_path / "a.txt").exists()
+
+
+def test_a_link_that_is_no_address_stays_text(tmp_path: Path) -> None:
+    link = schema.ResourceContentBlock(type="resource_link", name="odd", uri="http://[x")
+    assert to_message([text_block("See "), link], tmp_path) == "See http://[x"
 
 
 async def test_files_are_attached_and_what_cannot_be_is_said_in_a_line(tmp_path: Path) -> None:

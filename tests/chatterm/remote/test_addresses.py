@@ -63,6 +63,7 @@ def test_remotes_go_before_models_of_this_machine_and_no_further() -> None:
     [
         ("openai:///m", "does not name a server"),
         ("openai://host:0/m", "does not name a server"),
+        ("openai://[1]/m", "does not name a server"),
         ("openai://host:99999/m", "does not name a server"),
         ("openai://me:secret@host/m", "not contain a user or a key"),
         ("openai://host/a model", "no spaces"),

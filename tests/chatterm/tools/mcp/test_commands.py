@@ -137,6 +137,8 @@ def test_servers_of_other_programs_are_imported(config: Path, tmp_path: Path) ->
             {"url": "https://b/mcp", "headers": {"A": "1\r\nB: 2"}},
             "headers of a must be an object of strings",
         ),
+        ({"url": "http://[x"}, "url of a must be an address that begins with https:// or http://"),
+        ({"url": "http://b:99999/"}, "url of a must be an address that begins with https:// or http://"),
     ],
 )
 def test_what_no_program_or_request_can_be_given_changes_nothing(
