@@ -161,15 +161,13 @@ class ToolList(PickerList):
             self.move(0)
 
     def move(self, step: int) -> None:
-        """Select the row `step` rows further, skipping headings."""
+        """Select the row `step` rows further, or the nearest choice: in that direction if there is one."""
         super().move(step)
-        way = 1 if step > 0 else -1
-        while not self.chosen.is_choice and 0 <= self._index + way < self.count:
-            super().move(way)
-        if not self.chosen.is_choice:  # no choice in that direction
-            super().move(-way)
-            while not self.chosen.is_choice:
-                super().move(-way)
+        here, way = self._index, 1 if step > 0 else -1
+        choices = (index for index, row in enumerate(self._rows) if row.is_choice)
+        self._index = min(
+            choices, key=lambda index: ((index - here) * way < 0, abs(index - here)), default=here
+        )
 
     def build(self, width: int) -> list[Line]:
         view = self.in_view()

@@ -7,6 +7,7 @@ import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -24,6 +25,7 @@ from chatterm.screens.sessions import SessionPicker
 from chatterm.screens.tools import ToolsScreen
 from chatterm.sessions.store import SessionStore
 from chatterm.terminal.error_log import log_path, write_down
+from chatterm.tools.box import ToolRegistry
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
 from chatterm.widgets.status_line import StatusLine
@@ -169,6 +171,17 @@ async def test_keys_that_come_before_a_screen_stands_wait_for_it(keys: tuple[str
             app.post_message(events.Key(key, None))
         await driver.until(lambda: session.box.on)
         assert (session.box.on == {"list_folder"}) == (keys == ("down", "enter"))
+
+
+async def test_a_list_of_tools_without_a_choice_can_be_opened_and_left() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        app = driver.app
+        session = replace(app.chat.tooling.session, box=ToolRegistry())
+        app.push_screen(ToolsScreen(session, "", [], lambda: None))
+        await driver.pilot.press("down", "up", "pagedown", "enter", "delete")
+        await driver.shows("Nothing is allowed without asking.")
+        await driver.pilot.press("escape")
+        await driver.until(lambda: app.screen is app.chat)
 
 
 @pytest.mark.parametrize("opens", [[*"/model", "enter"], ["f5"]])
