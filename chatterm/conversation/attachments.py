@@ -72,18 +72,19 @@ def attach(
 ) -> MessageWithFiles:
     """Return `shown` with the files it mentions. Blocks on disk and network, so never call it in the screen's thread.
 
-    Pages are left out unless `fetches`; resources come from `servers`; pictures need a model that `sees`. A mention of
-    no file stays text, but raises NoFileError if it looks like a file, unless `as_text`. Raises AttachmentError; also
-    NeedsYesError for a folder or an address of this machine or its network, unless the user `said_yes`.
+    Pages and resources are left out unless `fetches`; resources come from `servers`; pictures need a model that `sees`.
+    A mention of no file stays text, but raises NoFileError if it looks like a file, unless `as_text`. Raises
+    AttachmentError; also NeedsYesError for a folder or an address of this machine or its network, unless the user
+    `said_yes`.
     """
     parts: list[str] = []
     blocks: dict[str, str] = {}
     places: list[tuple[int, int]] = []
     place = 0
     for mention in mentions(shown):
-        if not fetches and _address(mention):
-            continue
         name = _of_server(mention, servers) if servers is not None else None
+        if not fetches and (name is not None or _address(mention)):
+            continue
         if name is None:
             name = _meant(mention, folder)
         elif name not in blocks:
@@ -160,9 +161,14 @@ def _kind(path: Path) -> str:
         return ""
 
 
+def is_address(path: str) -> bool:
+    """Return whether a mention's path is the address of a page."""
+    return path.startswith(("http://", "https://"))
+
+
 def _address(mention: Mention) -> str:
     """Return the address of a page, without the sentence's punctuation; "" if it is none."""
-    if not mention.path.startswith(("http://", "https://")):
+    if not is_address(mention.path):
         return ""
     return mention.path if mention.quoted else mention.path.rstrip(_AFTER)
 
@@ -170,7 +176,7 @@ def _address(mention: Mention) -> str:
 def mentioned_server(path: str) -> str:
     """Return the server that a mention may name (`server:...`); "" for none, as for web addresses."""
     match = _SERVER.match(path)
-    return match[1] if match is not None and not path.startswith(("http://", "https://")) else ""
+    return match[1] if match is not None and not is_address(path) else ""
 
 
 def _of_server(mention: Mention, servers: ToolSession) -> str | None:
@@ -194,7 +200,7 @@ def _resource(name: str, servers: ToolSession | None) -> str:
 
 def _content(name: str, path: Path, said_yes: bool, sees: bool) -> str:
     """Return the fenced blocks to attach for a name. Raises AttachmentError."""
-    if name.startswith(("http://", "https://")):
+    if is_address(name):
         from chatterm.conversation.web_page import page_text
 
         return fence_text(name, page_text(name, may_be_private=said_yes))

@@ -18,6 +18,7 @@ from chatterm.conversation.attachment_errors import AttachmentError, NeedsYesErr
 from chatterm.conversation.attachments import (
     MessageWithFiles,
     attach,
+    is_address,
     mentioned_server,
     mentions,
     working_folder,
@@ -372,13 +373,13 @@ class Composer(FoldingArea):
         number, pastes = self._reading, self.pastes.copy()
         said_yes = shown == self._asked
         as_text = shown == self._doubted or said_yes
-        names_server = any(mentioned_server(mention.path) for mention in mentions(shown))
+        paths = [mention.path for mention in mentions(shown)]
+        names_server = any(map(mentioned_server, paths))
         servers = self._tools() if self._tools is not None and names_server else None
         sees = self._sees()
         self.read_only = True
-        self._reading_timer = self.set_timer(
-            _FETCHING if "@http" in shown or servers is not None else _READING, self._give_up_reading
-        )
+        fetches = servers is not None or any(map(is_address, paths))
+        self._reading_timer = self.set_timer(_FETCHING if fetches else _READING, self._give_up_reading)
 
         def read() -> None:
             result: Message

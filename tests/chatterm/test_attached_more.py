@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -139,6 +140,19 @@ def test_a_page_of_this_machine_needs_a_yes_and_is_read_as_text(site: str, tmp_p
     assert "- bed load" in attached.blocks[0]
     assert not any(word in attached.blocks[0] for word in ("menu", "evil", "foot"))
     assert attach(f"see @{site}/", tmp_path, fetches=False).blocks == ()
+
+
+def test_neither_pages_nor_resources_are_fetched_unless_asked_for(tmp_path: Path) -> None:
+    class Servers:
+        def server_names(self) -> list[str]:
+            return ["here"]
+
+        def resource(self, server: str, written: str) -> str:
+            return f"the text of {written}"
+
+    servers: Any = Servers()
+    assert "the text of note" in attach("see @here:note", tmp_path, servers=servers).blocks[0]
+    assert attach("see @here:note", tmp_path, servers=servers, fetches=False).blocks == ()
 
 
 def test_what_is_wrong_with_a_page_is_one_line(site: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual import events
@@ -11,9 +12,11 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Static
 
+from chatterm.conversation.attachments import MessageWithFiles
 from chatterm.screens.paste import PasteScreen, PasteView
 from chatterm.screens.themed_app import ThemedApp
 from chatterm.settings.themes import STYLESHEET
+from chatterm.widgets import composer as composing
 from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
@@ -540,3 +543,28 @@ async def test_without_a_terminal_or_an_editor_the_draft_stays(monkeypatch: pyte
             "An editor cannot run in this terminal.",
         ]
         assert writer.composer.text == "draft"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("see @https://example.org/a", 20.0),
+        ('see @"https://example.org/a b"', 20.0),
+        ("see @https.txt", 5.0),
+    ],
+)
+async def test_a_page_has_more_time_than_a_file(
+    text: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(composing, "attach", lambda shown, *_, **__: MessageWithFiles(shown))
+    async with writing() as writer:
+        waits = list[float]()
+        set_timer = writer.composer.set_timer
+
+        def timed(delay: float, *arguments: Any, **more: Any) -> Any:
+            waits.append(delay)
+            return set_timer(delay, *arguments, **more)
+
+        monkeypatch.setattr(writer.composer, "set_timer", timed)
+        await writer.sends(text)
+        assert max(waits) == seconds
