@@ -158,13 +158,19 @@ def find(name: str) -> Command | None:
 
 def all_commands() -> tuple[Command, ...]:
     """Return the commands, then the user's prompts, then those of MCP servers; earlier names take precedence."""
+    own, told = prompt_commands()
+    return (*COMMANDS, *own, *told)
+
+
+def prompt_commands() -> tuple[list[Command], list[Command]]:
+    """Return the commands of the user's prompts, and of those of MCP servers."""
     from chatterm.settings.prompts import prompt_files
 
     taken = {name for command in COMMANDS for name in (command.name, *command.aliases)}
     own = [_of_prompt(file) for file in prompt_files() if file.name not in taken]
     taken |= {command.name for command in own}
     told = [_of_server(name, *found) for name, found in _server_prompts().items() if name not in taken]
-    return (*COMMANDS, *own, *told)
+    return own, told
 
 
 def command_key(name: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from chatterm.backends.backend import ModelInfo, ThinkMode
-from chatterm.commands.registry import COMMANDS, KEYS, all_commands
+from chatterm.commands.registry import COMMANDS, KEYS, prompt_commands
 from chatterm.commands.sampling import InForce
 from chatterm.markdown.lines import Line, cells, line_cells, wrap
 from chatterm.settings.settings import SamplingSettings
@@ -42,7 +42,7 @@ def undone_text(count: int) -> str:
 
 
 def help_lines(width: int) -> list[Line]:
-    """Return the commands with their keys, the user's prompts, and the keys that do not belong to a command."""
+    """Return the commands with their keys, the prompts, and the keys that do not belong to a command."""
     column = min(max(cells(command.usage) for command in COMMANDS) + 2, width * 2 // 5)
     keys = max(cells(command.key) for command in COMMANDS) + 2
     narrow = width - column - keys < 36
@@ -51,8 +51,10 @@ def help_lines(width: int) -> list[Line]:
         rows = [[usage, f"{text} ({key})" if key else text] for usage, key, text in rows]
     columns = [column] if narrow else [column, keys]
     lines = [*_described("Commands", rows, width, columns), []]
-    if own := [[c.usage, c.help] for c in all_commands()[len(COMMANDS) :]]:
-        lines += [*_described("Your prompts", own, width, [column]), []]
+    for title, prompts in zip(("Your prompts", "Prompts of MCP servers"), prompt_commands(), strict=True):
+        if prompts:
+            rows = [[command.usage, command.help] for command in prompts]
+            lines += [*_described(title, rows, width, [column]), []]
     plain = [[key, text] for key, text in KEYS]
     return lines + _described("Keys", plain, width, [min(max(cells(key) for key, _ in KEYS) + 2, column)])
 

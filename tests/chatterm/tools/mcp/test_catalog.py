@@ -15,6 +15,8 @@ from chatterm.backends.backend import EngineError
 from chatterm.cli.main import call
 from chatterm.commands.completing import choice_completions, completions
 from chatterm.commands.registry import find
+from chatterm.commands.reports import help_lines
+from chatterm.markdown.lines import line_text
 from chatterm.tools.mcp import requests
 from chatterm.tools.mcp.catalog import (
     MOST,
@@ -155,6 +157,17 @@ def test_whatever_is_written_is_given_or_refused_in_one_line(text: str) -> None:
         again = writing(REPORT, asked.line(text, "v"))
         assert again is not None
         assert (again.name, again.begun) == (asked.name, "v")
+
+
+def test_help_lists_the_prompts_of_servers_apart_from_the_persons_own(tmp_path: Path) -> None:
+    keep("here", Offers((REPORT,)))
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "review.md").write_text("Review it.")
+    lines = [line_text(line) for line in help_lines(100)]
+    own, told, keys = map(lines.index, ("Your prompts", "Prompts of MCP servers", "Keys"))
+    assert any("/review" in line for line in lines[own:told])
+    assert not any("/here__report" in line for line in lines[own:told])
+    assert any("/here__report" in line for line in lines[told:keys])
 
 
 # --- what a server says ---
