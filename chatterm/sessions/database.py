@@ -379,10 +379,10 @@ def _exchange(row: Sequence[Any]) -> Exchange:
 
 
 def _compaction(text: str | None) -> Compaction | None:
-    """Parse a stored compaction; None if there is none."""
-    if text is None:
+    """Parse a stored compaction; None if there is none, or none that can be read."""
+    found = _decoded(text) if text is not None else {}
+    if not found:
         return None
-    found = _decoded(text)
     summary, without = found.get("summary"), found.get("without_files")
     return Compaction(summary if isinstance(summary, str) else None, without is True)
 

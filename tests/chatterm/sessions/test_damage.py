@@ -3,6 +3,7 @@
 import random
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from engine.events import TurnStats
 from engine.params import SamplingParams
+from tests.chatterm.sessions.saved import conversation
 from tests.fresh import seeds
 
 DOCUMENT = Document("document", "the text of a document")
@@ -191,3 +193,15 @@ def test_text_that_is_none_any_more_is_called_damage(whole: bytes, path: Path) -
         with pytest.raises(SessionError, match="is damaged"):
             store.load(info.id)
     store.close()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null"])
+def test_a_compaction_that_cannot_be_read_is_none(path: Path, text: str) -> None:
+    store = SessionStore.open(path)
+    session, _ = conversation(store, "hello")
+    assert store.close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE exchanges SET compaction = ?", (text,))
+    store = SessionStore.open(path)
+    assert store.load(session)[1][1].compaction is None
+    assert store.close()
