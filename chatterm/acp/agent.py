@@ -99,7 +99,7 @@ class Agent:
         talk = Talk(self._engine.backend, self._store)
         id = self._store.new(info) if self._store is not None else secrets.token_hex(4)
         talk.session, talk.info = id, replace(info, id=id)
-        dialogue = self._opened(id, talk, folder, mcp_servers or ())
+        dialogue = await self._opened(id, talk, folder, mcp_servers or ())
         return schema.NewSessionResponse(session_id=id, modes=modes(self._tools, dialogue.mode))
 
     @_answered
@@ -231,20 +231,21 @@ class Agent:
                 raise EngineError("An answer is running in this session; cancel it first.")
             await self._close(open_one)
         talk = await asyncio.to_thread(Talk, self._engine.backend, self._store, id)
-        return self._opened(id, talk, folder, servers)
+        return await self._opened(id, talk, folder, servers)
 
-    def _opened(self, id: str, talk: Talk, folder: Path, servers: Sequence[Any]) -> Dialogue:
+    async def _opened(self, id: str, talk: Talk, folder: Path, servers: Sequence[Any]) -> Dialogue:
+        """Open a session, closing an idle one if there are too many. Raises EngineError if all of those are busy."""
+        is_full = len(self._dialogues) >= MOST_OPEN
+        idle = [one for one in self._dialogues.values() if not one.is_running] if is_full else []
+        if is_full and not idle:
+            raise EngineError(f"{counted(MOST_OPEN, 'session')} are open; close some of them first.")
         tools = ToolSession.open(folder, lambda text: None)
         dialogue = Dialogue(id, talk, folder, tools, servers=_named(tools, servers))
         switch(dialogue, GIVEN if self._tools else CHAT, self._tools)
-        idle = [one for one in self._dialogues.values() if not one.is_running]
-        if len(self._dialogues) >= MOST_OPEN and idle:
-            self._dialogues.pop(idle[0].id)
-            idle[0].tools.close()
-        if len(self._dialogues) >= MOST_OPEN:
-            raise EngineError(f"{counted(MOST_OPEN, 'session')} are open; close some of them first.")
         self._dialogues[id] = dialogue
         self._engine.load()
+        for one in idle[:1]:
+            await self._close(one)
         return dialogue
 
     async def _close(self, dialogue: Dialogue) -> None:

@@ -4,21 +4,27 @@ import asyncio
 import json
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from acp import PROTOCOL_VERSION, RequestError, schema, spawn_agent_process, text_block
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatterm.acp import agent as agents
 from chatterm.acp.content import to_message
 from chatterm.acp.jsonrpc import parse_line
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import SessionStore
 from chatterm.tools.rules import read_rules, rules_path
+from chatterm.tools.session import ToolSession
+from tests.chatterm.scripted import ScriptedBackend
 from tests.fresh import examples
 
 ROOT = Path(__file__).parents[3]
@@ -203,6 +209,33 @@ async def test_a_question_that_nobody_answers_ends_with_the_prompt(tmp_path: Pat
         await conn.cancel(session_id=session)
         assert (await asked).stop_reason == "cancelled"
     assert not (tmp_path / "a.txt").exists()
+
+
+async def test_a_session_too_many_closes_an_idle_one_away_from_the_loop_or_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, closed = [], []
+    open_tools = ToolSession.open
+
+    def opens(*arguments: Any) -> ToolSession:
+        opened.append(tools := open_tools(*arguments))
+        return tools
+
+    monkeypatch.setattr(agents, "MOST_OPEN", 1)
+    monkeypatch.setattr(agents.ToolSession, "open", opens)
+    monkeypatch.setattr(
+        agents.ToolSession, "close", lambda tools: closed.append((tools, threading.get_ident()))
+    )
+    engine: Any = MagicMock(backend=ScriptedBackend(), fresh=SessionInfo(model="m"))
+    agent = agents.Agent(engine, None, "", "1")
+    await agent.new_session(str(tmp_path))
+    second = (await agent.new_session(str(tmp_path))).session_id
+    assert [tools for tools, _ in closed] == opened[:1]
+    assert closed[0][1] != threading.get_ident()
+    agent._dialogues[second].is_running = True
+    with pytest.raises(RequestError, match="close some of them"):
+        await agent.new_session(str(tmp_path))
+    assert len(opened) == 2
 
 
 def test_a_link_that_is_no_address_stays_text(tmp_path: Path) -> None:
