@@ -15,7 +15,7 @@ VERSION = "0.12.0"
 
 
 class ShowRequest(Struct):
-    """The fields that have an effect."""
+    """A request to /api/show."""
 
     model: str
 

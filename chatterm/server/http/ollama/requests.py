@@ -38,7 +38,7 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 
 
 class OllamaOptions(Struct):
-    """The options that have an effect."""
+    """Options of an answer."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -109,14 +109,14 @@ class _Request(Struct, kw_only=True):
 
 
 class OllamaChatRequest(_Request, kw_only=True):
-    """Those of /api/chat."""
+    """A request to /api/chat."""
 
     messages: list[OllamaMessage] = []
     tools: list[ToolDefinition] | None = None
 
 
 class GenerateRequest(_Request, kw_only=True):
-    """Those of /api/generate."""
+    """A request to /api/generate."""
 
     prompt: str = ""
     system: str | None = None

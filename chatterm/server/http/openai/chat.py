@@ -33,7 +33,7 @@ from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan
 
 
 class ChatRequest(CompletionsRequest, kw_only=True):
-    """The fields that have an effect."""
+    """A request to /v1/chat/completions."""
 
     messages: list[ChatMessagePart]
     logprobs: bool | None = None

@@ -49,7 +49,7 @@ class FunctionCallPart(Struct, forbid_unknown_fields=True):
 
 
 class ChatMessagePart(Struct, forbid_unknown_fields=True):
-    """A message as clients send it, and as they got it (they send answers back as they are)."""
+    """A message of a conversation. An answer may be sent back as it was received."""
 
     role: Role
     content: str | list[dict[str, Any]] | None = None

@@ -30,7 +30,7 @@ _TOKENS = 16
 
 
 class CompletionRequest(CompletionsRequest, kw_only=True):
-    """The fields that have an effect."""
+    """A request to /v1/completions."""
 
     prompt: Any
     logprobs: int | None = None

@@ -25,7 +25,7 @@ def model_object(model: ServedModel, limits: Limits) -> dict[str, Any]:
 
 
 class TokenizeRequest(Struct):
-    """The fields that have an effect."""
+    """A request to /tokenize."""
 
     model: str
     prompt: str | None = None

@@ -57,7 +57,7 @@ class FunctionTool(Struct, forbid_unknown_fields=True):
 
 
 class ResponsesRequest(CompletionRequest, kw_only=True):
-    """The fields that have an effect."""
+    """A request to /v1/responses."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
