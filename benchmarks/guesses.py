@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--chances", nargs="*", type=float, default=[-1, 0.0, 0.5, 0.7, 0.8, 0.9, 0.97])
     parser.add_argument("--replay", type=Path, help="what guesses were worth in real answers")
     parser.add_argument(
-        "--copy", type=numbers, default=[], help="copy the prompt, but for a token in so many"
+        "--copy", type=numbers, default=[], help="copy the prompt, with one token in every N changed"
     )
     arguments = parse(parser, (), tuple(FORMATS))
     replay = {}

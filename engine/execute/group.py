@@ -130,7 +130,7 @@ def _wait(work: Any) -> None:
             return
         if work.is_completed():
             break
-    raise RuntimeError("nobody answers")
+    raise RuntimeError("the other processes did not answer in time")
 
 
 def _line(error: RuntimeError) -> str:

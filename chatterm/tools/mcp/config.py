@@ -74,9 +74,7 @@ def parse_server(name: str, data: Any, where: str) -> Server:
             raise wrong(key, "an object of strings")
         for one in value:
             if not names.fullmatch(one) or not _is_text(one):
-                raise EngineError(
-                    f"{where}: {key} of {name} has {one_line(one, 40)!r}, which is no name for one."
-                )
+                raise EngineError(f"{where}: {key} of {name} has the invalid name {one_line(one, 40)!r}.")
         return dict(value)
 
     args = data.get("args", [])

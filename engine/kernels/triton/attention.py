@@ -1,10 +1,10 @@
 """Attention of a decode step, with one token per sequence, from projected heads to partial outputs.
 
-The plain twins: the head norm and the rotation in `models/families/qwen3.py` and `models/reference/rope.py`, the cache
-write and the attention in `engine/attention/sdpa.py`. A program serves one KV head and one chunk of rows. It starts to
-copy its first cache rows into shared memory before it waits for earlier kernels, because rows before the new one were
-written in earlier steps. In shared memory they take no registers, so programs of the neighbouring kernels fit beside
-it.
+The plain twins: the head norm and the rotation in `models/reference/decoder.py` and `models/reference/rope.py`, the
+cache write and the attention in `engine/attention/sdpa.py`. A program serves one KV head and one chunk of rows. It
+starts to copy its first cache rows into shared memory before it waits for earlier kernels, because rows before the new
+one were written in earlier steps. In shared memory they take no registers, so programs of the neighbouring kernels fit
+beside it.
 
 Each of W groups of D / 8 threads handles its own rows, R of them at a time. Each group holds all query heads of the KV
 head, as a tuple, and keeps its own online softmax, so the groups exchange nothing until the very end. A thread reads

@@ -1,6 +1,6 @@
 """The operations between the products of a prompt's layers, one kernel for each place.
 
-The plain twins: RMSNorm, HeadNorm and MLP in `models/reference/decoder.py`, the rotation in `models/reference/rope.py`.
+The plain twins: the norms and the MLP in `models/reference/decoder.py`, the rotation in `models/reference/rope.py`.
 Norms and rotation round where the twins round; the gated product is rounded once.
 """
 

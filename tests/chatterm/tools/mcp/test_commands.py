@@ -127,11 +127,11 @@ def test_servers_of_other_programs_are_imported(config: Path, tmp_path: Path) ->
     [
         ({"command": "x", "args": ["\ud800"]}, "args of a must be a list of strings"),
         ({"command": "x", "env": {"A": "\ud800"}}, "env of a must be an object of strings"),
-        ({"command": "x", "env": {"A=B": "1"}}, "env of a has 'A=B', which is no name for one"),
-        ({"command": "x", "env": {"": "1"}}, "env of a has '', which is no name for one"),
+        ({"command": "x", "env": {"A=B": "1"}}, "env of a has the invalid name 'A=B'"),
+        ({"command": "x", "env": {"": "1"}}, "env of a has the invalid name ''"),
         (
             {"url": "https://b/mcp", "headers": {"A\nB": "1"}},
-            "headers of a has 'A B', which is no name for one",
+            "headers of a has the invalid name 'A B'",
         ),
         (
             {"url": "https://b/mcp", "headers": {"A": "1\r\nB: 2"}},
