@@ -2,6 +2,7 @@
 
 import io
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,23 @@ async def test_a_preset_is_saved_listed_and_switched_to(folder: Path) -> None:
         await driver.until(lambda: any("did you mean terse?" in text for text in driver.errors))
         await driver.send("/preset", wait=False)
         await driver.shows("top_k 7")
+
+
+async def test_a_preset_with_another_model_asks_before_it_ends_an_answer(folder: Path) -> None:
+    (folder / "presets" / "terse.toml").write_text('model = "other"\nsystem = "Be terse."\n')
+    backend = ScriptedBackend([Script("A whole answer.", gate=threading.Event(), gate_after=1)])
+    async with driven(backend) as driver:
+        await driver.send("q", wait=False)
+        await driver.until(lambda: driver.answers == ["A wh"])
+        await driver.send("/preset terse", wait=False)
+        await driver.shows("Stop the answer and switch to other?")
+        await driver.pilot.press("n")
+        await driver.send("/preset terse", wait=False)
+        await driver.shows("Stop the answer and switch to other?")
+        assert (backend.model, backend.system) != ("other", "Be terse.")
+        await driver.pilot.press("y")
+        await driver.shows("Now chatting with other")
+        assert driver.errors == []
 
 
 async def test_tools_of_a_preset_are_switched_on_and_saved(folder: Path) -> None:

@@ -53,7 +53,16 @@ def preset(chat: "Chat", text: str) -> None:
         save = partial(save_preset, name.strip(), present, replace=word == "replace")
         chat.in_thread(save, lambda path: chat.say(f"Saved to {path}."))
     else:
-        chat.in_thread(partial(load_preset, text), partial(use_preset, chat, text))
+        chat.in_thread(partial(load_preset, text), partial(_ask_to_use, chat, text))
+
+
+def _ask_to_use(chat: "Chat", name: str, preset: "SavedPreset") -> None:
+    """Apply a preset; ask first if its model would end a running answer."""
+    use = partial(use_preset, chat, name, preset)
+    if preset.model is not None and preset.model != chat.backend.model:
+        chat.sessions.ask_to_stop(use, f"switch to {one_line(preset.model, 60)}")
+    else:
+        use()
 
 
 def use_preset(chat: ChatContext, name: str, preset: "SavedPreset") -> None:
