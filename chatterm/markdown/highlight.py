@@ -55,7 +55,7 @@ def is_ready(language: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _thread() -> ThreadPoolExecutor:
-    """Where lexers are made: that of Python takes 25 ms, some others 100."""
+    """Return the thread in which lexers are made: that of Python takes 25 ms, some others 100."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="lexers")
 
 

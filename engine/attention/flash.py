@@ -119,9 +119,9 @@ class _Whole:
         self._rows.write(layer_index, k, v)
         options = self._options.get(layer_index, {})
         window = options["window"][0] + 1 if "window" in options else None
-        seen = (x.unsqueeze(0) for x in self._rows.read(layer_index, window))
+        keys, values = (x.unsqueeze(0) for x in self._rows.read(layer_index, window))
         # flash-attn's causal mask is aligned at the lower right: the last query sees the last row.
-        return attend_pages(q.unsqueeze(0), *seen, **options).squeeze(0)
+        return attend_pages(q.unsqueeze(0), (keys, values), **options).squeeze(0)
 
 
 class _Paged:
@@ -139,10 +139,8 @@ class _Paged:
         pages = (-1, self._cache.block_size, *k.shape[1:])
         out = attend_pages(
             q.view(*self._shape, *q.shape[1:]),
-            self._cache.k[layer_index].view(pages),
-            self._cache.v[layer_index].view(pages),
-            k=k.view(*self._shape, *k.shape[1:]),
-            v=v.view(*self._shape, *v.shape[1:]),
+            (self._cache.k[layer_index].view(pages), self._cache.v[layer_index].view(pages)),
+            new=(k.view(*self._shape, *k.shape[1:]), v.view(*self._shape, *v.shape[1:])),
             rows=self._starts,
             table=self._tables,
             **self._options.get(layer_index, {}),
@@ -167,8 +165,7 @@ class _Last:
         pages = (-1, self.cache.block_size, *k.shape[1:])
         out = attend_pages(
             q.unsqueeze(0),
-            self.cache.k[layer_index].view(pages),
-            self.cache.v[layer_index].view(pages),
+            (self.cache.k[layer_index].view(pages), self.cache.v[layer_index].view(pages)),
             rows=self.rows,
             table=self.table,
             **self.options.get(layer_index, {}),
@@ -194,12 +191,9 @@ class _Ragged:
         pages = (-1, self.cache.block_size, *k.shape[1:])
         return attend_ragged(
             q,
-            self.cache.k[layer_index].view(pages),
-            self.cache.v[layer_index].view(pages),
-            self.q_ends,
-            self.k_ends,
+            (self.cache.k[layer_index].view(pages), self.cache.v[layer_index].view(pages)),
+            (self.q_ends, self.k_ends),
             self.tables,
-            max(self.most_tokens, 2),  # it would take 1 for a batch without padding
-            self.most_rows,
+            (max(self.most_tokens, 2), self.most_rows),  # it would take 1 for a batch without padding
             **self.options.get(layer_index, {}),
         )

@@ -89,11 +89,10 @@ def describe_on_hub(model: HubModel, name: str) -> ModelFacts:
             name,
             _named(raw),
             lambda: spec_of_hf(raw)[1],
-            None,
+            dtype,
             raw.get("max_position_embeddings"),
             template or None,
             found.files,
-            dtype,
             scheme,
         )
 
@@ -163,14 +162,13 @@ def _facts(
     name: str,
     named: str,
     read_spec: Callable[[], ModelSpec],
-    tensors: list[tuple[str, int]] | None,
+    tensors: list[tuple[str, int]] | str,
     context: object,
     has_chat_template: bool | None,
     files: tuple[tuple[str, int], ...],
-    dtype: str = "unknown",
     scheme: Scheme | None = None,
 ) -> ModelFacts:
-    """Put the facts together. `tensors` has type and count of numbers of each; None if only their `dtype` is known."""
+    """Put the facts together. `tensors` has type and count of numbers of each, or only the type of all."""
     spec, reason = None, None
     try:
         spec = read_spec()
@@ -178,8 +176,8 @@ def _facts(
         reason = str(error)
     if spec is not None:
         context = spec.max_positions
-    if tensors is None:
-        tensors = [(dtype, parameters(spec))] if spec is not None else []
+    if isinstance(tensors, str):
+        tensors = [(tensors, parameters(spec))] if spec is not None else []
     counts: Counter[str] = Counter()
     for kind, count in tensors:
         counts[kind] += count

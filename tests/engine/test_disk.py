@@ -15,7 +15,7 @@ from engine import engine as engines
 from engine.cache.host_memory import PromptCosts
 from engine.cache.rows import Rows
 from engine.conversation.history import ThinkCache
-from engine.params import SamplingParams
+from engine.params import LoadOptions, SamplingParams
 from engine.schedule.sequence import Priority, Sequence
 from engine.store import cost_cache, disk, identity
 from engine.store.folder import Folder
@@ -208,12 +208,12 @@ def test_what_the_bits_of_a_block_depend_on_names_it(tmp_path: Path, monkeypatch
     monkeypatch.setattr(engines, "DiskTier", lambda *given: told.append(given[-1]()))
     with tiny_engine(tmp_path) as engine:
         files = files_of(tmp_path)
-        engine._keep_in(tmp_path, None, files)
-        engine._keep_in(tmp_path, None, files, True)
+        engine._keep_in(tmp_path, files, LoadOptions())
+        engine._keep_in(tmp_path, files, LoadOptions(deterministic=True))
         with (tmp_path / "model.safetensors").open("r+b") as file:
             file.seek(-4, os.SEEK_END)
             file.write(b"\1\2\3\4")
-        engine._keep_in(tmp_path, None, files)
+        engine._keep_in(tmp_path, files, LoadOptions())
         engine._disk = engine._engine_step.disk = None
     usual, deterministic, changed = told
     assert {name for name in usual if usual[name] != deterministic[name]} == {"kernels"}
@@ -287,7 +287,7 @@ def test_why_there_is_no_tier_is_said(tmp_path: Path) -> None:
     config = tiny(MistralConfig, sliding_window=24, head_dim=32, vocab_size=272, max_position_embeddings=512)
     with tiny_engine(tmp_path, config) as engine:
         assert engine.figures().disk is None
-        engine._keep_in(tmp_path / "kv", None, files_of(tmp_path))
+        engine._keep_in(tmp_path / "kv", files_of(tmp_path), LoadOptions())
         disk = engine.figures().disk
         assert disk is not None
         assert "sees only a window" in disk.problem

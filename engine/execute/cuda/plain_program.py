@@ -70,7 +70,7 @@ class _Step:
         if self._flash:
             pages = (-1, self._cache.block_size, *k.shape[1:])
             seen, rows = (keys.view(pages), values.view(pages)), self._row + self._real
-            return attend_pages(q.unsqueeze(1), *seen, rows=rows, table=self._tables).squeeze(1)
+            return attend_pages(q.unsqueeze(1), seen, rows=rows, table=self._tables).squeeze(1)
         from engine.kernels.triton.paged_attention import paged_attention
 
         return paged_attention(

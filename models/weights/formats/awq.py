@@ -34,8 +34,7 @@ class AWQ(Format):
 
         scales = found.reader(".scales")
         return found.matrix(
-            rows,
-            columns,
+            (rows, columns),
             4,
             columns_of(".qweight"),
             lambda device: scales(device).T,

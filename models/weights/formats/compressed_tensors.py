@@ -52,8 +52,7 @@ class PackedIntegers(Format):
         words = found.words(".weight_packed", bits)
         zeros = found.words(".weight_zero_point", bits, down=True)
         return found.matrix(
-            rows,
-            columns,
+            (rows, columns),
             bits,
             lambda device: words(device)[:, :columns],
             found.spread(found.reader(".weight_scale"), rows, high, groups),

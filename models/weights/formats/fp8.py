@@ -29,8 +29,7 @@ class FP8(Format):
         found.expect(".weight_zero_point", found.tensors[scale].shape)
         zeros = found.reader(".weight_zero_point", "I8") if ".weight_zero_point" in found else None
         return found.matrix(
-            rows,
-            columns,
+            (rows, columns),
             8,
             found.reader(".weight", self.type),
             found.spread(found.reader(scale), rows, high, groups),

@@ -36,8 +36,7 @@ class GPTQ(Format):
         order = found.order(".scales", groups, columns, self.group, ".g_idx")
         scales = found.reader(".scales")
         return found.matrix(
-            rows,
-            columns,
+            (rows, columns),
             bits,
             lambda device: words(device).view(-1, rows, 32 // bits).transpose(0, 1).reshape(rows, -1),
             lambda device: scales(device).T,

@@ -297,8 +297,7 @@ class MatrixTensors:
 
     def matrix(
         self,
-        rows: int,
-        columns: int,
+        shape: tuple[int, int],
         bits: int,
         digits: Read,
         scales: Read,
@@ -307,5 +306,5 @@ class MatrixTensors:
         is_integer: bool = True,
     ) -> StoredTensor:
         """Return the tensor of a matrix in groups (see GroupedMatrix for the arguments)."""
-        matrix = GroupedMatrix(rows, columns, bits, digits, scales, zeros, order, is_integer)
+        matrix = GroupedMatrix(*shape, bits, digits, scales, zeros, order, is_integer)
         return matrix.stored(self.name, self.nbytes, self.quantized)
