@@ -32,7 +32,7 @@ def measure(model: str, attention: str, prompts: list[int], began: float) -> dic
     from engine.engine import Engine
 
     with closing(
-        Engine.load(model, attention=attention, tuned=False, context=max(prompts) + 2 * DECODED)
+        Engine.load(model, attention=attention, tune=False, context=max(prompts) + 2 * DECODED)
     ) as engine:
         spec, found = engine.spec, {"loaded s": time.time() - began}
         first_token_seconds(engine, random_prompt(spec, 300, 0))
