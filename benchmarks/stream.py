@@ -328,7 +328,7 @@ def chat_backend(engine: "Engine", tokens: int) -> "LocalBackend":
             self._engine, self._chat = engine, engine.chat()
             self._params = SamplingParams(temperature=0.0, max_tokens=tokens)
             name, device = engine.model_name, str(engine.device)
-            self._info = ModelInfo(name, device, str(engine.dtype), engine.context_length, self._chat.thinks)
+            self.info = ModelInfo(name, device, str(engine.dtype), engine.context_length, self._chat.thinks)
 
         def close(self) -> None:
             """Do nothing: the engine is measured again."""
@@ -351,8 +351,9 @@ async def on_screen(engine: "Engine", tokens: int) -> Screen:
     app = ChatApp(backend, theme="graphite")
     app.driver_class = Sink
     async with app.run_test(headless=False, size=SIZE):
-        while not app.chat.is_idle:
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(_PATIENCE):
+            while not app.chat.is_idle:
+                await asyncio.sleep(0.05)
         result = await screen_rate(app, backend)
     app.worker.close()
     return result
