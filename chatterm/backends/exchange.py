@@ -22,6 +22,11 @@ class Tool:
     parameters: Mapping[str, Any]
     """The JSON schema of its arguments, an object."""
 
+    def as_function(self) -> dict[str, Any]:
+        """Return the tool as chat completions, Ollama and chat templates take it, the same to the byte each time."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:

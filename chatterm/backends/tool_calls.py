@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import EngineError, TokenEvent, Tool, ToolCall
-from chatterm.tool_calls.constraint import AnswerConstraint as Asked
-from chatterm.tool_calls.constraint import ToolFormat
+from chatterm.tool_calls.constraint import AnswerConstraint, ToolFormat
 from chatterm.tool_calls.format import call_marks, json_value, said_by, tool_format
 from chatterm.tool_calls.grammar import calls_or, free_calls, spell_marks
 from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, CallEnded, Parser
@@ -40,7 +39,9 @@ class Calling:
         from engine.conversation.tools import ToolUse
 
         marks = call_marks(self.tokenizer)
-        return ToolUse(tuple(_functions(self.tools)), marks if self.tools else frozenset(), self._read)
+        return ToolUse(
+            tuple(tool.as_function() for tool in self.tools), marks if self.tools else frozenset(), self._read
+        )
 
     def constraint(self, engine: "Engine", given: Constraint | None) -> Constraint | None:
         """Return a constraint under which no call is malformed; `given` constrains answers that call nothing.
@@ -77,10 +78,10 @@ class Calling:
 
         None if there is nothing to enforce. Raises EngineError.
         """
-        tools = _functions(self.tools)
-        made: Asked | None
+        tools = [tool.as_function() for tool in self.tools]
+        made: AnswerConstraint | None
         if given is not None:
-            made = calls_or(Asked(given.kind, given.text), self.format, tools, True, strict)
+            made = calls_or(AnswerConstraint(given.kind, given.text), self.format, tools, True, strict)
         else:
             made = free_calls(self.format, tools, strict, True)
         if made is None:
@@ -90,7 +91,9 @@ class Calling:
         return constraint
 
     def _read(self, text: str) -> tuple[str, list[tuple[str, Any]]]:
-        prose, calls = said_by(text, self.format, _functions(self.tools) or [_lenient_any()])
+        prose, calls = said_by(
+            text, self.format, [tool.as_function() for tool in self.tools] or [_lenient_any()]
+        )
         return prose.strip() if calls else text, calls
 
 
@@ -140,20 +143,6 @@ def to_tool_calls(calls: Sequence[tuple[str, Any]]) -> list[ToolCall]:
 def engine_calls(calls: Sequence[ToolCall]) -> list[tuple[str, Any]]:
     """Convert ToolCalls to the engine's calls."""
     return [(call.name, json_value(call.arguments)) for call in calls]
-
-
-def _functions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": dict(tool.parameters),
-            },
-        }
-        for tool in tools
-    ]
 
 
 def _lenient_any() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chatterm.backends.backend import Tool, ToolCall
+from chatterm.backends.backend import ToolCall
 from chatterm.backends.remote.thinking import whole
 
 MOST_CALLS = 64
@@ -130,21 +130,6 @@ class CallAssembler:
         if part.key is not None:
             self._by_key[part.key] = made
         return made
-
-
-def functions(tools: Iterable[Tool]) -> list[dict[str, Any]]:
-    """Return tools as chat completions and Ollama take them, the same to the byte each time."""
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": dict(tool.parameters),
-            },
-        }
-        for tool in tools
-    ]
 
 
 def arguments_text(value: object) -> str:

@@ -24,7 +24,6 @@ from chatterm.backends.remote.dialects.calls import (
     CallPart,
     CallResult,
     arguments_text,
-    functions,
 )
 from chatterm.backends.remote.thinking import AnswerPiece
 
@@ -68,7 +67,7 @@ class ChatCompletions:
             sampling["max_completion_tokens"] = sampling.pop("max_tokens")
         body |= sampling
         if asked.tools:
-            body["tools"] = functions(asked.tools)
+            body["tools"] = [tool.as_function() for tool in asked.tools]
         if asked.constraint is not None:
             body["response_format"] = schema_format(asked.constraint)
         if asked.think != "auto":

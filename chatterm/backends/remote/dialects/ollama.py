@@ -24,7 +24,6 @@ from chatterm.backends.remote.dialects.calls import (
     CallPart,
     CallResult,
     arguments_text,
-    functions,
 )
 from chatterm.backends.remote.thinking import AnswerPiece
 
@@ -53,7 +52,7 @@ class Ollama:
             "stream": True,
         }
         if asked.tools:
-            body["tools"] = functions(asked.tools)
+            body["tools"] = [tool.as_function() for tool in asked.tools]
         if options:
             body["options"] = options
         if asked.think != "auto":
