@@ -18,6 +18,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from chatterm.markdown.lines import Line, chop, elided, padded, wrap
+from chatterm.screens.backdrop import Backdrop
 from chatterm.screens.report import BoxHead
 from chatterm.terminal.sanitize import visible
 from chatterm.tools.danger import revealed
@@ -42,7 +43,7 @@ _TOO_LONG = "It is too long to be shown; answer No."
 _WAIT = "One moment: keys pressed before you could read this are ignored."
 
 
-class ApprovalScreen(ModalScreen[Answer | None]):
+class ApprovalScreen(Backdrop, ModalScreen[Answer | None]):
     """Dismisses with the answer, or with None: no, and stop altogether."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES

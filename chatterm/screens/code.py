@@ -15,6 +15,7 @@ from textual.widgets import Input
 
 from chatterm.markdown.code import CodeBlock
 from chatterm.markdown.lines import Line, elided, padded, styled, wrap
+from chatterm.screens.backdrop import Backdrop
 from chatterm.screens.picker import PickerList
 from chatterm.screens.report import BoxHead
 from chatterm.terminal.sanitize import one_line, visible
@@ -28,7 +29,7 @@ _KIND = 10
 """Columns of a block's language."""
 
 
-class ChooseCodeScreen(ModalScreen[CodeBlock | None]):
+class ChooseCodeScreen(Backdrop, ModalScreen[CodeBlock | None]):
     """Dismisses with the chosen block, or with None."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
@@ -77,7 +78,7 @@ class ChooseCodeScreen(ModalScreen[CodeBlock | None]):
         self.dismiss(self._view.block)
 
 
-class SaveCodeScreen(ModalScreen[Path | None]):
+class SaveCodeScreen(Backdrop, ModalScreen[Path | None]):
     """Dismisses with the path of the file written, or with None."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES

@@ -19,6 +19,7 @@ from chatterm.conversation.figures import count_text
 from chatterm.conversation.turn import SPINNER
 from chatterm.conversation.visible_history import summarised
 from chatterm.markdown.lines import Line, cells, elided, line_cells, padded, wrap
+from chatterm.screens.backdrop import Backdrop
 from chatterm.screens.report import BoxHead
 from chatterm.terminal.wording import sentences
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
@@ -57,7 +58,7 @@ class Compactor(Protocol):
     def use(self, kind: str) -> None: ...
 
 
-class CompactScreen(ModalScreen[None]):
+class CompactScreen(Backdrop, ModalScreen[None]):
     """Shows the ways to make room, then the text of a summary. Nothing changes before Enter."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES

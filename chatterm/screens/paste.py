@@ -14,11 +14,12 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from chatterm.markdown.lines import cells
+from chatterm.screens.backdrop import Backdrop
 from chatterm.screens.report import BoxHead
 from chatterm.widgets.canvas import STYLE_CLASSES, Painter
 
 
-class PasteScreen(ModalScreen[str | None]):
+class PasteScreen(Backdrop, ModalScreen[str | None]):
     """Shows a paste. Dismisses with "unfold" or "remove" if the person chose that, else with None."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES

@@ -6,13 +6,14 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
+from chatterm.screens.backdrop import Backdrop
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
 
 _FEW = 3
 """The fewest lines of a list in the normal layout."""
 
 
-class Picker(ModalScreen[str | None]):
+class Picker(Backdrop, ModalScreen[str | None]):
     """Dismisses with the choice, or with None. A subclass composes a Vertical with an Input and a PickerList."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES

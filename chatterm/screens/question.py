@@ -8,10 +8,11 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 
 from chatterm.markdown.lines import Line, wrap
+from chatterm.screens.backdrop import Backdrop
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
 
 
-class QuestionScreen(ModalScreen[bool]):
+class QuestionScreen(Backdrop, ModalScreen[bool]):
     """Dismisses with the answer. Only y means yes: an Enter may have been meant for the screen below."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES

@@ -15,6 +15,7 @@ from textual.strip import Strip
 
 from chatterm.commands.registry import COMMANDS
 from chatterm.markdown.lines import Line, cells, elided
+from chatterm.screens.backdrop import Backdrop
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas, Painter
 from chatterm.widgets.slices import in_slices
 
@@ -26,7 +27,7 @@ _OTHERS = ("help", "stats", "cache", "set", "settings", "theme", "model", "sessi
 """Commands whose keys work here too: they replace the report."""
 
 
-class ReportScreen(ModalScreen[str | None]):
+class ReportScreen(Backdrop, ModalScreen[str | None]):
     """Dismisses with None, or with the name of the command to run instead, whose key was pressed."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES

@@ -1,15 +1,18 @@
 """What is said without being part of the conversation: reports over it, remarks at the composer, its head."""
 
+from collections.abc import Sequence
 from math import inf
 from time import monotonic
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.style import Style
 
 from chatterm.backends.backend import EngineError
 from chatterm.conversation.preset import Preset, PresetEntry, preset_lines
 from chatterm.markdown.lines import line_cells, line_text
+from chatterm.screens.backdrop import Backdrop
 from chatterm.screens.report import ReportScreen, ReportView
 from chatterm.widgets.remarks import Remark, Remarks, remarks_lines
 from tests.chatterm.driving import Driver, driven
@@ -195,3 +198,32 @@ def test_the_head_fits(system: str, width: int, is_open: bool) -> None:
     lines, left = preset_lines(Preset.of(system, {"stop": ["a" * 90], "top_k": 3}), width, is_open=is_open)
     assert all(line_cells(line) <= width for line in lines)
     assert not (is_open and left)
+
+
+@pytest.mark.parametrize("theme", ["graphite", "paper", "terminal"])
+async def test_the_backdrop_looks_as_textual_draws_it(theme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = ScriptedBackend([Script("Some **bold** text.\n\n```python\nx = 1\n```\n")])
+    async with driven(backend, (100, 30), theme) as driver:
+        await driver.send("Tell me of rivers")
+        pictures = []
+        for _ in range(2):
+            driver.app.chat.action_run_command("help", "")
+            await driver.shows("Esc closes")
+            await driver.pilot.pause()
+            pictures.append([(segment.text, segment.style) for segment in driver.segments()])
+            await driver.pilot.press("escape")
+            await driver.until(lambda: driver.app.screen is driver.app.chat)
+            monkeypatch.delattr(Backdrop, "render", raising=False)
+        assert joined(pictures[0]) == joined(pictures[1])
+
+
+def joined(segments: Sequence[tuple[str, Style | None]]) -> list[tuple[str, Style | None]]:
+    """Return each character with what can be seen of its style."""
+    return [
+        (
+            character,
+            style and (style.color, style.bgcolor, style.bold, style.italic, style.underline, style.reverse),
+        )
+        for text, style in segments
+        for character in text
+    ]

@@ -11,6 +11,7 @@ from textual.screen import ModalScreen, Screen
 
 from chatterm.commands.registry import key_text, second_key
 from chatterm.markdown.lines import Line, cells, elided, padded
+from chatterm.screens.backdrop import Backdrop
 from chatterm.screens.chat.commands import COMMANDS
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
 
@@ -64,7 +65,7 @@ def shortcuts(bindings: Iterable[BindingType]) -> dict[str, Shortcut]:
     return {key: found[key] for key in sorted(found, key=lambda key: (not key.isalpha(), len(key), key))}
 
 
-class LeaderScreen(ModalScreen[Shortcut | None]):
+class LeaderScreen(Backdrop, ModalScreen[Shortcut | None]):
     """Dismisses with the shortcut of the next key, or with None if it has none."""
 
     COMPONENT_CLASSES = STYLE_CLASSES

@@ -8,10 +8,11 @@ from textual.command import CommandList, CommandPalette, DiscoveryHit, Hit, Hits
 from textual.widgets import Input
 
 from chatterm.commands.registry import Command, all_commands
+from chatterm.screens.backdrop import Backdrop
 from chatterm.screens.chat.screen import ChatScreen
 
 
-class Palette(CommandPalette):
+class Palette(Backdrop, CommandPalette):
     """Textual's palette, made to fit into a low window and to respect what was typed, however fast."""
 
     VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 (Textual declares it so)
