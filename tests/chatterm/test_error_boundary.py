@@ -1,11 +1,10 @@
 """Errors that nobody foresaw, injected where they may come from: one line, nothing lost, and the chat goes on."""
 
 import asyncio
-import gc
 import sys
 import textwrap
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from textual import events
 from textual.widgets import Input
 
 from chatterm.screens.cache import CacheScreen
-from chatterm.screens.chat.gc_tuning import collect_now
 from chatterm.screens.chat.screen import ChatScreen
 from chatterm.screens.models import ModelPicker
 from chatterm.screens.sessions import SessionPicker
@@ -280,7 +278,6 @@ import sys
 sys.path.insert(0, {root!r})
 from chatterm.app import run_app
 from chatterm.widgets.transcript import Transcript
-from chatterm.screens.chat.gc_tuning import collect_now
 from chatterm.screens.chat.screen import ChatScreen
 from tests.chatterm.scripted import Script, ScriptedBackend
 def unlucky(*_):
@@ -328,36 +325,3 @@ async def test_others_get_their_turn_after_a_long_message() -> None:
         line.call_later(long)
         await driver.until(lambda: len(order) == 4)
     assert order == ["message", "others"] * 2
-
-
-def test_a_search_for_garbage_ends_no_tuple_that_another_thread_is_making() -> None:
-    begun, counted, over = threading.Event(), threading.Event(), threading.Event()
-    made: list[tuple[int, ...]] = []
-
-    def waiting() -> Iterator[int]:
-        yield 1
-        begun.set()
-        counted.wait()
-
-    def make() -> None:
-        try:
-            made.append(tuple(waiting()))
-        finally:
-            over.set()
-
-    def go_on(_: object, event: str, called: object) -> None:
-        if event == "c_return" and called is gc.get_objects:  # another thread may run here
-            counted.set()
-            over.wait()
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    begun.wait()
-    sys.setprofile(go_on)
-    try:
-        collect_now()
-    finally:
-        sys.setprofile(None)
-        counted.set()
-        thread.join()
-    assert made == [(1,)]

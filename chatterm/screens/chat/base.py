@@ -192,12 +192,15 @@ class ChatBase(Screen[None]):
         """Copy to the terminal's clipboard and the system's. Raise EngineError if there is no text."""
         if not text:
             raise EngineError("There is nothing to copy: the message is empty.")
-        self.app.copy_to_clipboard(text.encode("utf-8", "replace").decode())
+
+        def put() -> str:
+            self.app.copy_to_clipboard(text.encode("utf-8", "replace").decode())
+            return self.copy_with(text)
 
         def tell(program: str) -> None:
             self.hint(clipboard.copied_text(text, program), 3.0)
 
-        self.in_thread(partial(self.copy_with, text), tell)
+        self.in_thread(put, tell)
 
     # --- messages ---
 

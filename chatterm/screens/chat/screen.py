@@ -22,7 +22,7 @@ from chatterm.screens.chat.auto_title import Titling
 from chatterm.screens.chat.chat import Chat
 from chatterm.screens.chat.commands import COMMANDS
 from chatterm.screens.chat.draft_preparation import DraftPreparation
-from chatterm.screens.chat.gc_tuning import collect_now, collect_rarely
+from chatterm.screens.chat.gc_tuning import Garbage
 from chatterm.screens.chat.interrupt import Interrupt
 from chatterm.screens.chat.keys import ask_for_second_key, command_bindings
 from chatterm.screens.chat.picture_loader import Picturing
@@ -87,6 +87,7 @@ class ChatScreen(Chat):
         self.presence.notify = settings.screen.notify
         self._progress: Progress | None = None
         self._watch = Watch()
+        self._garbage = Garbage()
         self._paint_after = 0.0
         self._figures_after = 0.0
         self._problem = ""
@@ -145,7 +146,7 @@ class ChatScreen(Chat):
             self.say(text, "error")
 
     def _begin_work(self) -> None:
-        collect_rarely()
+        self._garbage.collect_rarely()
         self.worker_thread.start()
 
     def on_unmount(self) -> None:
@@ -219,7 +220,7 @@ class ChatScreen(Chat):
                 self.is_loading, self.has_failed, self._progress = False, False, None
                 if self.conversation.path:
                     self.conversation.show()  # answers of another model show its name
-                collect_rarely()
+                self._garbage.collect_rarely()
                 self.sessions.know_others()
                 self.documents.stop_reading()
                 self.documents.read_unread()
@@ -255,7 +256,7 @@ class ChatScreen(Chat):
     def _tidy(self) -> None:
         """Collect garbage while the chat is idle, so that no answer is interrupted by it."""
         if self.is_idle:
-            collect_now()
+            self._garbage.collect_now()
 
     def _failed(self, job: worker.Job, message: str, now: float) -> None:
         match job:
