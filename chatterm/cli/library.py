@@ -1,16 +1,15 @@
 """`chatterm library`: list, add, show and remove the documents that conversations may begin with."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatterm.cli.usage import WrongUsage, check_output
+from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line, visible
 
 if TYPE_CHECKING:
     from chatterm.backends.backend import Document
-    from chatterm.sessions.library import LibraryEntry
 
 library_app = typer.Typer(
     help="List, add, show and remove documents that conversations may begin with.",
@@ -41,19 +40,25 @@ def library(context: typer.Context) -> None:
 @library_app.command("list")
 def list_documents() -> None:
     """List all documents by name: as a table on a terminal, else as tab-separated lines."""
-    from chatterm.sessions.dates import stamp
-    from chatterm.sessions.library import DocumentLibrary
+    from time import time
 
-    check_output()
-    entries = DocumentLibrary().entries()
-    if not entries:
-        print("The library is empty; chatterm library add FILE fills it.", file=sys.stderr)
-    elif sys.stdout.isatty():
-        _print_table(entries)
-    else:
-        for entry in entries:
-            fields = (entry.name, stamp(entry.added), entry.characters, entry.source)
-            print(*(visible(str(field)) for field in fields), sep="\t")
+    from chatterm.cli.lists import print_list
+    from chatterm.sessions.dates import stamp, when_text
+    from chatterm.sessions.library import DocumentLibrary, size_text
+
+    entries, now = DocumentLibrary().entries(), time()
+    columns: dict[str, dict[str, Any]] = {
+        "Name": {"no_wrap": True},
+        "Length": {"justify": "right", "no_wrap": True},
+        "Added": {"no_wrap": True},
+        "Source": {"overflow": "fold", "ratio": 1},
+    }
+    rows = [
+        (entry.name, size_text(entry), when_text(entry.added, now), one_line(entry.source, 200))
+        for entry in entries
+    ]
+    lines = [(entry.name, stamp(entry.added), entry.characters, entry.source) for entry in entries]
+    print_list(columns, rows, lines, "The library is empty; chatterm library add FILE fills it.")
 
 
 @library_app.command()
@@ -116,26 +121,3 @@ def find_documents(names: str) -> "tuple[Document, ...]":
     if not given:
         raise WrongUsage("--library needs the name of a document; chatterm library list shows them.")
     return DocumentLibrary().find(given)
-
-
-def _print_table(entries: "list[LibraryEntry]") -> None:
-    from time import time
-
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from chatterm.sessions.dates import when_text
-    from chatterm.sessions.library import size_text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Name", no_wrap=True)
-    table.add_column("Length", justify="right", no_wrap=True)
-    table.add_column("Added", no_wrap=True)
-    table.add_column("Source", overflow="fold", ratio=1)
-    now = time()
-    for entry in entries:
-        source = Text(one_line(entry.source, 200))
-        table.add_row(Text(entry.name), size_text(entry), when_text(entry.added, now), source)
-    Console().print(table)

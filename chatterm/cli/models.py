@@ -1,13 +1,13 @@
 """`chatterm pull`, `list`, `rm`, `show`: the models on this machine."""
 
 import sys
-from collections.abc import Iterable
+from typing import Any
 
+from chatterm.cli.lists import print_list
 from chatterm.cli.progress import progress_on
-from chatterm.cli.usage import check_output
 from chatterm.terminal.sanitize import one_line
 from models.files import ModelFiles
-from models.hub.sources import LocalModel, held_bytes, local_models, resolve
+from models.hub.sources import held_bytes, local_models, resolve
 from models.hub.sources import remove as remove_files
 from models.units import bytes_text
 
@@ -21,33 +21,18 @@ def pull(model: str) -> None:
 
 def list_models() -> None:
     """Print the models on this machine: a table on a terminal, tab-separated lines elsewhere."""
-    check_output()
     found = local_models()
-    if not found:
-        print("There are no models on this machine yet; try: chatterm pull smollm2", file=sys.stderr)
-    elif sys.stdout.isatty():
-        _print_table(found)
-    else:
-        for entry in found:
-            print(one_line(entry.name), entry.bytes, entry.source, place(entry.files), sep="\t")
-
-
-def _print_table(found: Iterable[LocalModel]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Model", overflow="fold")
-    table.add_column("Size", justify="right", no_wrap=True)
-    table.add_column("From", no_wrap=True)
-    table.add_column("Path", style="dim", overflow="fold")
-    for entry in found:
-        table.add_row(
-            Text(one_line(entry.name)), bytes_text(entry.bytes), entry.source, Text(place(entry.files))
-        )
-    Console().print(table)
+    columns: dict[str, dict[str, Any]] = {
+        "Model": {"overflow": "fold"},
+        "Size": {"justify": "right", "no_wrap": True},
+        "From": {"no_wrap": True},
+        "Path": {"style": "dim", "overflow": "fold"},
+    }
+    rows = [
+        (one_line(entry.name), bytes_text(entry.bytes), entry.source, place(entry.files)) for entry in found
+    ]
+    lines = [(one_line(entry.name), entry.bytes, entry.source, place(entry.files)) for entry in found]
+    print_list(columns, rows, lines, "There are no models on this machine yet; try: chatterm pull smollm2")
 
 
 def confirm_removal(model: str) -> bool:

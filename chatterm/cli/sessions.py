@@ -4,12 +4,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from chatterm.cli.usage import WrongUsage, check_output
-from chatterm.terminal.sanitize import one_line, visible
+from chatterm.cli.usage import WrongUsage
+from chatterm.terminal.sanitize import one_line
 
 if TYPE_CHECKING:
     from chatterm.sessions.records import SessionInfo
@@ -209,37 +209,24 @@ def _not_shown(session: str, tree: "Tree") -> list[str]:
 
 
 def _print_sessions(found: "list[SessionInfo]", nothing: str) -> None:
-    from chatterm.sessions.dates import stamp
-
-    check_output()
-    if not found:
-        print(nothing, file=sys.stderr)
-    elif sys.stdout.isatty():
-        _print_table(found)
-    else:
-        for info in found:
-            fields = (info.id, stamp(info.updated), info.messages, one_line(info.model), info.title)
-            print(*map(visible, map(str, fields)), sep="\t")
-
-
-def _print_table(found: "list[SessionInfo]") -> None:
     from time import time
 
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from chatterm.cli.lists import print_list
+    from chatterm.sessions.dates import stamp, when_text
 
-    from chatterm.sessions.dates import when_text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Id", style="dim", no_wrap=True)
-    table.add_column("Title", overflow="fold", ratio=1)
-    table.add_column("Messages", justify="right", no_wrap=True)
-    table.add_column("Model", overflow="ellipsis", no_wrap=True)
-    table.add_column("Last used", no_wrap=True)
     now = time()
-    for info in found:
-        title, model = Text(info.title), Text(one_line(info.model, 40))
-        table.add_row(info.id, title, f"{info.messages:,}", model, when_text(info.updated, now))
-    Console().print(table)
+    columns: dict[str, dict[str, Any]] = {
+        "Id": {"style": "dim", "no_wrap": True},
+        "Title": {"overflow": "fold", "ratio": 1},
+        "Messages": {"justify": "right", "no_wrap": True},
+        "Model": {"overflow": "ellipsis", "no_wrap": True},
+        "Last used": {"no_wrap": True},
+    }
+    rows = [
+        (info.id, info.title, f"{info.messages:,}", one_line(info.model, 40), when_text(info.updated, now))
+        for info in found
+    ]
+    lines = [
+        (info.id, stamp(info.updated), info.messages, one_line(info.model), info.title) for info in found
+    ]
+    print_list(columns, rows, lines, nothing)

@@ -77,7 +77,8 @@ def test_on_a_terminal_the_list_is_a_table(
     shell("library", "add", "paper.md")
     library = DocumentLibrary()
     library.count(*library.find(["paper"]), "tiny", 1234)
-    commands._print_table(library.entries())
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    commands.list_documents()
     assert "1,234 tokens" in capsys.readouterr().out
 
 
