@@ -16,7 +16,7 @@ from chatterm.backends.backend import (
 )
 from chatterm.conversation.compaction import PINNED, nth
 from chatterm.conversation.session_tree import SessionTree, session_info
-from chatterm.conversation.visible_history import compacted, seen
+from chatterm.conversation.visible_history import compactions, seen
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tool_calls_json import results_text
 from chatterm.sessions.tree import Tree
@@ -89,12 +89,8 @@ class Talk(SessionTree):
 
     def compact(self, what: str) -> None:
         """Set what the model sees from now on: nothing of the past (`start`), no files (`files`), all (`off`)."""
-        last = self.last("There is nothing to compact yet.")
-        if what == "off":
-            self.set_compactions([(each, None) for each in self.path if each.compaction is not None])
-        else:
-            self.set_compactions([(last, compacted(last, what))])
-        self._hold(last.id)
+        self.set_compactions(compactions(self.path, what))
+        self._hold(self.tree.head)
 
     def pin(self, which: str) -> str:
         """Pin or unpin the n-th message (default: the last); return a line that says which."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chatterm.backends.backend import Backend, Compaction, Exchange
+from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange
 from chatterm.backends.worker import Worker
 from chatterm.conversation.attachments import without_files
 
@@ -82,7 +82,18 @@ def sees_last(path: Sequence[Exchange]) -> bool:
     return bool(found) and found[-1].id == path[-1].id
 
 
-def compacted(exchange: Exchange, what: str) -> Compaction:
-    """Return the compaction of `exchange` that hides everything up to it (`start`) or attached files (`files`)."""
-    before = exchange.compaction or Compaction()
-    return replace(before, summary="") if what == "start" else replace(before, without_files=True)
+def compactions(path: Sequence[Exchange], what: str) -> list[tuple[Exchange, Compaction | None]]:
+    """Return the changes that hide all of a branch (`start`) or its attached files (`files`), or nothing (`off`).
+
+    Raises EngineError if there is nothing to change.
+    """
+    if not path:
+        raise EngineError("There is nothing to compact yet.")
+    if what != "off":
+        before = path[-1].compaction or Compaction()
+        hidden = replace(before, summary="") if what == "start" else replace(before, without_files=True)
+        return [(path[-1], hidden)]
+    changed = [exchange for exchange in path if exchange.compaction is not None]
+    if not changed:
+        raise EngineError("The model sees everything already.")
+    return [(exchange, None) for exchange in changed]

@@ -1,9 +1,11 @@
 """Compaction of a nearly full context: /compact, and the summary that the model writes when idle."""
 
+from collections.abc import Sequence
+
 from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange
 from chatterm.backends.documents import with_documents
 from chatterm.conversation.compaction import COMPACTED, Room, checked_summary, summary_request, ways
-from chatterm.conversation.visible_history import compacted, summarised
+from chatterm.conversation.visible_history import compactions, summarised
 from chatterm.screens.chat.parts import ScreenPart
 from chatterm.screens.compact import CompactScreen, Draft
 from chatterm.terminal.sanitize import cleaned
@@ -77,24 +79,18 @@ class Compacting(ScreenPart):
         said = (
             f"The model sees a summary of the first {counted(count, 'message')}; /compact off changes that."
         )
-        self._use(room.path[count - 1], compaction, said)
+        self._use([(room.path[count - 1], compaction)], said)
 
     def use(self, kind: str) -> None:
         """Make room in this way: "files", "start", or "off" (or "again") to show everything again."""
-        last = self.conversation.path[-1]
-        if kind not in ("off", "again"):
-            self._use(last, compacted(last, kind), COMPACTED[kind])
-            return
-        changed = [exchange for exchange in self.conversation.path if exchange.compaction is not None]
-        if not changed:
-            raise EngineError("The model sees everything already.")
-        self.conversation.compact([(exchange, None) for exchange in changed])
-        self.screen.say(COMPACTED["off"])
+        what = "off" if kind == "again" else kind
+        self._use(compactions(self.conversation.path, what), COMPACTED[what])
 
-    def _use(self, exchange: Exchange, compaction: Compaction, said: str) -> None:
-        self.conversation.compact([(exchange, compaction)])
+    def _use(self, changes: Sequence[tuple[Exchange, Compaction | None]], said: str) -> None:
+        self.conversation.compact(changes)
         self.screen.say(said)
-        self.transcript.follow()
+        if any(compaction is not None for _, compaction in changes):  # there is a mark to see
+            self.transcript.follow()
 
     # --- the summary ---
 
