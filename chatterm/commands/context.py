@@ -35,8 +35,14 @@ class ChatContext(Protocol):
     ) -> None:
         """Show the report of the command `name`: its `lines` for a width in cells, or `plain` without a screen."""
 
+    def show_thinking(self, opened: bool) -> None:
+        """Show or hide the thinking of every answer."""
+
     def configure(self, **chosen: Unpack[ConversationSettings]) -> None:
         """Change `system`, `think` or `sampling` of this conversation from the next message on."""
+
+    def rename(self, title: str) -> None:
+        """Name the conversation `title`, even before its first message."""
 
     def switch_model(self, name: str) -> None:
         """Switch to this model; the history is kept."""

@@ -5,7 +5,7 @@ The commands are functions decorated with `command`, in `chatterm.screens.chat.c
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,6 +46,8 @@ class Command:
     """Whether the argument is a file name to complete. It may follow one of the choices; with `goes_on` it must."""
     needs_screen: bool = False
     """Whether the function works with the chat screen only."""
+    plain: "Command | None" = None
+    """The command as it is in a chat without a screen, if it is another there."""
 
     def run(self, chat: ChatContext, argument: str) -> None:
         self.function(chat, *([argument] if self.arguments else []))
@@ -97,6 +99,22 @@ def command(*about: Any, **more: Any) -> Callable[[Function], Function]:
 
 screen_command = partial(command, needs_screen=True)
 """The same for a function that works with the chat screen (`screens.chat.chat.Chat`), not with any `ChatContext`."""
+
+
+def without_screen(name: str, usage: str = "", about: str = "") -> Callable[[Function], Function]:
+    """Return a decorator that registers what the command `name` does in a chat without a screen.
+
+    Its usage and help there are `usage` and `about`, if less is possible than on the screen.
+    """
+
+    def register(function: Function) -> Function:
+        place, known = next(pair for pair in enumerate(COMMANDS) if pair[1].name == name)
+        plain = replace(known, usage=usage or known.usage, help=about or known.help, needs_screen=False)
+        COMMANDS[place] = replace(known, plain=replace(plain, function=function))
+        return function
+
+    return register
+
 
 KEYS: tuple[tuple[str, str], ...] = (
     ("Enter", "Send"),
@@ -162,6 +180,12 @@ def all_commands() -> tuple[Command, ...]:
     return (*COMMANDS, *own, *told)
 
 
+def plain_commands() -> list[Command]:
+    """Return the commands of a chat without a screen, as they are there."""
+    plain = [command.plain or command for command in COMMANDS]
+    return [command for command in plain if not command.needs_screen]
+
+
 def prompt_commands() -> tuple[list[Command], list[Command]]:
     """Return the commands of the user's prompts, and of those of MCP servers."""
     from chatterm.settings.prompts import prompt_files
@@ -218,8 +242,11 @@ def _using(name: str, server: str = "") -> Callable[..., None]:
     return use
 
 
-def parse(text: str) -> tuple[Command, str]:
-    """Parse a command line into the command and its argument. Raises EngineError (one line) if it is invalid."""
+def parse(text: str, *, has_screen: bool = True) -> tuple[Command, str]:
+    """Parse a command line into the command, as it is with or without a screen, and its argument.
+
+    Raises EngineError (one line) if it is invalid, or needs a screen that there is not.
+    """
     match = _COMMAND_LINE.match(text)
     name = (match[1] or "").lower() if match else ""
     command = find(name)
@@ -227,11 +254,17 @@ def parse(text: str) -> tuple[Command, str]:
         raise EngineError(
             f"Unknown command /{one_line(name, 40)}; /help lists them all. To send it as text, start with a space."
         )
-    argument = ((match[2] if match else "") or "").strip()
+    argument, where = ((match[2] if match else "") or "").strip(), ""
+    if not has_screen:
+        plain = command.plain or command
+        if plain.needs_screen:
+            raise EngineError(f"/{command.name} needs the chat screen: run chatterm without --inline.")
+        where = " without the chat screen" if plain.usage != command.usage else ""
+        command = plain
     if argument and not command.arguments:
-        raise EngineError(f"/{name} takes no argument.")
+        raise EngineError(f"/{name} takes no argument{where}.")
     if not argument and command.arguments and not command.arguments.startswith("["):
-        raise EngineError(f"/{name} needs {command.arguments}.")
+        raise EngineError(f"/{name} needs {command.arguments}{where}.")
     if argument and command.takes_words_only and argument not in command.choices:
         raise EngineError(
             f"/{name} takes one of: {', '.join(command.choices)}; not {one_line(argument, 40)!r}."

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from chatterm.backends.backend import ModelInfo, ThinkMode
-from chatterm.commands.registry import COMMANDS, KEYS, prompt_commands
+from chatterm.commands.registry import COMMANDS, KEYS, plain_commands, prompt_commands
 from chatterm.commands.sampling import InForce
 from chatterm.markdown.lines import Line, cells, line_cells, wrap
 from chatterm.settings.settings import SamplingSettings
@@ -57,6 +57,15 @@ def help_lines(width: int) -> list[Line]:
             lines += [*_described(title, rows, width, [column]), []]
     plain = [[key, text] for key, text in KEYS]
     return lines + _described("Keys", plain, width, [min(max(cells(key) for key, _ in KEYS) + 2, column)])
+
+
+def plain_help() -> list[str]:
+    """Return the commands of a chat without a screen, and how to write there."""
+    return [
+        "A line is a message; one that ends with \\ continues on the next line.",
+        "Ctrl-C stops an answer, Ctrl-D quits. Commands:",
+        *(f"  {command.usage}: {command.help}" for command in plain_commands()),
+    ]
 
 
 def sampling_lines(settings: Iterable[InForce], width: int) -> list[Line]:

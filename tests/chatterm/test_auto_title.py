@@ -64,6 +64,14 @@ async def test_a_title_that_a_person_gave_is_never_overwritten(store: SessionSto
     assert titles(store) == ["Mine"]
 
 
+async def test_a_title_may_be_given_before_the_first_message(store: SessionStore) -> None:
+    async with driven(ScriptedBackend(title="Boiling an egg"), store=store) as driver:
+        await driver.send("/rename Mine")
+        await driver.send("how long?")
+        assert driver.app.chat.titling._wanted is None
+        assert titles(store) == ["Mine"]
+
+
 async def test_the_first_answer_is_undone_while_it_runs(store: SessionStore) -> None:
     gate = threading.Event()
     backend = ScriptedBackend([Script("Six minutes.", gate=gate, gate_after=1)], title="Boiling an egg")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from chatterm.backends.backend import EngineError, Exchange, FinishReason, TokenEvent, ToolResult
-from chatterm.cli.inline.chat import Inline, LineInput, commands_here, run_inline
+from chatterm.cli.inline.chat import Inline, LineInput, run_inline
 from chatterm.cli.main import call
 from chatterm.cli.oneshot import answer
-from chatterm.commands.registry import find
+from chatterm.commands.registry import plain_commands
 from chatterm.conversation.headless import Talk
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import SessionStore
@@ -294,11 +294,11 @@ def test_commands_of_the_registry_work_or_say_that_they_need_the_screen(store: S
     text, errors = out.getvalue(), err.getvalue()
     assert text.startswith("cut\n\n whole\n\nother\n\nUndone: go\nRestored: go\nUndone: go\n")
     assert "The model answers without thinking." in text
-    assert "The system prompt: Be brief." in text
+    assert "The new system prompt applies from the next message on." in text
     assert "* other" in text
     assert "  /retry: Answer again" in text
     assert "  /compact files|start|off: Make room: no files" in text
-    assert "  /cache why: " in text
+    assert "  /cache [why]: What of the KV cache each turn reused" in text
     assert "cut off at the token limit; /continue resumes it" in errors
     assert "/copy needs the chat screen" in errors
     assert "Unknown command /nope" in errors
@@ -389,13 +389,10 @@ def test_going_on_by_hand_says_where_it_was(store: SessionStore) -> None:
 
 
 def test_every_command_that_is_promised_is_there(store: SessionStore) -> None:
-    for name in [command.name for command in commands_here()]:
-        command = find(name)
-        assert command is not None
-        argument = "x" if command.default is None and not command.arguments.startswith("[") else ""
-        argument = "why" if name == "cache" else argument
-        err = io.StringIO()
-        run([f"/{name} {argument}".strip()], ScriptedBackend(), store=SessionStore.open(store.path), err=err)
+    for command in plain_commands():
+        argument = "x" if command.arguments and not command.arguments.startswith("[") else ""
+        line, err = f"/{command.name} {argument}".strip(), io.StringIO()
+        run([line], ScriptedBackend(), store=SessionStore.open(store.path), err=err)
         assert "needs" not in err.getvalue()
 
 

@@ -211,7 +211,7 @@ def test_without_a_screen(tmp_path: Path) -> None:
     assert sampling == {"top_k": 9, "seed": 3, "min_p": 0.1}
     assert saved == {"seed": 3, "min_p": 0.1}
     text, _, _ = inline(tmp_path, "/reset\n")
-    assert "A new conversation has started. It keeps seed 3." in text
+    assert "A new conversation. It keeps seed 3." in text
 
 
 def test_each_setting_can_be_given_in_every_way() -> None:

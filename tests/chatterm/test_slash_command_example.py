@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.cli.inline.chat import Inline, LineInput, commands_here
+from chatterm.cli.inline.chat import Inline, LineInput
 from chatterm.commands.completing import choice_completions, completions
+from chatterm.commands.registry import plain_commands
 from chatterm.commands.reports import help_lines
 from chatterm.conversation.headless import Talk
 from chatterm.markdown.lines import line_text
@@ -49,4 +50,4 @@ def test_it_is_offered_and_explained() -> None:
     assert [name for name, _ in completions("/wor")] == ["words"]
     assert choice_completions("/words m") == ["/words me", "/words model"]
     assert any("/words [me|model]" in line_text(line) for line in help_lines(100))
-    assert "words" in [command.name for command in commands_here()]
+    assert "words" in [command.name for command in plain_commands()]

@@ -7,10 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from itertools import takewhile
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Literal, TextIO, Unpack
+from typing import TYPE_CHECKING, Any, TextIO, Unpack
 
 from chatterm.backends.backend import (
     Backend,
@@ -20,28 +19,27 @@ from chatterm.backends.backend import (
     FinishReason,
     ModelError,
     ModelInfo,
-    ThinkMode,
     TokenEvent,
     ToolCall,
 )
-from chatterm.cli.inline.library import library_command
+from chatterm.backends.documents import list_names
 from chatterm.cli.inline.page import InlinePage, LineInput, standard_lines
 from chatterm.cli.inline.tools import InlineTools
 from chatterm.cli.oneshot import MOST_ROUNDS, close_store, start_line, stats_line
 from chatterm.cli.progress import PlainLines
 from chatterm.cli.wait_notices import waits_told
-from chatterm.commands.registry import Command, is_command, parse
+from chatterm.commands.library import Add, Open, Remove, library_lines, told
+from chatterm.commands.registry import is_command, parse, plain_commands, without_screen
+from chatterm.conversation.attachments import attach, working_folder
 from chatterm.conversation.compaction import COMPACTED
+from chatterm.conversation.document_source import keep_document
 from chatterm.conversation.ending import describe_ending
 from chatterm.conversation.figures import new_notes
 from chatterm.conversation.headless import Talk
 from chatterm.conversation.preset import Preset
 from chatterm.markdown.lines import Line, line_text
-from chatterm.screens.chat.commands import COMMANDS
-from chatterm.screens.chat.commands.messages import change_thinking
 from chatterm.screens.chat.commands.settings import use_preset
-from chatterm.screens.chat.commands.views import explain_cache, refuse_remote_cache
-from chatterm.sessions.titles import given_title
+from chatterm.sessions.library import DocumentLibrary, size_text
 from chatterm.settings.settings import Settings
 from chatterm.terminal.sanitize import cleaned, one_line
 from chatterm.terminal.wording import in_chat
@@ -129,7 +127,8 @@ class Inline:
         text = cleaned(text)
         try:
             if "\n" not in text and is_command(text):
-                self._obey(*parse(text))
+                command, argument = parse(text, has_screen=False)
+                command.run(self, argument)
             elif text.strip():
                 self.talk.add_prompt(text)
                 self.answer(self.talk.ask(text))
@@ -140,13 +139,6 @@ class Inline:
                 raise
         for problem in filter(None, (self.talk.problem, self.talk.was_deleted)):
             self.note_once(problem)
-
-    def _obey(self, command: Command, argument: str) -> None:
-        if command.name in _HERE:
-            command = replace(command, function=_HERE[command.name])
-        elif command.needs_screen:
-            raise EngineError(f"/{command.name} needs the chat screen: run chatterm without --inline.")
-        command.run(self, argument)
 
     # --- answers ---
 
@@ -218,6 +210,9 @@ class Inline:
         for text in plain or [title, *(line_text(line).rstrip() for line in lines(self.width))]:
             self.say(text)
 
+    def show_thinking(self, opened: bool) -> None:
+        self.page.shows_thinking = opened
+
     def configure(self, **chosen: Unpack[ConversationSettings]) -> None:
         options = chosen.copy()
         if "sampling" in chosen:
@@ -232,12 +227,14 @@ class Inline:
         self.talk.update(model=self.backend.model)
         self.greet()
 
+    def rename(self, title: str) -> None:
+        self.talk.rename(title)
+
     def use_tools(self, words: str) -> None:
         for line in self.tools.command(words, self.backend):
             self.say(line)
 
     def use_prompt(self, name: str, argument: str, server: str = "") -> None:
-        from chatterm.conversation.attachments import attach, working_folder
         from chatterm.settings.prompts import filled_in, prompt_text, prompts_folder
 
         if server:
@@ -290,63 +287,61 @@ def _welcome(info: ModelInfo) -> str:
     return f"{one_line(info.label, 200)} on {info.device}{room}. /help lists the commands, Ctrl-D quits."
 
 
-# --- commands ---
+# --- what commands do without a screen, where that is not what they do on one ---
 
 
-def commands_here() -> list[Command]:
-    """Return the commands that make sense without a screen, with their texts here."""
-    known = [command for command in COMMANDS if command.name in _HERE or not command.needs_screen]
-    return [replace(command, **_TEXTS.get(command.name, {})) for command in known]
+without_screen("continue")(lambda chat: chat.answer(chat.talk.resume()))
+without_screen("undo")(lambda chat: chat.say(f"Undone: {one_line(chat.talk.undo())}"))
+without_screen("redo")(lambda chat: chat.say(f"Restored: {one_line(chat.talk.redo())}"))
+without_screen("pin")(lambda chat, which: chat.say(chat.talk.pin(which)))
+without_screen("tools")(Inline.use_tools)
 
 
-def _help(chat: Inline) -> None:
-    chat.say("A line is a message; one that ends with \\ continues on the next line.")
-    chat.say("Ctrl-C stops an answer, Ctrl-D quits. Commands:")
-    for command in commands_here():
-        chat.say(f"  {command.usage}: {command.help}")
-
-
-def _retry(chat: Inline, count: str) -> None:
-    if count:
-        raise EngineError("Several answers at once need the chat screen; /retry generates one here.")
+@without_screen("retry", usage="/retry", about="Answer again; the old answer is kept")
+def _retry(chat: Inline) -> None:
     chat.answer(chat.talk.retry())
 
 
+@without_screen("compact", usage="/compact files|start|off", about="Make room: no files, or start from here")
 def _compact(chat: Inline, what: str) -> None:
-    if not what:
-        raise EngineError(
-            "A summary is read before it is used, in the chat screen; /compact files, start and off work here."
-        )
     chat.talk.compact(what)
     chat.say(COMPACTED[what])
 
 
+@without_screen("reset")
 def _reset(chat: Inline) -> None:
     chat.tools.leave(chat.backend)
     if chat.backend.options.documents:
         chat.backend.configure({"documents": ()})
     chat.talk.reset()
-    chat.say("A new conversation has started." + Preset.of(chat.backend.options.system, chat.sampling).kept)
+    chat.say("A new conversation." + Preset.of(chat.backend.options.system, chat.sampling).kept)
 
 
-def _library(chat: Inline, text: str) -> None:
-    for line in library_command(text, chat.backend, chat.talk, chat.width):
-        chat.say(line)
+@without_screen("library")
+def _library(chat: Inline, argument: str) -> None:
+    backend, talk = chat.backend, chat.talk
+    library = DocumentLibrary(talk.store.path if talk.store is not None else None)
+    match told(argument):
+        case None:
+            opened = [document.name for document in backend.options.documents]
+            model = backend.info.name if backend.info is not None else ""
+            for line in library_lines(library.entries(), opened, model, chat.width):
+                chat.say(line_text(line).rstrip())
+        case Add(source, name):
+            entry, document, remark = keep_document(library, source, name, working_folder())
+            tokens = backend.read(document)
+            size = size_text(entry) if tokens is None else counted(tokens, "token")
+            chat.say(f"{entry.name} is in the library: {size}.")
+            if remark:
+                chat.say(remark)
+        case Open(names):
+            talk.begin_on(library.find(names))
+            chat.say(f"A new conversation with {list_names(backend.options.documents)} begins.")
+        case Remove(name):
+            chat.say(f"{library.remove(name).name} is removed; conversations that began with it keep it.")
 
 
-def _rename(chat: Inline, title: str) -> None:
-    title = given_title(title)
-    chat.talk.rename(title)
-    chat.say(f"This conversation is now called {title}.")
-
-
-def _think(chat: Inline, mode: ThinkMode | Literal["show", "hide", ""]) -> None:
-    if mode == "show" or mode == "hide":
-        chat.page.shows_thinking, mode = mode == "show", ""
-    shown = "shown" if chat.page.shows_thinking else "hidden"
-    chat.say(f"{change_thinking(chat, mode)} Thinking is {shown}.")
-
-
+@without_screen("model")
 def _model(chat: Inline, name: str) -> None:
     if name:
         chat.switch_model(name)
@@ -355,6 +350,7 @@ def _model(chat: Inline, name: str) -> None:
         chat.say(f"{'*' if known == chat.backend.model else ' '} {one_line(known, 200)}")
 
 
+@without_screen("preset", usage="/preset [NAME]", about="List presets, or use one")
 def _preset(chat: Inline, name: str) -> None:
     from chatterm.settings.presets import load_preset, preset_names
 
@@ -364,13 +360,7 @@ def _preset(chat: Inline, name: str) -> None:
         chat.say(f"Presets: {', '.join(preset_names()) or 'none yet'}.")
 
 
-def _system(chat: Inline, text: str) -> None:
-    if text:
-        chat.configure(system=None if text == "none" else text)
-    now = chat.backend.options.system
-    chat.say(f"The system prompt: {one_line(now)}" if now else "There is no system prompt.")
-
-
+@without_screen("stats")
 def _stats(chat: Inline) -> None:
     figures, latest = chat.backend.figures(), chat.backend.last
     if figures is not None:
@@ -378,42 +368,6 @@ def _stats(chat: Inline) -> None:
     if latest is not None:
         chat.say(stats_line(latest))
     chat.say(f"[the conversation uses {counted(chat.backend.used_tokens, 'token')} of the context]")
-
-
-def _cache(chat: Inline, what: str) -> None:
-    refuse_remote_cache(chat)
-    if not what:
-        raise EngineError("The cache map needs the chat screen; /cache why works here.")
-    explain_cache(chat)
-
-
-_HERE: dict[str, Callable[..., None]] = {
-    "help": _help,
-    "continue": lambda chat: chat.answer(chat.talk.resume()),
-    "retry": _retry,
-    "undo": lambda chat: chat.say(f"Undone: {one_line(chat.talk.undo())}"),
-    "redo": lambda chat: chat.say(f"Restored: {one_line(chat.talk.redo())}"),
-    "think": _think,
-    "compact": _compact,
-    "pin": lambda chat, which: chat.say(chat.talk.pin(which)),
-    "reset": _reset,
-    "library": _library,
-    "rename": _rename,
-    "model": _model,
-    "preset": _preset,
-    "system": _system,
-    "tools": Inline.use_tools,
-    "stats": _stats,
-    "cache": _cache,
-}
-"""What commands do without a screen, where that is not what they do on one."""
-_TEXTS: dict[str, dict[str, Any]] = {
-    "retry": {"usage": "/retry", "help": "Answer again; the old answer is kept"},
-    "compact": {"usage": "/compact files|start|off", "help": "Make room: no files, or start from here"},
-    "preset": {"usage": "/preset [NAME]", "help": "List presets, or use one"},
-    "cache": {"usage": "/cache why", "help": "What of the KV cache each turn reused"},
-}
-"""What the help says of commands that can do less here."""
 
 
 def run_inline(
@@ -437,7 +391,7 @@ def run_inline(
 
     out, err = out or sys.stdout, err or sys.stderr
     store = store or SessionStore.open()
-    lines = lines or standard_lines(store, [name for c in commands_here() for name in (c.name, *c.aliases)])
+    lines = lines or standard_lines(store, [name for c in plain_commands() for name in (c.name, *c.aliases)])
     try:
         talk = Talk(backend, store, session, sampling)
         return Inline(backend, talk, lines=lines, out=out, err=err, stats=stats, settings=settings).run(first)

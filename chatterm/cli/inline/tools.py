@@ -10,7 +10,6 @@ from typing import Protocol
 
 from chatterm.backends.backend import Backend, EngineError, ToolCall, ToolResult
 from chatterm.conversation.tool_entry import subject
-from chatterm.settings.settings import SettingsError
 from chatterm.terminal.sanitize import one_line, visible
 from chatterm.tools.danger import revealed
 from chatterm.tools.loop import run_blocking, run_calls
@@ -103,10 +102,7 @@ class InlineTools:
         if not (number.isascii() and number.isdigit() and 1 <= int(number) <= len(rules)):
             raise EngineError("There is no such rule; /tools lists them with their numbers.")
         rule = rules[int(number) - 1]
-        try:
-            policy.remove(rule)
-        except SettingsError as error:
-            raise EngineError(str(error)) from None
+        policy.remove(rule)
         return f"{rule.tool} {one_line(rule.pattern, 200)} is no longer allowed without asking."
 
     # --- as a `CallHost` ---

@@ -75,6 +75,9 @@ class Chat(ChatBase):
             self.submit(Backend.configure, options)
         self.conversation.saved.update(**chosen)
 
+    def rename(self, title: str) -> None:
+        self.conversation.saved.rename(title)
+
     def use_tools(self, words: str) -> None:
         if self.is_loading:
             self.tooling.wanted = words

@@ -128,7 +128,7 @@ def test_ctrl_c_at_the_question_ends_it(tmp_path: Path) -> None:
 
 def test_the_command_says_what_is_on_and_what_is_wrong(tmp_path: Path) -> None:
     _, out, err = talk(tmp_path, [], ["/tools read", "/tools", "/reset", "/tools", "/tools nonsense"])
-    first, second = out.split("A new conversation has started.")
+    first, second = out.split("A new conversation.")
     assert "on  read_file" in first
     assert "off read_file" in second
     assert "There is no tool 'nonsense'" in err

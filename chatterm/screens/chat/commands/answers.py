@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from chatterm.backends.backend import EngineError
-from chatterm.commands.registry import screen_command
-from chatterm.commands.reports import help_lines, undone_text
+from chatterm.commands.context import ChatContext
+from chatterm.commands.registry import command, screen_command
+from chatterm.commands.reports import help_lines, plain_help, undone_text
 from chatterm.terminal.sanitize import cleaned, one_line
 
 if TYPE_CHECKING:
@@ -14,9 +15,9 @@ _MOST = 8
 """The most candidates at once: more cannot be compared."""
 
 
-@screen_command("/help", "Show commands and keys", {"f1": ""}, ("?",))
-def show_help(chat: "Chat") -> None:
-    chat.report("help", "Help", help_lines)
+@command("/help", "Show commands and keys", {"f1": ""}, ("?",))
+def show_help(chat: ChatContext) -> None:
+    chat.report("help", "Help", help_lines, plain=plain_help())
 
 
 @screen_command("/stop", "Stop the answer; its text is kept", {"escape": ""}, ("cancel",))

@@ -3,9 +3,9 @@
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from chatterm.backends.backend import EngineError, ThinkMode
+from chatterm.backends.backend import EngineError
 from chatterm.commands.context import ChatContext
-from chatterm.commands.registry import screen_command
+from chatterm.commands.registry import command, screen_command
 from chatterm.commands.reports import NO_ANSWER, no_thinking, thinking_text
 from chatterm.conversation.compaction import PINNED
 from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
@@ -86,23 +86,17 @@ def _can_fold(entry: Entry) -> bool:
     return isinstance(entry, RunEntry | ToolsEntry) or (isinstance(entry, AnswerEntry) and entry.has_thought)
 
 
-@screen_command("/think [on|off|auto|show|hide]", "Turn thinking on or off, show or hide it", {"alt+t": None})
-def think(chat: "Chat", mode: Literal["on", "off", "auto", "show", "hide", ""]) -> None:
-    match mode:
-        case "show" | "hide":
-            chat.show_thinking(mode == "show")
-            chat.say(f"Thinking is always {'expanded' if mode == 'show' else 'collapsed'}.")
-        case _:
-            chat.say(change_thinking(chat, mode))
-
-
-def change_thinking(chat: ChatContext, mode: ThinkMode | Literal[""]) -> str:
-    """Turn thinking "on", "off" or "auto", and return what it is now; "" changes nothing."""
+@command("/think [on|off|auto|show|hide]", "Turn thinking on or off, show or hide it", {"alt+t": None})
+def think(chat: ChatContext, mode: Literal["on", "off", "auto", "show", "hide", ""]) -> None:
+    if mode == "show" or mode == "hide":
+        chat.show_thinking(mode == "show")
+        chat.say(f"Thinking is always {'shown' if mode == 'show' else 'hidden'}.")
+        return
     if mode == "on" and (why := no_thinking(chat.info)):
         raise EngineError(why)
     if mode:
         chat.configure(think=mode)
-    return thinking_text(mode or chat.backend.options.think, chat.info)
+    chat.say(thinking_text(mode or chat.backend.options.think, chat.info))
 
 
 @screen_command(

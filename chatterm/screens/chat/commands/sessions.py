@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chatterm.backends.backend import EngineError
+from chatterm.commands.context import ChatContext
 from chatterm.commands.library import suggested
-from chatterm.commands.registry import screen_command
+from chatterm.commands.registry import command, screen_command
 from chatterm.conversation.preset import Preset
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import given_title, pick
@@ -57,12 +58,10 @@ def library(chat: "Chat", text: str) -> None:
     chat.documents.library(text)
 
 
-@screen_command("/rename TITLE", "Rename this conversation", {"alt+n": None})
-def rename(chat: "Chat", title: str) -> None:
+@command("/rename TITLE", "Rename this conversation", {"alt+n": None})
+def rename(chat: ChatContext, title: str) -> None:
     title = given_title(title)
-    if chat.conversation.saved.session is None:
-        raise EngineError("This conversation is not saved yet; send a message first.")
-    chat.conversation.saved.rename(title)
+    chat.rename(title)
     chat.say(f"This conversation is now called “{title}”.")
 
 

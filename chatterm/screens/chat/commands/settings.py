@@ -107,8 +107,8 @@ def _preset_lines(names: list[str], width: int) -> list[Line]:
     return lines if names else [*lines, [("There are none yet.", "")]]
 
 
-@screen_command("/system [TEXT|none]", "Show or set the system prompt", {"alt+s": None})
-def system(chat: "Chat", text: str) -> None:
+@command("/system [TEXT|none]", "Show or set the system prompt", {"alt+s": None})
+def system(chat: ChatContext, text: str) -> None:
     if text:
         system = None if text == "none" else text
         chat.configure(system=system)

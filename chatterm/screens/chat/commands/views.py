@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from chatterm.backends.backend import EngineError
 from chatterm.commands.context import ChatContext
-from chatterm.commands.registry import command, screen_command
+from chatterm.commands.registry import command, screen_command, without_screen
 from chatterm.markdown.lines import Line
 
 if TYPE_CHECKING:
@@ -34,23 +34,24 @@ def show_stats(chat: "Chat") -> None:
 
 @screen_command("/cache [why]", "Map of the KV cache; why: what each turn reused", {"f3": ""})
 def cache(chat: "Chat", what: str) -> None:
-    refuse_remote_cache(chat)
     if what:
         explain_cache(chat)
-    else:
-        from chatterm.screens.cache import CacheScreen
+        return
+    _refuse_remote_cache(chat)
+    from chatterm.screens.cache import CacheScreen
 
-        chat.app.push_screen(CacheScreen(chat.backend.blocks, chat.documents.chunks))
+    chat.app.push_screen(CacheScreen(chat.backend.blocks, chat.documents.chunks))
 
 
-def refuse_remote_cache(chat: ChatContext) -> None:
-    """Raise EngineError if the KV cache is on another machine."""
+def _refuse_remote_cache(chat: ChatContext) -> None:
     if (info := chat.info) is not None and info.is_remote:
         raise EngineError(f"The KV cache is on {info.device}; /stats shows what was found in it.")
 
 
-def explain_cache(chat: ChatContext) -> None:
+@without_screen("cache", about="What of the KV cache each turn reused")
+def explain_cache(chat: ChatContext, what: str = "") -> None:
     """Report what each turn reused of the KV cache."""
+    _refuse_remote_cache(chat)
     from chatterm.conversation.cache_why import TITLE, each_why_line, explained, longest_prompt
 
     backend, path = chat.backend, chat.path
