@@ -4,7 +4,6 @@ import json
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 
 from chatterm.backends.backend import EngineError
 from chatterm.backends.failover import Stays, connect_to_server
@@ -84,17 +83,7 @@ def command_link() -> Link | None:
     return found[0] if found is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    name: str
-    memory: str
-    device: str
-    context: str
-    use: str
-    stays: str
-
-
-def _row(model: LoadedModel) -> _Row:
+def _row(model: LoadedModel) -> tuple[str, ...]:
     use = []
     if model.users:
         use.append(counted(model.users, "client"))
@@ -106,21 +95,14 @@ def _row(model: LoadedModel) -> _Row:
         stays = f"{duration_text(model.keep_alive_s)} after its last use"
     else:
         stays = f"{duration_text(model.keep_alive_left_s)} more"
-    return _Row(
-        one_line(model.name),
-        bytes_text(model.weight_bytes + model.kv_bytes),
-        model.device,
-        f"{model.context_length:,}",
-        ", ".join(use) or "idle",
-        stays,
-    )
+    memory = bytes_text(model.weight_bytes + model.kv_bytes)
+    context, used_by = f"{model.context_length:,}", ", ".join(use) or "idle"
+    return one_line(model.name), memory, model.device, context, used_by, stays
 
 
 def _print_models(models: tuple[LoadedModel, ...]) -> None:
-    titles = _Row("Model", "Memory", "Device", "Context", "In use by", "Stays")
-    rows = [titles, *(_row(model) for model in models)]
-    names = ("name", "memory", "device", "context", "use", "stays")
-    widths = {name: max(len(getattr(row, name)) for row in rows) for name in names}
+    rows = [("Model", "Memory", "Device", "Context", "In use by", "Stays"), *map(_row, models)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print()
     for row in rows:
-        print("  ".join(getattr(row, name).ljust(widths[name]) for name in names).rstrip())
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
