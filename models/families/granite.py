@@ -1,12 +1,13 @@
-"""Granite 3: Llama with multipliers for embeddings, attention scores, residuals and logits; dense or with experts."""
+"""Granite 3 and 4: Llama with multipliers for embeddings, scores, residuals and logits; dense or with experts."""
 
 from dataclasses import replace
 
+from models.errors import ModelError
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.experts import with_experts
 from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.spec import Experts, FeedForward, ModelSpec
+from models.spec import Experts, FeedForward, ModelSpec, each_attention, each_layer
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
@@ -24,6 +25,27 @@ def _sparse_from_hf(architecture: str, fields: Fields) -> ModelSpec:
         fields.integer("intermediate_size"),
         fields.integer("shared_intermediate_size", 0, least=0),
     )
+
+
+def _hybrid_from_hf(architecture: str, fields: Fields) -> ModelSpec:
+    """Read Granite 4 without state-space layers: its feed-forward, or its shared expert, is called shared_mlp."""
+    kinds = fields.raw.get("layer_types", fields.raw.get("layers_block_type"))
+    if not isinstance(kinds, list) or any(kind not in ("attention", "full_attention") for kind in kinds):
+        raise ModelError(
+            f"{fields.where} requires state-space layers, which are not supported; choose a Granite 4 model without "
+            "them."
+        )
+    size = fields.integer("shared_intermediate_size", 1024)
+    count = fields.integer("num_local_experts", 8, least=0, limit=4096)
+    rotated = fields.raw.get("position_embedding_type") == "rope"
+    spec = _from_hf(architecture, fields)
+    if not rotated:
+        spec = each_attention(spec, lambda _, attention: replace(attention, rope=None))
+    if count:
+        return _sparse(
+            spec, count, fields.integer("num_experts_per_tok", 2), fields.integer("intermediate_size"), size
+        )
+    return each_layer(spec, lambda _, layer: replace(layer, feed_forward=FeedForward(size)))
 
 
 def _from_gguf(config: GGUFConfig) -> ModelSpec:
@@ -106,3 +128,16 @@ SPARSE = Family(
     },
     gguf_interleaved=("q", "k"),
 )
+HYBRID = Family(
+    architectures=("GraniteMoeHybridForCausalLM",),
+    model_types=("granitemoehybrid",),
+    from_hf=_hybrid_from_hf,
+    names={
+        **SPARSE.names,
+        "gate": "shared_mlp.gate",
+        "up": "shared_mlp.up",
+        "down": "shared_mlp.output_linear",
+    },
+    packed={**SPARSE.packed, "shared_mlp.input_linear.{field}": ("shared.gate", "shared.up", "gate", "up")},
+)
+"""GGUF files of those without state-space layers have the architecture of Granite 3."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from models.errors import ModelError
 from models.families import (
     ernie,
+    exaone4,
     gemma,
     gpt2,
     gpt_oss,
@@ -16,6 +17,7 @@ from models.families import (
     qwen2,
     qwen3,
     qwen3_moe,
+    seed_oss,
     smollm3,
 )
 from models.families.family import Family, GGUFConfig
@@ -46,6 +48,9 @@ FAMILIES: tuple[Family, ...] = (
     ernie.FAMILY,
     ernie.SPARSE,
     gpt_oss.FAMILY,
+    exaone4.FAMILY,
+    seed_oss.FAMILY,
+    granite.HYBRID,
 )
 
 

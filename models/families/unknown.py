@@ -134,9 +134,9 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
 """The features that a model_type of transformers needs without a field of its config saying so."""
 
 _ONLY_UNREAD = frozenset({
-    "aria_text", "biogpt", "cwm", "dots1", "exaone4", "exaone_moe", "flex_olmo", "flint", "gemma", "glm", "glm4",
+    "aria_text", "biogpt", "cwm", "dots1", "exaone_moe", "flex_olmo", "flint", "gemma", "glm", "glm4",
     "glm4_moe", "gpt_bigcode", "gpt_neo", "gpt_neox_japanese", "granite_swa", "granitemoe_swa", "granitemoehybrid",
-    "helium", "hy_v3", "hyperclovax", "mellum", "minimax_m2", "mixtral", "olmoe", "opt", "qwen2_moe", "seed_oss",
+    "helium", "hy_v3", "hyperclovax", "mellum", "minimax_m2", "mixtral", "olmoe", "opt", "qwen2_moe",
     "solar_open", "stablelm", "starcoder2", "vaultgemma",
 })  # fmt: skip
 """Values of model_type whose networks need nothing unsupported, unless a field of their config asks for it."""

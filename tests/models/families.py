@@ -6,12 +6,14 @@ from typing import Any
 from transformers import (
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
     GraniteMoeSharedConfig,
     MinistralConfig,
     MistralConfig,
@@ -20,6 +22,7 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
     SmolLM3Config,
 )
 
@@ -156,6 +159,18 @@ def tiny_granite_moe(kind: type[Any] = GraniteMoeConfig, **changes: Any) -> Any:
     return tiny(kind, **{"intermediate_size": 40} | values)
 
 
+def tiny_granite4(**changes: Any) -> GraniteMoeHybridConfig:
+    """Return layers of attention alone; they are dense, and their feed-forward is the shared expert."""
+    values = GRANITE | {
+        "num_local_experts": 0,
+        "shared_intermediate_size": 128,
+        "layer_types": ["attention"] * changes.get("num_hidden_layers", 3),
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,
+    }
+    return tiny(GraniteMoeHybridConfig, **values | changes)
+
+
 FAMILIES: dict[str, Any] = {
     "qwen2": tiny(Qwen2Config),
     "qwen2 windows": tiny(Qwen2Config, use_sliding_window=True, sliding_window=12, max_window_layers=1),
@@ -200,6 +215,14 @@ FAMILIES: dict[str, Any] = {
     "ernie": tiny_ernie(),
     "ernie moe": tiny_ernie_moe(),
     "gpt-oss": tiny_gpt_oss(),
+    "exaone4": tiny(Exaone4Config, num_hidden_layers=4, sliding_window=12),
+    "exaone4 whole": tiny(Exaone4Config, sliding_window=None, layer_types=["full_attention"] * 3),
+    "seed oss": tiny(SeedOssConfig, head_dim=24),
+    "seed oss biases": tiny(SeedOssConfig, head_dim=24, attention_out_bias=True, mlp_bias=True),
+    "granite4": tiny_granite4(),
+    "granite4 moe": tiny_granite4(
+        num_local_experts=8, num_experts_per_tok=3, intermediate_size=40, position_embedding_type=None
+    ),
 }
 
 GPT_OSS_PARTS: dict[str, dict[str, Any]] = {
@@ -239,6 +262,9 @@ FUSED: dict[str, Any] = {
     "qwen3 moe": tiny_qwen3_moe(**_HEADS, head_dim=64),
     "ernie moe": tiny_ernie_moe(**_HEADS, head_dim=64, moe_layer_end_index=1),
     "gpt-oss": tiny_gpt_oss(**_HEADS, head_dim=64),
+    "exaone4": tiny(Exaone4Config, **_HEADS, sliding_window=12, layer_types=_TYPES),
+    "seed oss": tiny(SeedOssConfig, **_HEADS, head_dim=128),
+    "granite4": tiny_granite4(**_HEADS, attention_multiplier=0.25),
 }
 """Configs with head sizes that the fused kernels know, and as many layers as differ from each other."""
 
@@ -254,6 +280,11 @@ PLAINER: dict[str, Any] = {
     "olmo3": tiny(Olmo2Config, num_hidden_layers=4),
     "olmo3 windows": tiny(Olmo3Config, num_hidden_layers=4, rope_parameters=OLMO3_ROPE, sliding_window=256),
     "olmo3 rope": tiny(Olmo3Config, num_hidden_layers=4, rope_parameters=None, sliding_window=12),
+    "exaone4": tiny(
+        Exaone4Config, num_hidden_layers=4, sliding_window=12, layer_types=["full_attention"] * 4
+    ),
+    "exaone4 whole": tiny(Exaone4Config, sliding_window=12, layer_types=["full_attention"] * 3),
+    "granite4": tiny_granite4(position_embedding_type=None),
     **{f"gpt-oss {part}": tiny_gpt_oss(**change) for part, change in GPT_OSS_PARTS.items()},
     **{f"granite moe {part}": tiny_granite_moe(**{part: 1.0}) for part in MULTIPLIERS},
     **{f"granite {part}": tiny(GraniteConfig, **(GRANITE | {part: 1.0})) for part in MULTIPLIERS},
@@ -297,6 +328,9 @@ GGUF: dict[str, dict[str, Any]] = {
         }
         for name in ("granite moe", "granite moe shared")
     },
+    "exaone4": {"exaone4.attention.sliding_window": 12},
+    "exaone4 whole": {},
+    "seed oss": {},
     "gpt-oss": {
         "gpt-oss.attention.sliding_window": 7,
         "gpt-oss.rope.scaling.type": "yarn",

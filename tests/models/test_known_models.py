@@ -156,6 +156,69 @@ GRANITE_MOE = GRANITE | {  # 3.1-1b-a400m-instruct
     "rms_norm_eps": 1e-06,
     "rope_theta": 1500000.0,
 }
+GRANITE_4 = GRANITE | {  # 4.0-micro
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "attention_multiplier": 0.015625,
+    "hidden_size": 2560,
+    "intermediate_size": 8192,
+    "layer_types": ["attention"] * 40,
+    "logits_scaling": 10.0,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 40,
+    "num_local_experts": 0,
+    "position_embedding_type": "rope",
+    "rope_theta": 10000000,
+    "shared_intermediate_size": 8192,
+    "vocab_size": 100352,
+}
+EXAONE_4 = {  # 32B
+    "architectures": ["Exaone4ForCausalLM"],
+    "head_dim": 128,
+    "hidden_size": 5120,
+    "intermediate_size": 27392,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 16.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 1000000,
+    "sliding_window": 4096,
+    "sliding_window_pattern": "LLLG",
+    "tie_word_embeddings": False,
+    "vocab_size": 102400,
+}
+SEED_OSS = {  # 36B-Instruct
+    "architectures": ["SeedOssForCausalLM"],
+    "attention_bias": True,
+    "attention_out_bias": False,
+    "head_dim": 128,
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "max_position_embeddings": 524288,
+    "mlp_bias": False,
+    "num_attention_heads": 80,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 155136,
+}
+OF_EXAONE = {
+    Feature.HEAD_NORM,
+    Feature.NORM_PLACE,
+    Feature.WINDOW,
+    Feature.NO_ROPE,
+    Feature.MIXED_LAYERS,
+}
 MULTIPLIED = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 OLMO_NORMS = {Feature.HEAD_NORM, Feature.NORM_ALL_HEADS, Feature.NORM_ROUNDING, Feature.NORM_PLACE}
 OLMO_FEATURES = OLMO_NORMS | {Feature.EXACT_ROPE}
@@ -223,6 +286,9 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (GRANITE_MOE, 1_334_628_352, MULTIPLIERS | {Feature.EXPERTS}),
         (SMOLLM3, 3_075_098_624, {Feature.NO_ROPE, Feature.MIXED_LAYERS}),
         (GPT_OSS, 20_914_757_184, OF_GPT_OSS),
+        (GRANITE_4, 3_402_836_480, MULTIPLIERS),
+        (EXAONE_4, 32_003_216_384, OF_EXAONE),
+        (SEED_OSS, 36_151_104_512, {Feature.QKV_BIAS}),
     ],
 )
 def test_well_known_checkpoints_have_the_size_that_is_known_of_them(
@@ -264,6 +330,17 @@ def test_olmo_3_scales_the_rotation_of_layers_without_a_window_alone() -> None:
     assert hf(OLMO_3 | {"rope_scaling": None, "rope_parameters": new}) == spec
 
 
+def test_exaone_4_rotates_the_layers_with_a_window_alone() -> None:
+    spec = hf(EXAONE_4)
+    rope = Rope(1e6, "llama3", 16.0, original_positions=8192)
+    assert [layer.attention.window for layer in spec.layers] == [4096, 4096, 4096, None] * 16
+    assert [layer.attention.rope for layer in spec.layers] == [rope, rope, rope, None] * 16
+    for pattern in ("LLLG", 4):
+        assert hf(EXAONE_4 | {"layer_types": None, "sliding_window_pattern": pattern}) == spec
+    whole = hf(EXAONE_4 | {"layer_types": None, "sliding_window": None})  # as the 1.2B model
+    assert {(layer.attention.window, layer.attention.rope) for layer in whole.layers} == {(None, rope)}
+
+
 def test_granite_multiplies() -> None:
     spec = hf(GRANITE)
     assert {(layer.attention.scale, layer.residual_scale) for layer in spec.layers} == {(0.0078125, 0.22)}
@@ -279,6 +356,9 @@ def test_granite_multiplies() -> None:
         (OLMO_3, {"layer_types": ["linear_attention"] * 32}, ["linear_attention"]),
         (OLMO_3, {"sliding_window": 0}, ["sliding_window"]),
         (GRANITE, {"residual_multiplier": -1}, ["residual_multiplier", "above 0"]),
+        (GRANITE_4, {"layer_types": ["mamba"] * 40}, ["state-space layers"]),
+        (GRANITE_4, {"layer_types": None}, ["state-space layers"]),
+        (EXAONE_4, {"layer_types": None, "sliding_window_pattern": "LX"}, ["sliding_window_pattern", "LLLG"]),
         (PHI_4_MINI, {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "89"]),
     ],
 )
@@ -294,6 +374,7 @@ def test_what_cannot_be_run_is_one_line(
 KNOWN = [
     *(LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE),
     *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE, GPT_OSS),
+    *(GRANITE_4, EXAONE_4, SEED_OSS),
 ]
 READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
 JUNK: tuple[Any, ...] = (

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    Exaone4Config,
     Gemma3Config,
     GraniteConfig,
     Mistral3Config,
@@ -19,6 +20,7 @@ from transformers import (
     Olmo2Config,
     Phi3Config,
     Qwen2Config,
+    SeedOssConfig,
 )
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
@@ -57,6 +59,7 @@ from tests.models.families import (
     tiny_gemma3,
     tiny_gpt2,
     tiny_gpt_oss,
+    tiny_granite4,
     tiny_granite_moe,
     tiny_qwen3_moe,
 )
@@ -335,6 +338,9 @@ BF16_CONFIGS = {
     "ernie moe": (tiny_ernie_moe(hidden_size=256, moe_intermediate_size=128), None),
     "qwen3 moe": (tiny_qwen3_moe(hidden_size=256, moe_intermediate_size=128, head_dim=64), None),
     "gpt-oss": (tiny_gpt_oss(hidden_size=256, intermediate_size=128, head_dim=64), None),
+    "exaone4": (tiny(Exaone4Config, hidden_size=384, intermediate_size=768, sliding_window=12), None),
+    "seed oss": (tiny(SeedOssConfig, hidden_size=384, intermediate_size=768, head_dim=64), None),
+    "granite4": (tiny_granite4(hidden_size=384, shared_intermediate_size=768), None),
 }
 
 
