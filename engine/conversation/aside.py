@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from engine.cache.offload import common_prefix
 from engine.cache.rows import Rows
 from engine.conversation.prompt import PromptFormat
+from engine.conversation.template_prompt import Rendering
 from engine.core import EngineCore
 from engine.events import FinishReason
 from engine.params import SamplingParams
@@ -42,7 +43,7 @@ class AsideRunner:
         self._forget()
         engine = self._engine
         self._format = self._format or PromptFormat(engine.tokenizer)
-        rows = Rows.of(self._format.segments(None, [text], [], generate=True, think=False)[0])
+        rows = Rendering(self._format, False).rows([{"role": "user", "content": text}], {})
         if len(rows) + max_tokens >= min(engine.context_length, engine.max_positions):
             return
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens)

@@ -67,7 +67,7 @@ def make_prompt(
     """
     if not messages[-1]["content"].strip():
         raise EngineError("The prompt is empty; add some text.")
-    asked = requests.asked(messages, params, think=think)
+    asked = requests.asked(messages, think=think)
     return Prompt(asked.rows, params, asked.inside_think, think is not False)
 
 

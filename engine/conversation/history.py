@@ -8,13 +8,13 @@ from threading import Thread
 from typing import Any, Literal
 
 from engine.cache.offload import common_prefix
-from engine.cache.rows import AnswerRows, Rows
-from engine.conversation.masked import hide_last, masked_prompt, restore
+from engine.cache.rows import Rows
+from engine.conversation.masked import hide_last, restore
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.template_prompt import Rendering
 from engine.conversation.thinking_visibility import Views
 from engine.conversation.tools import ToolUse, has_calls, to_messages
-from engine.conversation.turns import Turn, spoken
+from engine.conversation.turns import Turn
 from engine.core import EngineCore, Follow
 from engine.errors import EngineError
 from engine.events import FinishReason
@@ -56,15 +56,7 @@ class History:
     ) -> Rows:
         """Return the rows of the prompt that asks for an answer to `text`, or to the `results` of the last answer's
         calls. `exact`: use the `exact` policy, whatever is set."""
-        if self.is_rendered(turns, results):
-            messages, answers = self._messages(turns, text, results)
-            rows = self._rendered(messages, answers, think, exact)
-            rows.edges = [common_prefix(rows.keys, self._before_next(turns, exact).keys)]
-            return rows
-        users = [*(turn.user for turn in turns), text]
-        answers_given = [turn.answer for turn in turns]
-        segments = self._format.segments(self.system, users, answers_given, generate=True, think=think)
-        return self._rows(turns, segments, exact)
+        return self._rendered(*self._messages(turns, text, results), think, exact)
 
     def typed(self, turns: Items[Turn], draft: str, think: bool | None) -> tuple[Rows, int]:
         """Return the rows of a prompt that further typing cannot change, and the row where its last message begins."""
@@ -77,9 +69,7 @@ class History:
 
     def rows(self, turns: Items[Turn]) -> Rows:
         """Return the rows with which the next prompt begins, whatever its message."""
-        if self.is_rendered(turns):
-            return self._before_next(turns) if turns else self._beginning()
-        return self._rows(turns, self._segments(turns), False)
+        return self._before_next(turns) if turns or not self.is_rendered(turns) else self._beginning()
 
     def begun_with(self, system: str | None) -> Rows:
         """Return the rows with which every conversation with this system prompt begins."""
@@ -89,7 +79,7 @@ class History:
 
     def _beginning(self) -> Rows:
         """Return the rows that prompts with different first messages have in common."""
-        one, other = (self._rendered(*self._messages([], text), None, True) for text in ("a", "1"))
+        one, other = (self._rendered(*self._messages([], text), None, exact=True) for text in ("a", "1"))
         return one.prefix(common_prefix(one.keys, other.keys))
 
     def hide_last(self, turns: Items[Turn]) -> None:
@@ -97,12 +87,7 @@ class History:
 
         If the answer may continue, its original rows stay in the cache as well. Raises EngineError if hiding fails.
         """
-        said = (
-            self._before_next(turns).said
-            if self.is_rendered(turns)
-            else self._said(turns, self._segments(turns))
-        )
-        if said:
+        if said := self._before_next(turns).said:
             hide_last(self._engine, said, keep_rows=not turns[-1].answer.is_complete)
 
     def _rendered(
@@ -110,49 +95,27 @@ class History:
         messages: Items[Mapping[str, Any]],
         answers: Mapping[int, Turn],
         think: bool | None,
-        exact: bool,
+        exact: bool = False,
         before_next: bool = False,
     ) -> Rows:
         functions = self.tools.functions if self.tools is not None else ()
-        rendering = Rendering(self._format, think, functions, self._views)
         masks = self.policy == "mask" and not exact
-        return rendering.rows(messages, answers, masks, self._engine.max_positions, before_next)
+        rendering = Rendering(self._format, think, functions, self._views, masks, self._engine.max_positions)
+        return rendering.rows(messages, answers, before_next)
 
     def _messages(
         self, turns: Items[Turn], text: str | None = None, results: Items[str] = ()
-    ) -> tuple[list[dict[str, Any]], dict[int, Turn]]:
-        messages, answers = to_messages(self.system, turns, text, results)
-        fitted = self._format.with_system(self.system, messages)
+    ) -> tuple[list[Mapping[str, Any]], dict[int, Turn]]:
+        messages, answers = to_messages(self.system, turns, text, results, self.tools is not None)
+        if not self.is_rendered(turns, results):
+            return messages, answers
+        fitted = self._format.with_system(messages)
         left_out = len(messages) - len(fitted)
-        return fitted, {index - left_out: answer for index, answer in answers.items()}
+        return fitted, {index - left_out: turn for index, turn in answers.items() if turn.answer.content_ids}
 
-    def _before_next(self, turns: Items[Turn], exact: bool = False) -> Rows:
-        """Return the rows with which the next prompt begins; none are known before the first message."""
-        if not turns:
-            return Rows()
-        return self._rendered(*self._messages(turns), None, exact, before_next=True)
-
-    def _segments(self, turns: Items[Turn]) -> list[list[int]]:
-        users, answers = [turn.user for turn in turns], [turn.answer for turn in turns]
-        return self._format.segments(self.system, users, answers, generate=False)
-
-    def _rows(self, turns: Items[Turn], segments: list[list[int]], exact: bool) -> Rows:
-        if self.policy == "mask" and not exact:
-            rows = masked_prompt(self._said(turns, segments), segments[-1])
-            if rows.next_position < self._engine.max_positions:
-                return rows
-        rows = Rows()
-        for turn, segment in zip(turns, segments, strict=False):
-            rows.extend(segment)
-            rows.edges.append(len(rows) - len(self._format.header))
-            rows.extend(turn.answer.content_ids)
-            rows.edges.append(len(rows))
-        rows.extend(segments[-1])
-        return rows
-
-    def _said(self, turns: Items[Turn], segments: list[list[int]]) -> list[AnswerRows]:
-        header = self._format.header
-        return [spoken(turn, segment, header) for turn, segment in zip(turns, segments, strict=False)]
+    def _before_next(self, turns: Items[Turn]) -> Rows:
+        """Return the rows with which the prompt after these turns begins."""
+        return self._rendered(*self._messages(turns), None, before_next=True)
 
 
 @dataclass(slots=True)

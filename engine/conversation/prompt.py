@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import Any, cast
 
-from engine.conversation.turns import Answer
+from engine.conversation.turns import Answer, Turn
 from engine.errors import EngineError
 from engine.schedule.channels import ChannelTracker
 from engine.schedule.reasoning import ThinkTracker
@@ -35,6 +35,8 @@ SYSTEM_IN_MESSAGE = (
 
 _Text = tuple[tuple[PromptPiece, ...], int | None]
 """Pieces of text, and the token before them."""
+
+_USER: Message = {"role": "user", "content": "x"}
 
 _EDGE = 4
 """How many tokens at each end of an answer are searched for spaces."""
@@ -75,9 +77,9 @@ class PromptFormat:
         """The text that the history writes before an answer, and a generation prompt only if there is no thinking."""
         self._system_apart: bool | None = None
         """Whether the template takes a system prompt; None until one is used."""
-        asked = {think: self._asked(think) for think in (None, True, False)}
         self.header = tokenizer.encode(self._header)
         """The tokens of that text if answers come in channels; otherwise empty."""
+        asked = {think: self._asked(think) for think in (None, True, False)}
         self.openings = {think: self._opening(ids) for think, ids in asked.items()}
         """For each setting, the tokens that the generation prompt writes before an answer and the history leaves out;
         or the `header`, which the history writes, too."""
@@ -90,8 +92,7 @@ class PromptFormat:
             return True
         if (markers := self.tokenizer.think_markers) is None:
             return False
-        user: list[Message] = [{"role": "user", "content": "x"}]
-        texts = {self.render(user, True, think) for think in (None, True, False)}
+        texts = {self.render([_USER], True, think) for think in (None, True, False)}
         return len(texts) > 1 or any(markers.open in text for text in texts)
 
     def notes(self, system: str | None) -> tuple[str, ...]:
@@ -99,48 +100,43 @@ class PromptFormat:
         found = () if self.tokenizer.has_chat_template else (COMPLETES,)
         return (*found, SYSTEM_IN_MESSAGE) if system and self._system_apart is False else found
 
-    def segments(
+    def dialogue(
         self,
-        system: str | None,
-        users: Sequence[str],
-        answers: Sequence[Answer],
-        *,
-        generate: bool,
+        messages: Sequence[Mapping[str, Any]],
+        answers: Mapping[int, Turn],
         think: bool | None = None,
-    ) -> list[list[int]]:
-        """Return the token ids before, between and after the `answers` to `users`.
+        before_next: bool = False,
+    ) -> list[Part]:
+        """Return the parts of the prompt that asks for an answer to the last of `messages`, which are messages and
+        answers in turn, after a system prompt if any; or `before_next`, those with which the next prompt begins.
 
-        With `generate`, the last message waits for its answer: there are len(users) segments, and the last one ends
-        with the generation prompt. Without, every message has been answered: there are len(users) + 1 segments, and
-        the last one holds the tokens before the next message, whatever that will be.
-        Raises ModelError if the template fails, EngineError if it drops a message.
+        `answers` has the turns of the answers whose ids are known, by their index. Thinking is left out. Raises
+        ModelError if the template fails, EngineError if it drops a message.
         """
-        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-        for text in [*users] if generate else [*users, ""]:
-            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": ""}]
-        messages = self.with_system(system, messages[:-1])
-        glue = self._glue([message["role"] for message in messages], generate, think)
+        whole = [*messages, {"role": "user", "content": ""}] if before_next else messages
+        fitted = self.with_system(whole)
+        left_out = len(whole) - len(fitted)
+        glue = self._glue([message["role"] for message in fitted], not before_next, think)
         contents: dict[tuple[str, str, bool], str] = {}
-        left, before, role = iter(answers), glue[0], ""
+        before, role = glue[0], ""
         parts: list[Part] = []
-        for message, after in zip(messages, glue[1:], strict=True):
+        for index, (message, after) in enumerate(zip(fitted, glue[1:], strict=True), left_out):
             previous, role, text = role, message["role"], message["content"]
-            if role == "assistant":
-                answer = next(left)
-                before = before[: len(before) - self._spoken_before(answer, before)]
-                after = after[self._spoken_after(answer, after, contents) :]
-            parts.append(PromptPiece(before, typed=False))
-            if role == "assistant":
-                parts.append(Spoken(answer.content_ids))
-            elif text:
-                content = self._content(role, text, previous == "system", contents)
-                parts.append(PromptPiece(content, typed=True))
+            if (turn := answers.get(index)) is not None:
+                before = before[: len(before) - self._spoken_before(turn.answer, before)]
+                after = after[self._spoken_after(turn.answer, after, contents) :]
+                parts += [
+                    PromptPiece(before.removesuffix(self._header), typed=False),
+                    self._spoken(index, turn),
+                ]
+            else:
+                content = self._content(role, text, previous == "system", contents) if text else ""
+                parts += [PromptPiece(before, typed=False), PromptPiece(content, typed=True)]
             before = after
-        if generate:  # otherwise this is the glue after the next message
+        if not before_next:  # otherwise this is the glue after the next message
             parts.append(PromptPiece(before, typed=False))
-        segments = self.encode(parts)
         self._contents = contents
-        return segments
+        return parts
 
     def closing(self, thinking: ThinkTracker | ChannelTracker, said: Sequence[int]) -> list[int]:
         """Return the tokens that end the thinking after `said` and lead to the answer, as the template writes them."""
@@ -187,12 +183,13 @@ class PromptFormat:
         return any(list(ids) == opening for opening in self.openings.values())
 
     def _asked(self, think: bool | None) -> list[int]:
-        return self.segments(None, ["x"], [], generate=True, think=think)[-1]
+        return self.encode(self.dialogue([_USER], {}, think))[-1]
 
     def _opening(self, asked: list[int]) -> list[int]:
         if self.header and asked[-len(self.header) :] == self.header:
             return self.header
-        answered = self.segments(None, ["x"], [Answer()], generate=False)[0]
+        messages = [_USER, {"role": "assistant", "content": ""}]
+        answered = self.encode(self.dialogue(messages, {1: Turn("", Answer())}, before_next=True))[0]
         return asked[len(answered) :] if asked[: len(answered)] == answered else []
 
     def answer_span(
@@ -229,13 +226,13 @@ class PromptFormat:
                 return begin, last + 1
         return first, last + 1
 
-    def with_system(self, system: str | None, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return `messages`, which begin with the prompt `system`, for this template, even if it takes none."""
-        if not system or self.takes_system():
+    def with_system(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return `messages` for this template: if it takes no system prompt, theirs is put before the first message."""
+        if not messages or messages[0]["role"] != "system" or self.takes_system():
             return list(messages)
-        rest = list(messages[1:])
-        if rest and rest[0]["role"] == "user":
-            rest[0] = {**rest[0], "content": f"{system}\n\n{rest[0]['content']}"}
+        system, *rest = messages
+        if system["content"] and rest and rest[0]["role"] == "user":
+            rest[0] = {**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}
         return rest
 
     def begins(self, think: bool | None) -> tuple[bool, bool]:
@@ -344,10 +341,9 @@ class PromptFormat:
 
     def _around(self, role: str, text: str, after_system: bool) -> str:
         message: Message = {"role": role, "content": text}
-        ask: Message = {"role": "user", "content": "x"}
         system: Message = {"role": "system", "content": "x"}
         user = [system, message] if after_system else [message]
-        messages = {"user": user, "system": [message, ask], "assistant": [ask, message, ask]}[role]
+        messages = {"user": user, "system": [message, _USER], "assistant": [_USER, message, _USER]}[role]
         return self.render(messages, False, None)
 
     def _before_answers(self) -> str:
@@ -355,6 +351,14 @@ class PromptFormat:
         asked = self._glue(["user"], True, None)[1]
         answered = self._glue(["user", "assistant", "user"], False, None)[1]
         return answered.removeprefix(asked) if answered.startswith(asked) else ""
+
+    def _spoken(self, index: int, turn: Turn) -> Spoken:
+        """Return the answer number `index` as the history shows it: in channels, it begins with its header."""
+        answer, size = turn.answer, len(self.header)
+        said, first = [*turn.opening, *answer.token_ids], len(turn.opening) + answer.shown[0]
+        starts = range(first - size, -1, -1) if size else ()
+        thought = next((at for at in starts if said[at : at + size] == self.header), first)
+        return Spoken([*self.header, *answer.content_ids], index, said[:thought])
 
     def _spoken_before(self, answer: Answer, before: str) -> int:
         """Return how many characters at the end of the glue `before` an answer its ids spell themselves."""

@@ -16,13 +16,13 @@ from threading import Lock
 from typing import Any
 
 from engine.cache.rows import Rows
-from engine.conversation.history import History, ThinkCache
-from engine.conversation.import_turns import Adopter
+from engine.conversation.history import ThinkCache
 from engine.conversation.masked import hide_last, restore
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.template_prompt import Rendering
 from engine.conversation.thinking_visibility import Views
 from engine.conversation.token_recall import AnswerPlace, Calls, Recall
+from engine.conversation.tools import to_message
 from engine.conversation.turns import Answer, Turn, ended
 from engine.core import EngineCore
 from engine.errors import EngineError, check_room
@@ -49,12 +49,10 @@ class PreparedPrompt:
     inside_think: bool = False
     place: AnswerPlace | None = None
     """The place of its answer; None: it is not a conversation."""
-    make: Callable[[bool], Rows] | None = None
-    """Makes its rows; True: without masked turns. None: it is not a conversation."""
+    exact: Callable[[], Rows] | None = None
+    """Makes its rows without masked turns. None: it is not a conversation."""
     before_next: Callable[[Turn, Calls], Rows] | None = None
     """Returns the rows with which the prompt after this answer begins."""
-    text: str = ""
-    """The last message of a plain dialogue."""
     continues: bool = False
     """Whether there is an answer in it."""
     opening: list[int] = field(default_factory=list)
@@ -90,7 +88,6 @@ class Requests:
     def asked(
         self,
         messages: Sequence[Mapping[str, Any]],
-        params: SamplingParams,
         *,
         think: bool | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
@@ -114,39 +111,24 @@ class Requests:
                 place.add_ids(found.answer.content_ids)
             else:
                 place.add(message)
-        dialogue, format = None if tools else _dialogue(messages), self._format_for(names)
-        # An empty system prompt is not the same as none: many templates then write one of their own.
-        if dialogue is not None and (dialogue[0] != "" or not format.takes_system()):
-            system, said, text = dialogue
-            turns = self._turns(format, said, answers, 1 if system is None else 2, params, think)
-            history = History(self._engine, format, system, self._think_cache)
-            made = PreparedPrompt(
-                history.prompt(turns, text, think),
-                format.inside[think],
-                make=lambda exact: history.prompt(turns, text, think, exact),
-                before_next=lambda turn, _: history.rows([*turns, turn]),
-                text=text,
-                continues=bool(turns),
-            )
-        else:
-            rendering, masks = Rendering(format, think, tools, self._views), self._think_cache == "mask"
-            most = self._engine.max_positions
+        format, masks = self._format_for(names), self._think_cache == "mask"
+        rendering = Rendering(format, think, tools, self._views, masks, self._engine.max_positions)
 
-            def before_next(turn: Turn, calls: Calls) -> Rows:
-                more = [*messages, _message(turn.answer.text, calls)]
-                return rendering.rows(more, {**answers, len(messages): turn}, masks, most, before_next=True)
+        def exact() -> Rows:
+            return replace(rendering, masks=False).rows(messages, answers)
 
-            rows = rendering.rows(messages, answers, masks, most)
-            made = PreparedPrompt(
-                rows,
-                self._format.opens_think(rows.token_ids),
-                make=lambda exact: rendering.rows(messages, answers, masks and not exact, most),
-                before_next=before_next,
-                continues=bool(answers),
-            )
-        asked = replace(
-            made,
-            place=place,
+        def before_next(turn: Turn, calls: Calls) -> Rows:
+            more = [*messages, to_message(turn.answer.text, calls)]
+            return rendering.rows(more, {**answers, len(messages): turn}, before_next=True)
+
+        rows = rendering.rows(messages, answers)
+        asked = PreparedPrompt(
+            rows,
+            format.opens_think(rows.token_ids[rows.message_start :]),
+            place,
+            exact,
+            before_next,
+            continues=any(message["role"] == "assistant" for message in messages),
             opening=format.openings[think],
             think=think,
             shown=shown,
@@ -157,7 +139,7 @@ class Requests:
 
     def exactly(self, asked: PreparedPrompt) -> PreparedPrompt:
         """Return the same prompt without masked turns, for use if their rows were evicted."""
-        return asked if asked.make is None else replace(asked, rows=asked.make(True))
+        return asked if asked.exact is None else replace(asked, rows=asked.exact())
 
     def _format_for(self, names: Mapping[str, Any] | None) -> PromptFormat:
         if not names:
@@ -242,7 +224,7 @@ class Requests:
         start = sequence.output.thinking.answer_start if sequence.output is not None else 0
         answer.text, answer.reasoning = said.text, said.reasoning
         answer.shown = self._format.answer_span(answer.token_ids, said.text, start, bool(calls))
-        turn = Turn(asked.text, answer, asked.opening)
+        turn = Turn("", answer, asked.opening)
         self._recall.note(asked.place.key(said.text, calls), turn)
         masks = self._think_cache == "mask"
         if asked.before_next is None or not (masks or settles):
@@ -271,24 +253,6 @@ class Requests:
         with self._lock:
             waiting = list(self._settling)
         return all(sequence.finished.wait(timeout) for sequence in waiting)
-
-    def _turns(
-        self,
-        format: PromptFormat,
-        said: Sequence[tuple[str, str]],
-        answers: Mapping[int, Turn],
-        first: int,
-        params: SamplingParams,
-        think: bool | None,
-    ) -> list[Turn]:
-        """Return the turns of a dialogue whose first answer is message `first`."""
-        adopter = Adopter(self._engine, format, think, params)
-        turns = []
-        for number, (user, text) in enumerate(said):
-            known = answers.get(first + 2 * number)
-            turn = Turn(user, Answer(text)) if known is None else replace(known, user=user)
-            turns.append(adopter.adopted(turn) if known is None else turn)
-        return turns
 
 
 def _count_before(running: Iterable[Running], client: Hashable, created: float) -> int:
@@ -320,34 +284,3 @@ def _owner(messages: Sequence[Mapping[str, Any]]) -> str:
 def _calls(message: Mapping[str, Any]) -> Calls:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     return [(function["name"], function["arguments"]) for function in functions]
-
-
-def _message(text: str, calls: Calls) -> Mapping[str, Any]:
-    """Return an answer as a message for templates."""
-    if not calls:
-        return {"role": "assistant", "content": text}
-    made = [
-        {"id": f"call{number:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for number, (name, arguments) in enumerate(calls)
-    ]
-    return {"role": "assistant", "content": text, "tool_calls": made}
-
-
-def _dialogue(
-    messages: Sequence[Mapping[str, Any]],
-) -> tuple[str | None, list[tuple[str, str]], str] | None:
-    """Return the system prompt, messages with their answers, and the last message; None if not a plain dialogue."""
-    rest = list(messages)
-    system = None
-    if rest[0]["role"] == "system":
-        system = rest.pop(0)["content"]
-    roles = [message["role"] for message in rest]
-    if roles != ["user", "assistant"] * (len(rest) // 2) + ["user"]:
-        return None
-    # An answer cut off during its thinking is empty, too.
-    if any(message.get("tool_calls") for message in rest) or not all(
-        message["content"].strip() for message in rest[::2]
-    ):
-        return None
-    texts = [message["content"] for message in rest]
-    return system, list(zip(texts[:-1:2], texts[1::2], strict=True)), texts[-1]

@@ -1,17 +1,19 @@
 """Prompts of any messages that a chat template knows: tools, their calls and results, several messages in a row.
 
-The template is rendered once with a placeholder for each text in the messages, and once with the texts themselves,
-which shows how it writes them. What is between the texts is tokenised as the template's own, and the texts as text,
-whatever they spell. So are texts of tools, names and ids, if they spell control tokens: anyone may have written them.
-An answer whose sampled ids are known contributes these ids. The ids of an answer with calls stand for everything
-from the end of the generation prompt to the end of the turn, including the thinking if the template shows it.
+Those of a dialogue without tools are made in `engine/conversation/prompt.py`, without rendering its texts again at each
+keystroke. For others, the template is rendered once with a placeholder for each text in the messages, and once with the
+texts themselves, which shows how it writes them. What is between the texts is tokenised as the template's own, and the
+texts as text, whatever they spell. So are texts of tools, names and ids, if they spell control tokens: anyone may have
+written them. An answer whose sampled ids are known contributes these ids. The ids of an answer with calls stand for
+everything from the end of the generation prompt to the end of the turn, including thinking that the template shows.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from sys import maxsize
 from typing import Any
 
 from engine.cache.rows import AnswerRows, Rows
@@ -41,60 +43,60 @@ class Rendering:
     think: bool | None
     tools: Sequence[Mapping[str, Any]] = ()
     views: Views = field(default_factory=Views)
+    masks: bool = False
+    """Whether answers stay as they were generated, with the thinking hidden that has left the view."""
+    max_positions: int = maxsize
+    """Masked rows have to end before this position."""
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the format."""
         return self.format.tokenizer
 
-    def prompt(
+    def rows(
         self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn], before_next: bool = False
-    ) -> list[int]:
-        """Return the ids of the prompt that asks for an answer to `messages`, which have the form templates expect; or
-        `before_next`, the ids with which the next prompt begins, whatever follows.
+    ) -> Rows:
+        """Return the rows of the prompt that asks for an answer to `messages`, which have the form templates expect; or
+        `before_next`, the rows with which the next prompt begins, whatever follows.
 
-        `answers` has the turns of the messages whose ids are known, by their index. Raises ModelError if the template
-        fails, EngineError if it leaves out a message.
+        `answers` has the turns of the messages whose ids are known, by their index. The rows are masked if `masks` is
+        set, unless that is impossible. Raises ModelError if the template fails, EngineError if it leaves out a message.
         """
         parts = self._parts(messages, answers, before_next)
-        first, *segments = self.format.encode(parts)
-        ids = [*first]
-        for one, segment in zip(_spoken(parts), segments, strict=True):
-            ids += one.ids + segment
-        return ids
+        *befores, then = self.format.encode(parts)
+        spoken = list(zip(befores, _spoken(parts), strict=True))
+        if self.masks and (leaves := self._leaves(messages, answers, parts, before_next)) is not None:
+            said = [self._as_generated(before, one, answers[one.index], leaves) for before, one in spoken]
+            rows = masked_prompt(said, then)
+            if rows.next_position < self.max_positions:
+                return rows
+        rows = Rows()
+        for before, one in spoken:
+            rows.extend(before)
+            rows.edges.append(len(rows))
+            rows.extend(one.ids)
+            rows.edges.append(len(rows))
+        rows.extend(then)
+        return rows
 
-    def rows(
+    def _leaves(
         self,
         messages: Sequence[Mapping[str, Any]],
         answers: Mapping[int, Turn],
-        masks: bool,
-        max_positions: int,
-        before_next: bool = False,
-    ) -> Rows:
-        """Return the rows of `prompt`; with `masks`, those of the answers as they were generated, if that is possible
-        below `max_positions`. Raises as `prompt` does."""
-        if masks and (found := self.as_generated(messages, answers, before_next)) is not None:
-            rows = masked_prompt(*found)
-            if rows.next_position < max_positions:
-                return rows
-        return Rows.of(self.prompt(messages, answers, before_next))
+        parts: Sequence[Part],
+        before_next: bool,
+    ) -> Set[int] | None:
+        """Return the answers after which all thinking so far leaves the view: the template first leaves it out then.
 
-    def as_generated(
-        self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn], before_next: bool = False
-    ) -> tuple[list[AnswerRows], list[int]] | None:
-        """Return the answers as they were generated, and the tokens after the last one, to make masked rows of them.
-
-        Thinking leaves the view when the template first leaves it out of a prompt. Return None if the template leaves
-        it out in ways that rows cannot follow. With `before_next`, the result is for the beginning of the next prompt.
-        Raises as `prompt` does.
+        Return None if the template leaves it out in ways that rows cannot follow.
         """
-        parts = self._parts(messages, answers, before_next)
         spoken = _spoken(parts)
         known = [one.index for one in spoken]
-        hashes = self._hashes(messages, answers)
+        if self._is_dialogue(messages):
+            return {*known}
         if any(one.unseen is None for one in spoken):
             return None
-        last = _unseen(parts)
+        hashes, last = self._hashes(messages, answers), _unseen(parts)
         if not before_next:
             self.views.note(hashes[len(messages)], last)
 
@@ -103,21 +105,14 @@ class Rendering:
             return self.views.of(hashes[index], lambda: _unseen(self._parts(messages[:index], before)))
 
         thinks = frozenset(index for index in known if answers[index].answer.reasoning.strip())
-        leaves = leaving(known, unseen, last, thinks)
-        return None if leaves is None else self._said(parts, answers, leaves)
+        return leaving(known, unseen, last, thinks)
 
-    def _said(
-        self, parts: Sequence[Part], answers: Mapping[int, Turn], leaves: set[int]
-    ) -> tuple[list[AnswerRows], list[int]]:
-        said: list[AnswerRows] = []
-        *befores, then = self.format.encode(parts)
-        for one, before in zip(_spoken(parts), befores, strict=True):
-            answer = answers[one.index].answer
-            # In channels the history ends a turn with another token.
-            is_ended = answer.finish_reason is FinishReason.EOS and self.tokenizer.channels is None
-            end = answer.token_ids[-1:] if is_ended else []
-            said.append(AnswerRows(before, one.unseen or [], [*one.ids, *end], one.index in leaves))
-        return said, then
+    def _as_generated(self, before: list[int], one: Spoken, turn: Turn, leaves: Set[int]) -> AnswerRows:
+        answer = turn.answer
+        # In channels the history ends a turn with another token.
+        is_ended = answer.finish_reason is FinishReason.EOS and self.tokenizer.channels is None
+        end = answer.token_ids[answer.shown[1] :] if is_ended else []
+        return AnswerRows(before, one.unseen or [], [*one.ids, *end], one.index in leaves)
 
     def _hashes(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn]) -> list[bytes]:
         """Return a hash of everything before each message, and last of everything; each names a prompt."""
@@ -133,6 +128,8 @@ class Rendering:
     def _parts(
         self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Turn], before_next: bool = False
     ) -> list[Part]:
+        if self._is_dialogue(messages):
+            return self.format.dialogue(messages, answers, self.think, before_next)
         if before_next:
             calls = messages[-1].get("tool_calls")
             result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "x"} if calls else _PROBE
@@ -149,6 +146,17 @@ class Rendering:
             back = {places[index]: index for index in answers if index in places}
             parts = self._written(apart, {place: answers[index] for place, index in back.items()})
             return [replace(one, index=back[one.index]) if isinstance(one, Spoken) else one for one in parts]
+
+    def _is_dialogue(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether these are messages and answers in turn, after a system prompt if any, without tools."""
+        has_system = bool(messages) and messages[0]["role"] == "system"
+        # An empty system prompt is not the same as none: many templates then write one of their own.
+        is_empty = has_system and messages[0]["content"] == ""
+        if self.tools or any(one.get("tool_calls") for one in messages):
+            return False
+        roles = [message["role"] for message in messages[has_system:]]
+        in_turn = ["user", "assistant"] * (len(roles) // 2 + 1)
+        return roles == in_turn[: len(roles)] and not (is_empty and self.format.takes_system())
 
     def _known(self, message: Mapping[str, Any], turn: Turn | None) -> dict[str, Any]:
         """Return a message in the form that this template expects, with thinking that a client may have left out."""

@@ -29,19 +29,35 @@ def has_calls(turns: Items[Turn], results: Items[str] = ()) -> bool:
     return bool(results) or any(turn.results or turn.answer.calls for turn in turns)
 
 
-def to_messages(
-    system: str | None, turns: Items[Turn], text: str | None = None, results: Items[str] = ()
-) -> tuple[list[dict[str, Any]], dict[int, Turn]]:
-    """Return the conversation as messages, and the turns whose ids are known, by the index of their answer.
+def to_message(text: str, calls: Calls, first: int = 0) -> dict[str, Any]:
+    """Return an answer as a message for templates; the ids of its calls count from `first`."""
+    if not calls:
+        return {"role": "assistant", "content": text}
+    made = [
+        {"id": f"call{number:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(calls, first)
+    ]
+    return {"role": "assistant", "content": text, "tool_calls": made}
 
-    The last message is `text`, or the results of the last answer's calls; without either, the last answer.
+
+def to_messages(
+    system: str | None,
+    turns: Items[Turn],
+    text: str | None = None,
+    results: Items[str] = (),
+    with_calls: bool = True,
+) -> tuple[list[Mapping[str, Any]], dict[int, Turn]]:
+    """Return the conversation as messages, and the turns by the index of their answer.
+
+    The last message is `text`, or the results of the last answer's calls; without either, the last answer. Unless
+    `with_calls`, calls and results are left out.
     """
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    messages: list[Mapping[str, Any]] = [{"role": "system", "content": system}] if system else []
     answers: dict[int, Turn] = {}
     count = 0
     open_calls: list[dict[str, Any]] = []
 
-    def tell(told: Items[str]) -> None:
+    def ask(message: str, told: Items[str]) -> None:
         for number, call in enumerate(open_calls):
             said = told[number] if number < len(told) else _UNANSWERED
             made = {
@@ -51,24 +67,16 @@ def to_messages(
                 "content": said,
             }
             messages.append(made)
-        open_calls.clear()
+        if not (told and with_calls):
+            messages.append({"role": "user", "content": message})
 
     for turn in turns:
-        tell(turn.results)
-        if not turn.results:
-            messages.append({"role": "user", "content": turn.user})
-        message: dict[str, Any] = {"role": "assistant", "content": turn.answer.text}
-        for name, arguments in turn.answer.calls:
-            function = {"name": name, "arguments": arguments}
-            open_calls.append({"id": f"call{count:05}", "type": "function", "function": function})
-            count += 1
-        if open_calls:
-            message["tool_calls"] = list(open_calls)
-        if turn.answer.content_ids:
-            answers[len(messages)] = turn
+        ask(turn.user, turn.results)
+        message = to_message(turn.answer.text, turn.answer.calls if with_calls else (), count)
+        open_calls = message.get("tool_calls", [])
+        count += len(open_calls)
+        answers[len(messages)] = turn
         messages.append(message)
     if results or text is not None:
-        tell(results)
-    if text is not None and not results:
-        messages.append({"role": "user", "content": text})
+        ask(text or "", results)
     return messages, answers

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.cache.rows import AnswerRows
 from engine.events import FinishReason, Kind, TurnStats
 from engine.params import SamplingParams
 from engine.schedule.output import Output
@@ -60,22 +59,6 @@ class Turn:
     """The tokens of the generation prompt before the answer: an empty think span, or the header of the answer."""
     results: tuple[str, ...] = ()
     """The results of the previous answer's tool calls, if they are the message; `user` is then empty."""
-
-
-def spoken(turn: Turn, segment: list[int], header: list[int]) -> AnswerRows:
-    """Return a turn as it was generated.
-
-    `segment` is the part of the history before the answer; `header` is the end of it with which the answer begins.
-    """
-    answer, ids = turn.answer, [*turn.opening, *turn.answer.token_ids]
-    first, last = (len(turn.opening) + at for at in answer.shown)
-    if not header:
-        ended = answer.finish_reason is FinishReason.EOS
-        return AnswerRows(segment, ids[:first], ids[first:] if ended else ids[first:last], leaves=True)
-    size = len(header)
-    thought = next((at for at in range(first - size, -1, -1) if ids[at : at + size] == header), first)
-    # The history ends the turn with another token.
-    return AnswerRows(segment[: len(segment) - size], ids[:thought], [*header, *ids[first:last]], leaves=True)
 
 
 def ended(answer: Answer, sequence: Sequence, stats: TurnStats, tokenizer: Tokenizer) -> Answer:

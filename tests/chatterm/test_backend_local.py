@@ -281,10 +281,7 @@ def test_an_empty_system_message_is_what_it_is_for_the_server(backend: LocalBack
     expected = [
         len(
             Requests(engine)
-            .asked(
-                [{"role": one.role, "content": one.content} for one in request.messages],
-                engine.default_params(),
-            )
+            .asked([{"role": one.role, "content": one.content} for one in request.messages])
             .rows
         )
         for request in asked

@@ -6,7 +6,9 @@ import json
 import tokenizers
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from engine.conversation.turns import Answer
+from engine.conversation.prompt import PromptFormat
+from engine.conversation.tools import to_messages
+from engine.conversation.turns import Answer, Turn
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_parts import META_SPACE, TokenizerParts, sentencepiece_decoder
 from tests.engine.tiny import TEMPLATE
@@ -138,3 +140,18 @@ def tokenizer_of(kind: str, template: str) -> Tokenizer:
 def said(ids: list[int], text: str) -> Answer:
     """An answer that was sampled."""
     return Answer(text, token_ids=ids, shown=(0, len(ids)))
+
+
+def segments(
+    format: PromptFormat,
+    system: str | None,
+    users: list[str],
+    answers: list[Answer],
+    *,
+    generate: bool,
+    think: bool | None = None,
+) -> list[list[int]]:
+    """The tokens before, between and after the answers: of a prompt for an answer to the last of the users' messages,
+    or without `generate` of what the next prompt begins with."""
+    messages, turns = to_messages(system, list(map(Turn, users, answers)), users[-1] if generate else None)
+    return format.encode(format.dialogue(messages, turns, think, before_next=not generate))

@@ -11,6 +11,7 @@ from engine.conversation.prompt import PromptFormat
 from engine.schedule.scheduler import MaskedRowsEvictedError
 from models.text.tokenizer import Message, PromptPiece
 from tests.counting import until
+from tests.engine.chat_formats import segments
 from tests.engine.test_chat import CONFIG, GREEDY, ask, masked_reference
 from tests.engine.tiny import TEMPLATE, TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import run
@@ -166,12 +167,12 @@ def test_segments_of_two_threads_do_not_get_in_each_others_way() -> None:
     def encode_while_another_thread_asks(pieces: list[PromptPiece], after: int | None = None) -> list[int]:
         entered.append(pieces)
         if len(entered) == 2:
-            format.segments("other", ["conversation"], [], generate=True)
+            segments(format, "other", ["conversation"], [], generate=True)
         return encode(pieces, after)
 
-    expected = PromptFormat(tokenizer).segments("S", ["one", "two"], [Answer()], generate=True)
+    expected = segments(PromptFormat(tokenizer), "S", ["one", "two"], [Answer()], generate=True)
     tokenizer.encode_pieces = encode_while_another_thread_asks  # type: ignore[method-assign]
-    assert format.segments("S", ["one", "two"], [Answer()], generate=True) == expected
+    assert segments(format, "S", ["one", "two"], [Answer()], generate=True) == expected
     assert len(entered) > 2
 
 

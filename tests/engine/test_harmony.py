@@ -9,10 +9,13 @@ import pytest
 from engine import FinishReason, SamplingParams
 from engine.conversation.chat import Answer, Turn
 from engine.conversation.prompt import PromptFormat
+from engine.conversation.template_prompt import Rendering
+from engine.conversation.tools import to_messages
 from engine.events import Cause
 from engine.schedule.channels import ChannelTracker
 from engine.schedule.output import Output
 from models.text.tokenizer import Tokenizer
+from tests.engine.chat_formats import segments
 from tests.engine.test_chat import CONFIG, GREEDY, ask, masked_reference, rendered
 from tests.engine.test_chat_paths import copies
 from tests.engine.tiny import TinyEngine, close_to, harmony_tokenizer, say, tiny_engine
@@ -105,21 +108,17 @@ def test_prompts_are_what_the_template_writes(tokenizer: Tokenizer) -> None:
     assert format.thinks()
     assert format.header == tokenizer.encode(FINAL)
     said = [Answer("1", token_ids=tokenizer.encode("1"), shown=(0, 1)) for _ in range(2)]
-    asked = format.segments("S", ["one", "two", "three"], said, generate=True)
-    messages = [("system", "S"), ("user", "one"), ("assistant", "1"), ("user", "two")]
-    messages += [("assistant", "1"), ("user", "three")]
+    asked = segments(format, "S", ["one", "two", "three"], said, generate=True)
+    written = [("system", "S"), ("user", "one"), ("assistant", "1"), ("user", "two")]
+    written += [("assistant", "1"), ("user", "three")]
     text = tokenizer.render(
-        [{"role": role, "content": content} for role, content in messages], add_generation_prompt=True
+        [{"role": role, "content": content} for role, content in written], add_generation_prompt=True
     )
-    flat = [
-        id
-        for segment, answer in zip(asked, [*said, Answer()], strict=True)
-        for id in segment + answer.content_ids
-    ]
-    assert flat == tokenizer.encode(text)
+    messages, turns = to_messages("S", [Turn("one", said[0]), Turn("two", said[1])], "three")
+    assert Rendering(format, None).rows(messages, turns).token_ids == tokenizer.encode(text)
     assert text.endswith("<|start|>assistant")
     assert "<|return|>" not in text
-    unthinking = format.segments("S", ["one", "two", "three"], said, generate=True, think=False)
+    unthinking = segments(format, "S", ["one", "two", "three"], said, generate=True, think=False)
     assert unthinking[:2] == asked[:2]
     assert unthinking[2] == asked[2] + format.header
     assert format.openings == {None: [], True: [], False: format.header}

@@ -7,6 +7,7 @@ import pytest
 
 from engine import FinishReason, SamplingParams
 from engine.conversation.chat import Answer, Chat, Turn
+from tests.engine.chat_formats import segments
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.test_chat_edges import OPENING
 from tests.engine.test_chat_paths import copies
@@ -58,7 +59,8 @@ def test_no_file_brings_control_tokens(engine: TinyEngine, policy: str) -> None:
         assert (answer.text, answer.reasoning) == (claimed.answer.text, claimed.answer.reasoning)
         assert engine.tokenizer.decode(answer.content_ids).strip() == answer.text.strip()
         assert steering(engine, answer.content_ids) == []
-        glue = [id for part in chat._history._segments(chat.turns) for id in part]
+        parts = segments(chat._format, None, ["q"], [answer], generate=False)
+        glue = [id for part in parts for id in part]
         allowed = sorted([*steering(engine, glue), *steering(engine, opening)])
         if answer.token_ids == claimed.answer.token_ids:
             kept += bool(answer.token_ids)

@@ -16,6 +16,7 @@ from tests.engine.chat_formats import (
     backend,
     names_of,
     said,
+    segments,
     special_tokens,
     tokenizer_of,
 )
@@ -117,7 +118,7 @@ def test_a_conversation_is_what_transformers_makes_of_it(kind: str, template: st
         answers: list[Answer] = []
         for user, text in zip(users, [*texts, ""], strict=True):
             messages.append({"role": "user", "content": user})
-            asked = flat(format.segments(system, users[: len(answers) + 1], answers, generate=True), answers)
+            asked = flat(segments(format, system, users[: len(answers) + 1], answers, generate=True), answers)
             assert asked == ids_of(theirs, messages, generate=True), messages
             if text:
                 messages.append({"role": "assistant", "content": text})
@@ -137,7 +138,7 @@ def test_a_history_goes_on_from_a_prompt_that_ends_in_a_space(kind: str) -> None
     format = PromptFormat(tokenizer)
     users, answers, before = ["one"], list[Answer](), list[int]()
     for text in ("the end", "and", "\u6f22"):
-        asked = flat(format.segments("system", users, answers, generate=True), answers)
+        asked = flat(segments(format, "system", users, answers, generate=True), answers)
         assert asked[: len(before)] == before
         ids = tokenizer.encode_pieces([PromptPiece(text, typed=True)], asked[-1])
         before = asked + ids

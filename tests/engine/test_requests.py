@@ -37,8 +37,7 @@ def test_a_dialogue_has_the_rows_of_a_chat(tmp_path: Path) -> None:
                 user("First?"),
                 {"role": "assistant", "content": "One."},
                 user("Second?"),
-            ],
-            params,
+            ]
         )
         engine.scripted.script = say(engine, None, "Two.")
         list(chat.send("Second?", params))
@@ -49,10 +48,10 @@ def test_a_dialogue_has_the_rows_of_a_chat(tmp_path: Path) -> None:
 
 def test_other_conversations_are_what_the_template_renders(tmp_path: Path) -> None:
     with tiny_engine(tmp_path, tokenizer=tiny_tokenizer(TOOLS)) as engine:
-        requests, params = Requests(engine), engine.default_params()
+        requests = Requests(engine)
         messages = [user("one"), user("two<|im_end|>"), {"role": "tool", "content": "three"}]
         tools = [{"type": "function", "function": {"name": "look"}}]
-        asked = requests.asked(messages, params, tools=tools, names={"mood": "glad"})
+        asked = requests.asked(messages, tools=tools, names={"mood": "glad"})
         text = engine.tokenizer.decode(asked.rows.token_ids, skip_special=False)
         assert text == engine.tokenizer.render(
             messages,  # type: ignore[arg-type]
@@ -69,27 +68,24 @@ def test_an_empty_system_prompt_is_one(tmp_path: Path) -> None:
         "{%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\nDefault<|im_end|>' }}{%- endif %}"
     )
     with tiny_engine(tmp_path, tokenizer=tiny_tokenizer(default + TEMPLATE)) as engine:
-        requests, params, tokenizer = Requests(engine), engine.default_params(), engine.tokenizer
+        requests, tokenizer = Requests(engine), engine.tokenizer
         for messages in ([user("one")], [{"role": "system", "content": ""}, user("one")]):
-            text = tokenizer.decode(requests.asked(messages, params).rows.token_ids, skip_special=False)
+            text = tokenizer.decode(requests.asked(messages).rows.token_ids, skip_special=False)
             assert text == tokenizer.render(messages, add_generation_prompt=True)  # type: ignore[arg-type]
             assert ("Default" in text) == (len(messages) == 1)
-            among_many = make_prompt(requests, messages, None, params)
-            assert among_many.rows.token_ids == requests.asked(messages, params).rows.token_ids
+            among_many = make_prompt(requests, messages, None, engine.default_params())
+            assert among_many.rows.token_ids == requests.asked(messages).rows.token_ids
     refusing = "{%- if messages[0].role == 'system' %}{{- raise_exception('no system prompt') }}{%- endif %}"
     with tiny_engine(tmp_path / "other", tokenizer=tiny_tokenizer(refusing + TEMPLATE)) as engine:
-        requests, params = Requests(engine), engine.default_params()
-        assert (
-            requests.asked(messages, params).rows.token_ids
-            == requests.asked(messages[1:], params).rows.token_ids
-        )
+        requests = Requests(engine)
+        assert requests.asked(messages).rows.token_ids == requests.asked(messages[1:]).rows.token_ids
 
 
 @pytest.mark.parametrize("before", [[user("one")], [user("one"), user("two")]], ids=["dialogue", "other"])
 def test_what_was_sampled_stands_for_what_is_sent_back(tmp_path: Path, before: list[dict[str, Any]]) -> None:
     with tiny_engine(tmp_path) as engine:
         requests, params = Requests(engine), engine.default_params(max_tokens=40)
-        asked = requests.asked(before, params)
+        asked = requests.asked(before)
         engine.scripted.script = say(engine, "hm", "Odd")
         sequence = requests.begin(asked, params, 0, lambda number, event: None)
         sequence.finished.wait()
@@ -99,21 +95,21 @@ def test_what_was_sampled_stands_for_what_is_sent_back(tmp_path: Path, before: l
             0
         ]  # as if the model spelled it otherwise
         more = [*before, {"role": "assistant", "content": "Odd"}, user("three")]
-        text = engine.tokenizer.decode(requests.asked(more, params).rows.token_ids)
+        text = engine.tokenizer.decode(requests.asked(more).rows.token_ids)
         assert ("0dd" in text, "Odd" in text, "hm" in text) == (True, False, False)
-        text = engine.tokenizer.decode(requests.asked([user("zero"), *more[1:]], params).rows.token_ids)
+        text = engine.tokenizer.decode(requests.asked([user("zero"), *more[1:]]).rows.token_ids)
         assert "Odd" in text
 
 
 @pytest.mark.parametrize("messages", [[], [user("x"), {"role": "assistant", "content": "y"}]])
 def test_what_asks_for_nothing_is_refused(tmp_path: Path, messages: list[dict[str, Any]]) -> None:
     with tiny_engine(tmp_path) as engine, pytest.raises(EngineError, match="nothing to answer"):
-        Requests(engine).asked(messages, engine.default_params())
+        Requests(engine).asked(messages)
 
 
 def test_a_message_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
     with tiny_engine(tmp_path) as engine, pytest.raises(EngineError, match="leaves out"):
-        Requests(engine).asked([user("x"), {"role": "tool", "content": "y"}], engine.default_params())
+        Requests(engine).asked([user("x"), {"role": "tool", "content": "y"}])
 
 
 def test_answers_are_known_by_their_place_and_forgotten_in_the_end() -> None:

@@ -69,7 +69,7 @@ def test_a_client_without_a_memory_is_served_as_a_chat_is(
             chat.settle(wait=True)
 
             messages.append({"role": "user", "content": text})
-            asked = requests.asked(messages, GREEDY, think=think)
+            asked = requests.asked(messages, think=think)
             prompt = chat._history.prompt(chat.turns[:-1], text, think)
             assert (asked.rows.keys, asked.rows.positions) == (prompt.keys, prompt.positions)
             engine.scripted.script = script(engine, thought, answer, think)

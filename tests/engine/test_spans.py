@@ -47,7 +47,7 @@ class Loop:
         given = f'{{"where": "place {self.number}"}}'
         text = "" if call else f"answer {self.number}"
         script = self.format.called("look", given, thought) if call else self.format.answered(text, thought)
-        asked = self.requests.asked(self.messages, GREEDY, tools=TOOLS, shown=call_marks(engine.tokenizer))
+        asked = self.requests.asked(self.messages, tools=TOOLS, shown=call_marks(engine.tokenizer))
         engine.scripted.script, said = encode(script), encode(script)
         engine.scripted.logits_seen.clear()
         sequence = self.requests.begin(asked, GREEDY, 0, lambda number, event: None)

@@ -54,11 +54,11 @@ def test_what_a_client_sends_back_is_all_that_is_known_of_it(
     engine: TinyEngine, said: str, stop: str, shown: str
 ) -> None:
     requests, params = Requests(engine), engine.default_params(stop=(stop,))
-    asked = requests.asked([user("one")], params)
+    asked = requests.asked([user("one")])
     engine.scripted.script = say(engine, None, said)
     sequence = requests.begin(asked, params, 0, lambda number, event: None)
     sequence.finished.wait()
     requests.over(asked, sequence, Answer(shown))
     more = [user("one"), {"role": "assistant", "content": shown}, user("two")]
-    text = engine.tokenizer.decode(requests.asked(more, params).rows.token_ids, skip_special=False)
+    text = engine.tokenizer.decode(requests.asked(more).rows.token_ids, skip_special=False)
     assert f"<|im_start|>assistant\n{shown}<|im_end|>" in text

@@ -72,14 +72,14 @@ def test_known_ids_are_where_the_template_writes_them(format: Format) -> None:
                 whole[-1]["reasoning_content"] = thought
                 thoughts += bool(thought)
         turns = {index: Turn("", answer) for index, answer in answers.items()}
-        ids = Rendering(PromptFormat(tokenizer), None, TOOLS).prompt(messages, turns)
+        ids = Rendering(PromptFormat(tokenizer), None, TOOLS).rows(messages, turns).token_ids
         text = tokenizer.render(whole, add_generation_prompt=True, tools=TOOLS)  # type: ignore[arg-type]
         assert tokenizer.decode(ids, skip_special=False) == text
         shown += text.count("<think>")
         # Where the ids are others, they are what stands there: nothing is tokenised again.
         for answer in answers.values():
             answer.token_ids = [id if not tokenizer.is_text(id) else 33 for id in answer.token_ids]
-        again = Rendering(PromptFormat(tokenizer), None, TOOLS).prompt(messages, turns)
+        again = Rendering(PromptFormat(tokenizer), None, TOOLS).rows(messages, turns).token_ids
         assert len(again) == len(ids)
         assert again.count(33) >= sum(answer.content_ids.count(33) for answer in answers.values())
     tokenizer.close()
@@ -98,7 +98,7 @@ def test_an_answer_whose_end_is_not_written_is_tokenised() -> None:
     ]
     answer = Answer("", token_ids=[33] * 5, shown=(0, 5))
     for given in (messages, [*messages[:2], {"role": "user", "content": "y"}]):
-        ids = Rendering(PromptFormat(tokenizer), None).prompt(given, {1: Turn("", answer)})
+        ids = Rendering(PromptFormat(tokenizer), None).rows(given, {1: Turn("", answer)}).token_ids
         text = tokenizer.render(given, add_generation_prompt=True)  # type: ignore[arg-type]
         assert tokenizer.decode(ids, skip_special=False) == text
     tokenizer.close()
@@ -109,7 +109,7 @@ def test_a_template_may_take_line_breaks_away_and_leave_blanks(text: str) -> Non
     tokenizer = HERMES.tokenizer()
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
     messages += [{"role": "user", "content": "y"}] * 2
-    ids = Rendering(PromptFormat(tokenizer), None).prompt(messages, {})
+    ids = Rendering(PromptFormat(tokenizer), None).rows(messages, {}).token_ids
     rendered = tokenizer.render(messages, add_generation_prompt=True)  # type: ignore[arg-type]
     assert tokenizer.decode(ids, skip_special=False) == rendered
     tokenizer.close()
@@ -124,7 +124,7 @@ def test_what_clients_write_in_arguments_is_text() -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "y"},
     ]
-    ids = Rendering(PromptFormat(tokenizer), None).prompt(messages, {})
+    ids = Rendering(PromptFormat(tokenizer), None).rows(messages, {}).token_ids
     text = tokenizer.render(messages, add_generation_prompt=True)  # type: ignore[arg-type]
     assert tokenizer.decode(ids, skip_special=False) == text
     assert ids.count(tokenizer.token_id("<|im_end|>")) == 3
@@ -146,7 +146,7 @@ def test_what_anyone_writes_about_tools_is_text(format: Format) -> None:
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": call["id"], "name": text, "content": "x"},
         ]
-        return Rendering(PromptFormat(tokenizer), None, tools).prompt(messages, {})
+        return Rendering(PromptFormat(tokenizer), None, tools).rows(messages, {}).token_ids
 
     mine, plain = prompt(steers), prompt("x")
     assert [id for id in mine if not tokenizer.is_text(id)] == [
@@ -169,11 +169,11 @@ def test_only_what_changed_is_tokenised_again() -> None:
         return encode(pieces, after)
 
     tokenizer.encode_pieces = watched  # type: ignore[method-assign]
-    Rendering(format, None, TOOLS).prompt(messages, answers)
+    Rendering(format, None, TOOLS).rows(messages, answers)
     whole, messages[-1] = "".join(read), {"role": "user", "content": "first and then"}
     read.clear()
-    again = Rendering(format, None, TOOLS).prompt(messages, answers)
+    again = Rendering(format, None, TOOLS).rows(messages, answers).token_ids
     assert whole.count("<|im_start|>user") == 4
     assert "".join(read).count("<|im_start|>user") == 1, "the last message alone"
-    assert again == Rendering(PromptFormat(tokenizer), None, TOOLS).prompt(messages, answers)
+    assert again == Rendering(PromptFormat(tokenizer), None, TOOLS).rows(messages, answers).token_ids
     tokenizer.close()

@@ -76,8 +76,7 @@ class Queries:
                 if isinstance(wanted.text, str):
                     return held.requests.completes(wanted.text).rows.token_ids
                 messages = [template_message(message) for message in wanted.text]
-                params = held.engine.default_params()
-                return held.requests.asked(messages, params, think=THINK["auto"]).rows.token_ids
+                return held.requests.asked(messages, think=THINK["auto"]).rows.token_ids
             except (EngineError, ModelError) as error:
                 raise request_error(error) from error
 

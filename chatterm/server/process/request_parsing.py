@@ -50,7 +50,7 @@ def parse_sampling(engine: "Engine", request: Generation) -> SamplingParams:
         ) from None
 
 
-def prepare_prompt(held: PooledModel, request: Generation, params: SamplingParams) -> "PreparedPrompt":
+def prepare_prompt(held: PooledModel, request: Generation) -> "PreparedPrompt":
     """Prepare the prompt. Raises RequestError, EngineError and ModelError."""
     if request.messages is None:
         return held.requests.completes(_checked(held, request.prompt or ""))
@@ -70,7 +70,6 @@ def prepare_prompt(held: PooledModel, request: Generation, params: SamplingParam
         )
     return held.requests.asked(
         [template_message(message) for message in request.messages],
-        params,
         think=THINK[request.think],
         tools=request.tools,
         names=request.template,

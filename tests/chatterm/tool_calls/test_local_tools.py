@@ -17,7 +17,7 @@ from engine.params import Constraint
 from tests.chatterm.server.agent_formats import FORMATS, Format
 from tests.chatterm.server.conftest import Tinies
 from tests.counting import until
-from tests.engine.chat_formats import TEMPLATES, tokenizer_of
+from tests.engine.chat_formats import TEMPLATES, segments, tokenizer_of
 from tests.engine.tiny import TinyEngine, tiny_tokenizer
 from tests.models.checkpoints import tiny_qwen3
 
@@ -295,6 +295,6 @@ def test_every_template_begins_with_the_documents_whatever_is_asked() -> None:
     system = with_documents("Be brief.", [Document("paper", "A paper of some length. " * 20)])
     for template in TEMPLATES.values():
         format = PromptFormat(tokenizer_of("bytes", template))
-        (begins,) = format.segments(system, [], [], generate=False)
-        (asked,) = format.segments(system, ["what is it about?"], [], generate=True)
+        (begins,) = segments(format, system, [], [], generate=False)
+        (asked,) = segments(format, system, ["what is it about?"], [], generate=True)
         assert 300 < len(begins) <= common_prefix(begins, asked) + 2, template
