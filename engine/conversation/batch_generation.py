@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from engine.cache.rows import Rows
-from engine.conversation.requests import Requests
+from engine.conversation.requests import EventQueue, Requests
 from engine.conversation.turns import Answer, ended
 from engine.core import EngineCore
 from engine.errors import EngineError
@@ -165,8 +165,11 @@ class BatchGenerator:
         if self._stopped and index != self._only:
             return AnswerEnd(Answer(finish_reason=FinishReason.CANCELLED))
 
+        def put(number: int, event: TokenEvent | None) -> None:
+            self._events.put((number, event))
+
         def follow(sequence: Sequence) -> None:
-            sequence.events = _Labelled(self._events, index)
+            sequence.events = EventQueue(put, index)
             self._running[index] = _RunningAnswer(sequence)
             if self._stopped and index != self._only:  # stopped in between
                 sequence.cancelled = True
@@ -197,14 +200,3 @@ class BatchGenerator:
         if self._engine.is_closed or not isinstance(error, EngineError):
             raise error
         return error
-
-
-class _Labelled(SimpleQueue[Any]):
-    """Puts each item into another queue, together with a number."""
-
-    def __init__(self, queue: "SimpleQueue[tuple[int, TokenEvent | None]]", number: int) -> None:
-        self._queue = queue
-        self._number = number
-
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        self._queue.put((self._number, item))

@@ -179,7 +179,7 @@ class Requests:
         check_room(len(asked.rows) + 1, self._engine.context_length, goes_on=False)
 
         def follow(sequence: Running) -> None:
-            sequence.events = _EventQueue(take, number)
+            sequence.events = EventQueue(take, number)
             sequence.cancelled = cancelled
 
         (seed,) = seeds(params.seed, number + 1)[number:]
@@ -260,7 +260,7 @@ def _count_before(running: Iterable[Running], client: Hashable, created: float) 
     return sum(1 for one in running if one.client == client is not None and one.created < created)
 
 
-class _EventQueue(SimpleQueue[TokenEvent | None]):
+class EventQueue(SimpleQueue[TokenEvent | None]):
     """Passes each item on to `take`."""
 
     def __init__(self, take: Take, number: int) -> None:
