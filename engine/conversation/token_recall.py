@@ -51,12 +51,6 @@ class AnswerPlace:
             named.update(b"\0c" + dumps(made, sort_keys=True).encode())
         return named.digest()
 
-    def copy(self) -> "AnswerPlace":
-        """Return a copy that can be extended independently."""
-        twin = AnswerPlace.__new__(AnswerPlace)
-        twin._hash = self._hash.copy()
-        return twin
-
     def _put(self, kind: bytes, data: bytes) -> None:
         self._hash.update(kind + len(data).to_bytes(8, "little") + data)
 

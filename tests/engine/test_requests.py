@@ -116,7 +116,8 @@ def test_answers_are_known_by_their_place_and_forgotten_in_the_end() -> None:
     recall, place = Recall(most_tokens=3 * BESIDE), AnswerPlace()
     place.add(user("one"))
     here = place.key("text")
-    there = place.copy()
+    there = AnswerPlace()
+    there.add(user("one"))
     there.add_ids([1, 2])
     assert there.key("text") != here
     assert AnswerPlace(tools=[{"a": 1}]).key("text") != AnswerPlace().key("text")
