@@ -55,8 +55,8 @@ def calls(heads: Attention, length: int, device: torch.device, dtype: torch.dtyp
             continue
         block = BLOCK_SIZES[name]
         blocks = -(-length // block)
-        cache = KVCache(1, blocks, block, heads.kv_heads, heads.head_dim, dtype, device)
-        backend = make_backend(name, cache, heads.groups)
+        cache = KVCache.uniform(1, blocks, block, heads.kv_heads, heads.head_dim, dtype, device)
+        backend = make_backend(name, cache)
         attend = backend.plan(StepBatch((Span(tuple(range(blocks)), 0, length),)))
         found[name] = lambda attend=attend: attend(0, q, k, v)  # type: ignore[misc]
     found[PLAIN] = lambda: plain_attention(q, k, v)

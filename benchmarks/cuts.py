@@ -69,7 +69,7 @@ def main() -> None:
     make = random_model if given.format == "bf16" else partial(random_quantized, name=given.format)
     network = make(spec, dtype=dtype, device=device, positions=given.context + 1)
     heads = spec.attention
-    like = KVCache(
+    like = KVCache.uniform(
         len(spec.layers), 1, BLOCK, heads.kv_heads, heads.head_dim, dtype, device, kind=given.kv_dtype
     )
     compilers = Compilers(max(len(os.sched_getaffinity(0)) - 1, 1))

@@ -92,7 +92,7 @@ class Steps:
         )
         heads, blocks = spec.attention, asked.rows * -(-room // BLOCK)
         size = heads.kv_heads, heads.head_dim, torch.bfloat16
-        cache = KVCache(len(spec.layers), blocks, BLOCK, *size, device, kind=asked.kv_dtype)
+        cache = KVCache.uniform(len(spec.layers), blocks, BLOCK, *size, device, kind=asked.kv_dtype)
         cache.kv.zero_()
         self.runner: DecodeRunner = make_decode_runner(
             network, cache, "triton", room, asked.rows, Graphs(), not asked.plain

@@ -74,7 +74,7 @@ def a_cache(network: Network, rows: int, context: int) -> KVCache:
     """Allocate a cache for `rows` sequences."""
     heads = network.spec.attention
     blocks = rows * -(-(context + STEPS) // BLOCK)
-    cache = KVCache(
+    cache = KVCache.uniform(
         len(network.layers), blocks, BLOCK, heads.kv_heads, heads.head_dim, network.dtype, network.device
     )
     cache.kv.zero_()

@@ -102,7 +102,7 @@ class Ours:
         model = load_model(ModelFiles(path.name, gguf=path), dtype=torch.bfloat16, device=torch.device("cpu"))
         attention, blocks = model.spec.attention, -(-context // BLOCK)
         shape = (len(model.layers), streams * blocks, BLOCK, attention.kv_heads, attention.head_dim)
-        cache = KVCache(*shape, torch.bfloat16, torch.device("cpu"))
+        cache = KVCache.uniform(*shape, torch.bfloat16, torch.device("cpu"))
         cache.kv.normal_()
         self._decoder = NativeDecoder(model, cache, pool, variant)
         self._tables = [list(range(first * blocks, (first + 1) * blocks)) for first in range(streams)]

@@ -42,7 +42,9 @@ def main() -> None:
     make = random_model if given.format == "bf16" else partial(random_quantized, name=given.format)
     network = make(spec, dtype=torch.bfloat16, device=device, positions=max(contexts) + STEPS)
     blocks = max(rows) * -(-(max(contexts) + STEPS) // BLOCK)
-    cache = KVCache(len(spec.layers), blocks, BLOCK, heads.kv_heads, heads.head_dim, torch.bfloat16, device)
+    cache = KVCache.uniform(
+        len(spec.layers), blocks, BLOCK, heads.kv_heads, heads.head_dim, torch.bfloat16, device
+    )
     cache.kv.zero_()
     began = perf_counter()
 

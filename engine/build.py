@@ -13,14 +13,21 @@ from engine.attention.unusual import kinds, unusual_layers
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
-from engine.cache.kv_rows import kv_row
+from engine.cache.kv_rows import KVRow, layer_rows
 from engine.cache.offload import HostTier
 from engine.cache.sizing import KVPlan, kv_refused, offload_bytes
 from engine.cache.window import Window
 from engine.device import available_memory, is_unfit
 from engine.errors import EngineError
 from engine.execute.build_options import BuildOptions
-from engine.execute.compatibility import DIVIDED, DRAFTS_NEED, PLAIN_ATTENTION, by_torch, lacking
+from engine.execute.compatibility import (
+    DIVIDED,
+    DRAFTS_NEED,
+    ONE_ROW_FORMAT,
+    PLAIN_ATTENTION,
+    by_torch,
+    lacking,
+)
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
 from engine.execute.cuda.draft_runner import DraftRunner, make_draft_runner
 from engine.execute.cuda.graphs import Graphs
@@ -36,10 +43,9 @@ from engine.schedule.drafting_in_slots import SlotDrafting
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
-from models.features import Feature
 from models.loading.load import is_out_of_memory
 from models.network import Network
-from models.spec import ModelSpec, same_heads
+from models.spec import ModelSpec, kv_sources
 
 _CPU = torch.device("cpu")
 
@@ -80,16 +86,13 @@ class Pieces:
 def build(network: Network, device: torch.device, options: BuildOptions) -> Pieces:
     """Build an engine around `network`. Raises EngineError if nothing fits or the attention backend cannot run here."""
     spec, dtype, notes = network.spec, network.dtype, options.notes
-    if not same_heads(spec):
-        raise EngineError(
-            f"{spec.architecture} cannot be run: it has {Feature.MIXED_HEADS.value}. Choose another model."
-        )
     asked = kinds(layer.attention for layer in spec.layers)
-    row = kv_row(options.kv_dtype, spec.attention.kv_heads, spec.attention.head_dim, dtype, device)
+    rows = layer_rows(spec, dtype, device, options.kv_dtype)
+    row = rows[0]
     if row.is_quantized and device.type == "cuda" and (reason := on_gpu.problem(device)) is not None:
         raise EngineError(f"--kv-dtype {row.kind} cannot be used: {reason}. Use --kv-dtype auto.")
     choice = choose_attention(
-        options.attention, device, dtype, spec.attention.head_dim, asked, options.kv_dtype
+        _attention_name(spec, options), device, dtype, spec.attention.head_dim, asked, options.kv_dtype
     )
     block_size = options.block_size or choice.block_size
     on_host = _host_experts(network, device, options)
@@ -98,11 +101,11 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     sized = size_up(network, device, row, block_size, on_host, options)
     plan, window = sized.plan, sized.window
     plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
-    cache = _allocate(spec, plan, dtype, device, window, options.kv_dtype)
+    cache = _allocate(plan, rows, network, window, options.kv_dtype)
     cache.host = _host_memory(cache, options, device)
     tier = HostTier(cache.host.grow) if cache.host is not None else None
     manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window)
-    backend = make_backend(choice.name, cache, spec.attention.groups, unusual_layers(network))
+    backend = make_backend(choice.name, cache, unusual_layers(network))
     pieces = Pieces(
         network,
         cache,
@@ -161,7 +164,7 @@ def _build_draft(
 ) -> Drafting:
     """Build the engine of a draft model, with as many rows as the KV cache of the model that it guesses for. Raises
     EngineError and torch's errors."""
-    device, context = pieces.cache.kv.device, min(plan.context_length, draft.positions)
+    device, context = pieces.cache.device, min(plan.context_length, draft.positions)
     vocab_size = min(draft.spec.vocab_size, network.whole.vocab_size)
     asked = BuildOptions(
         context=context,
@@ -189,7 +192,7 @@ def _build_draft(
         context,
         own.scheduler.max_chunk,
         draft.spec.vocab_size >= network.whole.vocab_size,
-        draft.nbytes + own.cache.kv.nbytes,
+        draft.nbytes + own.cache.nbytes,
         draft.nbytes / network.nbytes,
     )
     return drafting
@@ -216,18 +219,31 @@ def _tell(pieces: Pieces, reason: str | None) -> None:
         pieces.notes += (f"Computed by {by_torch(reason, pieces.runner.multiplies)}.",)
 
 
+def _attention_name(spec: ModelSpec, options: BuildOptions) -> str:
+    """Return the attention backend to use: only torch's attends to rows that differ from layer to layer."""
+    lacks = lacking(spec, ONE_ROW_FORMAT)
+    if lacks is None or options.attention == "sdpa":
+        return options.attention
+    if options.attention != "auto":
+        raise EngineError(
+            f"--attention {options.attention} cannot be used: this model has {lacks}. Use --attention auto."
+        )
+    return "sdpa"
+
+
 def _allocate(
-    spec: ModelSpec,
     plan: KVPlan,
-    dtype: torch.dtype,
-    device: torch.device,
+    rows: list[KVRow],
+    network: Network,
     window: Window | None,
     kind: str,
 ) -> KVCache:
-    heads = spec.attention
-    shape = (len(spec.layers), plan.num_blocks, plan.block_size, heads.kv_heads, heads.head_dim)
+    device = network.device
+    sources = kv_sources(network.spec)
     try:
-        return KVCache(*shape, dtype, device, window, kind)
+        return KVCache(
+            rows, plan.num_blocks, plan.block_size, network.dtype, device, window, sources, kind == "auto"
+        )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -240,8 +256,8 @@ def _host_memory(cache: KVCache, options: BuildOptions, device: torch.device) ->
         most = maxsize  # rank 0 says what is offloaded
     elif most is None and device.type == "cuda":
         ranks = 1 if group is None else group.ranks
-        most = offload_bytes(options.offload_gb, ranks * cache.kv.nbytes, available_memory(_CPU)) // ranks
-    return HostKV(cache.kv, cache.block_size, most) if most else None
+        most = offload_bytes(options.offload_gb, ranks * cache.nbytes, available_memory(_CPU)) // ranks
+    return HostKV(cache.parts, cache.block_size, most) if most else None
 
 
 def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, options: BuildOptions) -> None:

@@ -41,6 +41,7 @@ class Feature(Enum):
     LOGIT_CAP = "capped logits"
     MIXED_LAYERS = "layers that differ from each other"
     MIXED_HEADS = "attention heads that differ from layer to layer"
+    SHARED_KV = "layers that read the keys and values of other layers"
 
 
 def features(spec: ModelSpec) -> frozenset[Feature]:
@@ -74,6 +75,7 @@ def _of_attention(spec: Attention) -> set[Feature]:
         Feature.SCALE: spec.scale is not None,
         Feature.SCORE_CAP: spec.score_cap is not None,
         Feature.SINKS: spec.sinks,
+        Feature.SHARED_KV: spec.kv_from is not None,
         Feature.HEAD_NORM: spec.head_norm is not None,
         Feature.NORM_ALL_HEADS: spec.norms_all_heads,
         Feature.QKV_BIAS: spec.qkv_bias,

@@ -75,11 +75,18 @@ class Attention:
     """Whether `head_norm` covers all q heads together and all k heads together, instead of each head alone."""
     sinks: bool = False
     """Whether each head has a learned score that takes part in the softmax but has no value."""
+    kv_from: int | None = None
+    """The earlier layer whose keys and values this layer reads; None: it has its own."""
 
     @property
     def softmax_scale(self) -> float:
         """The factor that multiplies the scores."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def own_kv_heads(self) -> int:
+        """Number of KV heads that the layer computes: none if it reads those of another layer."""
+        return self.kv_heads if self.kv_from is None else 0
 
     @property
     def groups(self) -> int:
@@ -172,7 +179,7 @@ class ModelSpec:
 
     @property
     def attention(self) -> Attention:
-        """The attention of the first layer; all layers have the same heads (see `same_heads`)."""
+        """The attention of the first layer; where `same_heads`, all layers have its heads."""
         return self.layers[0].attention
 
     @property
@@ -183,8 +190,9 @@ class ModelSpec:
 
     @property
     def kv_numbers(self) -> int:
-        """How many numbers each token adds to the KV cache: K and V of every layer."""
-        return 2 * len(self.layers) * self.attention.kv_heads * self.attention.head_dim
+        """How many numbers each token adds to the KV cache: K and V of every layer that has its own."""
+        own = [layer.attention for layer in self.layers if layer.attention.kv_from is None]
+        return sum(2 * attention.kv_heads * attention.head_dim for attention in own)
 
 
 def for_context(spec: ModelSpec, context: int) -> ModelSpec:
@@ -199,9 +207,15 @@ def for_context(spec: ModelSpec, context: int) -> ModelSpec:
 
 
 def same_heads(spec: ModelSpec) -> bool:
-    """Return whether q, K and V have the same shapes in all layers, as the KV cache and its attention require."""
+    """Return whether q, K and V have the same shapes in all layers, as most kernels require."""
     attentions = [layer.attention for layer in spec.layers]
     return len({(attention.heads, attention.kv_heads, attention.head_dim) for attention in attentions}) == 1
+
+
+def kv_sources(spec: ModelSpec) -> list[int]:
+    """Return for each layer the index of the layer whose keys and values it reads: usually its own."""
+    given = [layer.attention.kv_from for layer in spec.layers]
+    return [index if source is None else source for index, source in enumerate(given)]
 
 
 def each_layer(spec: ModelSpec, change: Callable[[int, Layer], Layer]) -> ModelSpec:

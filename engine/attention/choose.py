@@ -92,18 +92,17 @@ def usable_backends(
 def make_backend(
     name: str,
     cache: KVCache,
-    groups: int,
     unusual: Layers = MappingProxyType({}),
 ) -> AttentionBackend:
-    """Return the backend `name` over `cache`; `groups` is the number of query heads per KV head.
+    """Return the backend `name` over `cache`; `unusual` has the layers whose attention is not plain softmax.
 
-    `unusual` has the layers whose attention is not plain softmax. flash does not support sinks.
+    flash does not support sinks.
     """
     if name == "flash":
-        return FlashBackend(cache, unusual, groups)
+        return FlashBackend(cache, unusual)
     if name == "triton":
-        return TritonBackend(cache, groups, unusual)
-    return SdpaBackend(cache, groups, unusual)
+        return TritonBackend(cache, unusual)
+    return SdpaBackend(cache, unusual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +190,8 @@ def _error(
     outs: list[Tensor] = []
     for backend_name, numbers in ((name, dtype), ("sdpa", torch.float32)):
         shape = (len(asked), 1 + len(blocks), BLOCK_SIZES[name], 2, head_dim)
-        cache = KVCache(*shape, numbers, device, kind=kind if kind in ("fp8", "int8") else "auto")
-        backend = make_backend(backend_name, cache, 2, unusual)
+        cache = KVCache.uniform(*shape, numbers, device, kind=kind if kind in ("fp8", "int8") else "auto")
+        backend = make_backend(backend_name, cache, unusual)
         found = []
         for spans, rows in zip(steps, (slice(0, 300), slice(300, 315)), strict=True):
             step = backend.plan(StepBatch(spans))

@@ -47,8 +47,8 @@ class FlashBackend:
 
     name = "flash"
 
-    def __init__(self, cache: KVCache, unusual: Layers = MappingProxyType({}), groups: int = 1) -> None:
-        """Set up for `groups` query heads per KV head; `unusual` has the layers that are not plain softmax.
+    def __init__(self, cache: KVCache, unusual: Layers = MappingProxyType({})) -> None:
+        """Set up; `unusual` has the layers that are not plain softmax.
 
         Raises ValueError for a block size that it cannot page, and whatever importing a broken package raises.
         """
@@ -56,9 +56,11 @@ class FlashBackend:
         if cache.block_size % PAGE:
             raise ValueError(f"flash-attn needs blocks of a multiple of {PAGE} rows, not {cache.block_size}")
         self._cache = cache
-        self._bytes = TritonBackend(cache, groups, unusual) if cache.row.is_quantized else None
+        self._bytes = TritonBackend(cache, unusual) if cache.row.is_quantized else None
         self._options = {index: _options(layer.spec) for index, layer in unusual.items()}
-        self._by_torch = cache.kv.is_cuda and torch.cuda.get_device_capability(cache.kv.device)[0] == HOPPER
+        self._by_torch = (
+            cache.device.type == "cuda" and torch.cuda.get_device_capability(cache.device)[0] == HOPPER
+        )
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
@@ -133,7 +135,7 @@ class _Paged:
         self._shape = (len(spans), spans[0].count)
         self._tables = block_tables(cache, spans)
         starts = torch.tensor([span.start for span in spans], dtype=torch.int32)
-        self._starts = starts.to(cache.kv.device, non_blocking=True)
+        self._starts = starts.to(cache.device, non_blocking=True)
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         pages = (-1, self._cache.block_size, *k.shape[1:])

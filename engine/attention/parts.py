@@ -32,7 +32,7 @@ class Parts:
 def expands(cache: KVCache, span: Span) -> bool:
     """Return whether a span may read all its rows as plain numbers. Beyond that, kernels decode tile by tile."""
     rows = span.stop - cache.first_seen(span.start)
-    numbers = 2 * rows * cache.row.heads * cache.row.dim
+    numbers = 2 * rows * max(row.heads * row.dim for row in cache.rows)
     return not cache.row.is_quantized or numbers * cache.dtype.itemsize <= EXPANDED_BYTES
 
 
@@ -52,12 +52,13 @@ class SpanRows:
         if len(runs) > 1:
             size = cache.block_size
             blocks = torch.tensor(span.blocks[self._first // size : -(-span.stop // size)])
-            self._read = blocks.to(cache.kv.device, non_blocking=True)
+            self._read = blocks.to(cache.device, non_blocking=True)
             self._write = span_slots(cache, (span,))
 
     def write(self, layer_index: int, k: Tensor, v: Tensor) -> None:
-        """Write K and V of the span itself, [count, Hkv, D] each."""
-        self._cache.write(layer_index, self._write, k, v)
+        """Write K and V of the span itself, [count, Hkv, D] each; without heads, nothing."""
+        if k.shape[1]:
+            self._cache.write(layer_index, self._write, k, v)
 
     def read(self, layer_index: int, window: int | None = None) -> tuple[Tensor, Tensor]:
         """Return K and V, [rows, Hkv, D] each, up to the span's last row, from the first row that any of it sees in
@@ -65,15 +66,17 @@ class SpanRows:
         blocks = 0
         if window is not None:
             blocks = max(self._span.start - (window - 1) - self._first, 0) // self._cache.block_size
-        return self._rows(self._cache.k[layer_index], blocks), self._rows(self._cache.v[layer_index], blocks)
+        cache = self._cache
+        k, v = (self._rows(layer_index, rows[layer_index], blocks) for rows in (cache.k, cache.v))
+        return k, v
 
-    def _rows(self, slots: Tensor, skipped: int) -> Tensor:
+    def _rows(self, layer: int, slots: Tensor, skipped: int) -> Tensor:
         size = self._cache.block_size
         if isinstance(self._read, slice):
-            return self._cache.read(slots[self._read][skipped * size :])
+            return self._cache.read(layer, slots[self._read][skipped * size :])
         pages = slots.view(-1, size, *slots.shape[1:])
         rows = self._span.stop - self._first - skipped * size
-        return self._cache.read(pages.index_select(0, self._read[skipped:]).flatten(0, 1)[:rows])
+        return self._cache.read(layer, pages.index_select(0, self._read[skipped:]).flatten(0, 1)[:rows])
 
 
 class WriteSpans:
@@ -105,7 +108,7 @@ def runs(batch: StepBatch, kinds: list[Kind]) -> Iterator[tuple[Kind, slice, tup
 def span_slots(cache: KVCache, spans: tuple[Span, ...]) -> Tensor:
     """Return the slots of the rows that spans compute, int64 [T]."""
     slots = [cache.every_slot(span.blocks, span.start, span.stop) for span in spans]
-    return torch.cat(slots).to(cache.kv.device, non_blocking=True)
+    return torch.cat(slots).to(cache.device, non_blocking=True)
 
 
 def ends(cache: KVCache, spans: tuple[Span, ...]) -> tuple[Tensor, Tensor]:
@@ -118,7 +121,7 @@ def ends(cache: KVCache, spans: tuple[Span, ...]) -> tuple[Tensor, Tensor]:
     both = torch.zeros(2, -(-count // 4) * 4, dtype=torch.int32)
     both[0, 1:count] = torch.tensor([span.count for span in spans]).cumsum(0)
     both[1, 1:count] = torch.tensor([span.stop for span in spans]).cumsum(0)
-    q_ends, k_ends = both.to(cache.kv.device, non_blocking=True)[:, :count]
+    q_ends, k_ends = both.to(cache.device, non_blocking=True)[:, :count]
     return q_ends, k_ends
 
 
@@ -127,4 +130,4 @@ def block_tables(cache: KVCache, spans: tuple[Span, ...]) -> Tensor:
     tables = [span.blocks[: -(-span.stop // cache.block_size)] for span in spans]
     longest = max(map(len, tables))
     padded = [blocks + (0,) * (longest - len(blocks)) for blocks in tables]
-    return torch.tensor(padded, dtype=torch.int32).to(cache.kv.device, non_blocking=True)
+    return torch.tensor(padded, dtype=torch.int32).to(cache.device, non_blocking=True)

@@ -28,7 +28,7 @@ class _Plan:
     read: list[slice]
     """The slots of all rows that any row of the span may see, as contiguous runs."""
     mask: Tensor | None
-    """[groups * count, rows] to add to the scores; None if nothing is hidden, or if `causal` hides it."""
+    """[count, rows] to add to the scores; None if nothing is hidden, or if `causal` hides it."""
     causal: bool
     """Whether there is no cached prefix, so that attention is plainly causal."""
 
@@ -38,15 +38,14 @@ class SdpaBackend:
 
     name = "sdpa"
 
-    def __init__(self, cache: KVCache, groups: int, unusual: Layers = MappingProxyType({})) -> None:
-        """Attend with `groups` query heads per KV head; `unusual` has the layers that are not plain softmax."""
+    def __init__(self, cache: KVCache, unusual: Layers = MappingProxyType({})) -> None:
+        """Attend in the layers of `cache`; `unusual` has those that are not plain softmax."""
         self._cache = cache
-        self._groups = groups
         self._unusual = unusual
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
-        if self._cache.kv.device.type == "cuda" and not self._unusual:
+        if self._cache.device.type == "cuda" and not self._unusual:
             return gpu_step(self._cache, batch)
         plans = [self._plan(span, tokens) for tokens, span in places(batch)]
         return _SdpaStep(self._cache, plans, self._unusual)
@@ -69,7 +68,7 @@ class SdpaBackend:
     def _mask(self, span: Span) -> Tensor:
         # Aligned at the lower right: row i of the span sees the whole prefix, and the span up to itself.
         hidden = torch.full((span.count, span.stop), float("-inf"), dtype=self._cache.dtype)
-        return hidden.triu_(span.start + 1).repeat(self._groups, 1).to(self._cache.k.device)
+        return hidden.triu_(span.start + 1).to(self._cache.device)
 
 
 class _SdpaStep:
@@ -91,13 +90,13 @@ class _SdpaStep:
 def _attend(
     plan: _Plan, q: Tensor, k: Tensor, v: Tensor, cache: KVCache, layer: int, rule: Unusual | None
 ) -> Tensor:
-    """Attend with q [t, Hq, D], k and v [t, Hkv, D]; return [t, Hq, D]."""
-    for slots, tokens in plan.write:
+    """Attend with q [t, Hq, D], k and v [t, Hkv or 0, D]; return [t, Hq, D]."""
+    for slots, tokens in plan.write if k.shape[1] else ():
         cache.write(layer, slots, k[tokens], v[tokens])
-    if plan.causal and rule is None and cache.keeps_exactly:
+    if plan.causal and rule is None and cache.keeps_exactly and k.shape[1]:
         seen_k, seen_v = (x.transpose(0, 1).unsqueeze(0) for x in (k, v))
     else:
-        seen_k, seen_v = (_rows(cache, x[layer], plan.read) for x in (cache.k, cache.v))
+        seen_k, seen_v = (_rows(cache, layer, x[layer], plan.read) for x in (cache.k, cache.v))
     if rule is not None:
         return rule.attend(q, seen_k[0].transpose(0, 1), seen_v[0].transpose(0, 1))
     if plan.causal:
@@ -105,13 +104,16 @@ def _attend(
         out = F.scaled_dot_product_attention(q, seen_k, seen_v, is_causal=True, enable_gqa=True)
         return out.squeeze(0).transpose(0, 1)
     count, heads, dim = q.shape
-    kv_heads = k.shape[1]
+    kv_heads = seen_k.shape[1]
+    mask = plan.mask
+    if mask is not None:
+        mask = mask.repeat(heads // kv_heads, 1)
     # [t, Hkv, G, D] -> [1, Hkv, G * t, D]
     folded = q.reshape(count, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, dim)
-    if plan.mask is not None and count <= SHORT and q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        out = _attend_short(folded, seen_k, seen_v, plan.mask)
+    if mask is not None and count <= SHORT and q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        out = _attend_short(folded, seen_k, seen_v, mask)
     else:
-        out = F.scaled_dot_product_attention(folded, seen_k, seen_v, attn_mask=plan.mask)
+        out = F.scaled_dot_product_attention(folded, seen_k, seen_v, attn_mask=mask)
     return out.view(kv_heads, -1, count, dim).permute(2, 0, 1, 3).reshape(count, heads, dim)
 
 
@@ -124,7 +126,7 @@ def _attend_short(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.matmul(torch.softmax(scores.add_(mask), -1).to(v.dtype), v)
 
 
-def _rows(cache: KVCache, stored: Tensor, runs: list[slice]) -> Tensor:
-    """Return the rows in `runs` of K or V as [1, Hkv, rows, D]: a view if they are contiguous, else gathered."""
+def _rows(cache: KVCache, layer: int, stored: Tensor, runs: list[slice]) -> Tensor:
+    """Return the rows in `runs` of a layer's K or V, [1, Hkv, rows, D]: a view if contiguous, else gathered."""
     rows = stored[runs[0]] if len(runs) == 1 else torch.cat([stored[run] for run in runs])
-    return cache.read(rows).transpose(0, 1).unsqueeze(0)
+    return cache.read(layer, rows).transpose(0, 1).unsqueeze(0)

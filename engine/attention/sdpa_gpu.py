@@ -21,7 +21,7 @@ def has_gqa(cache: KVCache) -> bool:
     """Return whether torch has a fast kernel for fewer KV heads than query heads: only its FlashAttention has."""
     if cache.dtype not in (torch.bfloat16, torch.float16):
         return False
-    return torch.cuda.get_device_capability(cache.kv.device) >= FULL_SPEED
+    return torch.cuda.get_device_capability(cache.device) >= FULL_SPEED
 
 
 class GpuSpan:
@@ -40,7 +40,7 @@ class GpuSpan:
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `models.reference.attention.Attention`."""
         self._rows.write(layer_index, k, v)
-        if self._reads:
+        if self._reads or not k.shape[1]:
             k, v = self._rows.read(layer_index)
         if self._span.count == 1:
             return _one_token(q, k, v)

@@ -31,15 +31,15 @@ class TritonBackend:
 
     name = "triton"
 
-    def __init__(self, cache: KVCache, groups: int, unusual: Layers = MappingProxyType({})) -> None:
-        """Attend with `groups` query heads per KV head; `unusual` has the layers that are not plain softmax."""
+    def __init__(self, cache: KVCache, unusual: Layers = MappingProxyType({})) -> None:
+        """Attend in the layers of `cache`; `unusual` has those that are not plain softmax."""
         import engine.kernels.triton.paged_attention
         import engine.kernels.triton.prompt_attention  # noqa: F401 - import it now rather than in the first step
 
         self._cache = cache
         self._unusual = unusual
         self._has_plain = len(unusual) < len(cache.k)
-        self._long = SdpaBackend(cache, groups)
+        self._long = SdpaBackend(cache)
         self.tile: Tile | None = None
         """How spans of any length are tiled; None: the default. Set it before the first step."""
 
@@ -101,7 +101,7 @@ class _Ragged:
             self.q_ends,
             self.k_ends,
             self.tables,
-            kv_heads=self.cache.row.heads,
+            kv_heads=self.cache.rows[layer_index].heads,
             block_size=self.cache.block_size,
             most_tokens=self.most_tokens,
             **self.cache.told(layer_index),
@@ -134,7 +134,7 @@ class PagedStep:
             self.cache.v[layer_index],
             self.spans,
             self.tables,
-            kv_heads=self.cache.row.heads,
+            kv_heads=self.cache.rows[layer_index].heads,
             block_size=self.cache.block_size,
             most_tokens=self.most_tokens,
             most_rows=self.most_rows,
@@ -147,7 +147,7 @@ def _paged_step(cache: KVCache, spans: tuple[Span, ...]) -> PagedStep:
     return PagedStep(
         cache,
         WriteSpans(cache, spans),
-        torch.tensor(given, dtype=torch.int32).to(cache.kv.device, non_blocking=True),
+        torch.tensor(given, dtype=torch.int32).to(cache.device, non_blocking=True),
         block_tables(cache, spans),
         most_tokens=max(span.count for span in spans),
         most_rows=max(span.stop for span in spans),

@@ -1,9 +1,10 @@
 """The host memory behind the slots of `engine/cache/offload.py`, and whether bringing blocks back pays."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from threading import Thread
 from time import perf_counter
 from typing import Any
@@ -36,12 +37,12 @@ class HostKV:
     the order in which they are requested, and nothing waits for them.
     """
 
-    def __init__(self, kv: Tensor, block_size: int, most_bytes: int) -> None:
-        """`kv` is the cache [2, layers, slots, ...]; at most `most_bytes` of host memory are used."""
-        self._kv = kv
+    def __init__(self, parts: Sequence[Tensor], block_size: int, most_bytes: int) -> None:
+        """`parts` are those of the cache, each [2, layers, slots, ...]; at most `most_bytes` of memory are used."""
+        self._parts = parts
         self._size = block_size
-        self._shape = (*kv.shape[:2], block_size, *kv.shape[3:])
-        self.block_bytes = kv[:, :, :block_size].nbytes
+        self._device = parts[0].device
+        self.block_bytes = sum(part[:, :, :block_size].nbytes for part in parts)
         self._most = most_bytes // self.block_bytes
         self._each = max(PIECE_BYTES // self.block_bytes, 1)
         self._pieces: list[Tensor] = []
@@ -49,7 +50,7 @@ class HostKV:
         """Blocks in all pieces, including those in `_ready`."""
         self._ready: deque[Tensor] = deque()
         """Pieces that are pinned but not used yet."""
-        self._pinned = kv.device.type == "cuda"
+        self._pinned = self._device.type == "cuda"
         self._pinning = Thread()
         self._over = False
         self._staging: Tensor | None = None
@@ -88,7 +89,7 @@ class HostKV:
         """Allocate the staging block of a GPU; return whether there is room for it."""
         if self._pinned and self._staging is None:
             try:
-                self._staging = torch.empty(self._shape, dtype=self._kv.dtype, device=self._kv.device)
+                self._staging = torch.empty(self.block_bytes, dtype=torch.uint8, device=self._device)
             except RuntimeError:
                 return False
         return True
@@ -106,7 +107,7 @@ class HostKV:
             if self._ready:
                 self._pieces.append(self._ready.popleft())
             else:
-                self._pieces.append(torch.empty((self._each, *self._shape), dtype=self._kv.dtype))
+                self._pieces.append(torch.empty((self._each, self.block_bytes), dtype=torch.uint8))
 
     @property
     def _is_far_ahead(self) -> bool:
@@ -114,7 +115,7 @@ class HostKV:
         return self._over or enough or self._taken >= self._most
 
     def _pin_ahead(self) -> None:
-        with on_device(self._kv.device):
+        with on_device(self._device):
             while not self._is_far_ahead and (piece := self._take()) is not None:
                 self._ready.append(piece)
 
@@ -125,7 +126,7 @@ class HostKV:
             return None
         try:
             # Writing to it first makes the system find the pages without holding up the device.
-            piece = torch.empty((count, *self._shape), dtype=self._kv.dtype).zero_()
+            piece = torch.empty((count, self.block_bytes), dtype=torch.uint8).zero_()
             refused = self._pinned and not pin(piece)
         except (RuntimeError, MemoryError):
             refused = True
@@ -138,32 +139,41 @@ class HostKV:
     def carry_out(self, copy: Offload | Restore) -> None:
         """Copy all rows of a block from or to host memory."""
         self.tell(copy)
-        block = self._kv[:, :, copy.block * self._size : (copy.block + 1) * self._size]
+        first = copy.block * self._size
+        block = [part[:, :, first : first + self._size] for part in self._parts]
         piece, place = divmod(copy.slot, self._each)
         self._take_until(piece)
         host = self._pieces[piece][place]
         if isinstance(copy, Restore):
-            self._copy(host, block)
+            self._restore(host, block)
             return
-        self._copy(block, host)
+        self._offload(block, host)
         if self._staging is not None and self.costs.brought is None:
             self._measure(host, block)
 
-    def _copy(self, source: Tensor, target: Tensor) -> None:
-        # A block lies in 2 * layers parts. Gathered on the device, they cross the bus in one copy.
-        if self._staging is not None:
-            source = self._staging.copy_(source, non_blocking=True)
-        target.copy_(source, non_blocking=True)
+    # A block lies in 2 * layers places of each part. Gathered on the device, they cross the bus in one copy.
 
-    def _measure(self, host: Tensor, block: Tensor) -> None:
+    def _offload(self, block: Sequence[Tensor], host: Tensor) -> None:
+        staged = host if self._staging is None else self._staging
+        for part, rows in zip(split(staged, block), block, strict=True):
+            part.copy_(rows, non_blocking=True)
+        if staged is not host:
+            host.copy_(staged, non_blocking=True)
+
+    def _restore(self, host: Tensor, block: Sequence[Tensor]) -> None:
+        staged = host if self._staging is None else self._staging.copy_(host, non_blocking=True)
+        for part, rows in zip(split(staged, block), block, strict=True):
+            rows.copy_(part, non_blocking=True)
+
+    def _measure(self, host: Tensor, block: Sequence[Tensor]) -> None:
         """Measure the seconds to bring back a token, using the block just offloaded; once, in some milliseconds."""
         times = []
         for _ in range(3):
-            wait_for(self._kv.device)
+            wait_for(self._device)
             began = perf_counter()
             for _ in range(4):
-                self._copy(host, block)
-            wait_for(self._kv.device)
+                self._restore(host, block)
+            wait_for(self._device)
             times.append((perf_counter() - began) / 4)
         self.costs.brought = min(times) / self._size
 
@@ -185,16 +195,23 @@ class HostKV:
             self._pinning.join()
         if self._staging is not None:
             with suppress(RuntimeError):  # a device that has failed copies nothing more
-                wait_for(self._kv.device)
+                wait_for(self._device)
         if self._pinned:
             cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            with on_device(self._kv.device):
+            with on_device(self._device):
                 for piece in [*self._pieces, *self._ready]:
                     if piece.is_pinned():
                         cudart.cudaHostUnregister(piece.data_ptr())
         self._pieces.clear()
         self._ready.clear()
         self._taken = self._most = 0
+
+
+def split(data: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return a block stored as uint8 [bytes] as tensors of the shapes and dtypes of `like`, which lie side by side."""
+    ends = list(accumulate((part.nbytes for part in like), initial=0))
+    own = [data[start:end] for start, end in pairwise(ends)]
+    return [rows.view(part.dtype).view(part.shape) for rows, part in zip(own, like, strict=True)]
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.cache.blocks import Copy, RowCopy
 from engine.cache.host_memory import HostKV
-from engine.cache.kv_rows import kv_row
+from engine.cache.kv_rows import KVRow, kv_row
 from engine.cache.window import Window
 from engine.kernels.on_gpu import triton_problem
 
@@ -21,71 +21,140 @@ Runs = Sequence[tuple[int, int]]
 class KVCache:
     """K and V of every layer in slots; block b holds the slots from b * block_size on.
 
-    `kv` has shape [2, layers, num_blocks * block_size, *row], where `row` is (num_kv_heads, head_dim), or the bytes of
-    a quantised row (`KVRow`); `k` and `v` are its two halves. Code that cannot read quantised bytes uses `write` and
-    `read`. The memory is allocated once and never grows. With a window, one more block of zeros follows: the blank
-    block, which stands in block tables for the blocks that a sequence has released.
+    Layers whose rows have the same format share one of the `parts`, each [2, layers, slots, *row], where `row` is
+    (num_kv_heads, head_dim), or the bytes of a quantised row (`KVRow`). `k[layer]` and `v[layer]` are the rows of a
+    layer, [slots, *row]; a layer without rows of its own has those of the layer that it reads. Code that cannot read
+    quantised bytes uses `write` and `read`. The memory is allocated once and never grows. With a window, one more block
+    of zeros follows: the blank block, which stands in block tables for the blocks that a sequence has released.
     """
 
     def __init__(
         self,
-        num_layers: int,
+        rows: Sequence[KVRow],
         num_blocks: int,
         block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
         window: Window | None = None,
-        kind: str = "auto",
+        sources: Sequence[int] | None = None,
+        is_free: bool = True,
     ) -> None:
-        """`dtype` is the dtype in which the model computes; `kind` and the errors are those of `kv_row`."""
+        """`rows` has the format of each layer's rows, `sources` the layer whose rows each layer reads (None: its own).
+
+        `dtype` is the dtype in which the model computes. `is_free` says that the format may change (`hold_as`).
+        """
         slots = (num_blocks + (window is not None)) * block_size
         self.block_size = block_size
         self.dtype = dtype
-        self.row = kv_row(kind, num_kv_heads, head_dim, dtype, device)
-        self.is_free = kind == "auto"
-        """Whether the format was left open ("auto"), so `hold_as` may change it."""
-        self.kv = torch.empty((2, num_layers, slots, *self.row.shape), dtype=self.row.stored, device=device)
+        self.device = device
+        self.rows = list(rows)
+        self.is_free = is_free
+        self._sources = list(sources or range(len(rows)))
+        owners = [layer for layer, source in enumerate(self._sources) if layer == source]
+        self._layers = [
+            [i for i in owners if rows[i] == row] for row in dict.fromkeys(rows[i] for i in owners)
+        ]
+        """The layers of each part."""
+        self.parts = [
+            torch.empty(
+                (2, len(layers), slots, *rows[layers[0]].shape), dtype=rows[layers[0]].stored, device=device
+            )
+            for layers in self._layers
+        ]
         self._by_kernel = device.type == "cuda" and triton_problem(device) is None
         self._window = window
         if window is not None:
-            self.kv[:, :, num_blocks * block_size :] = 0
-        self.k, self.v = self.kv.unbind()
+            for part in self.parts:
+                part[:, :, num_blocks * block_size :] = 0
+        self._point()
         self.host: HostKV | None = None
         """The host memory for evicted blocks."""
         self.tell: Callable[[Runs, Runs], None] = lambda source, target: None
         """Called before rows are copied, so that the other processes of a divided model copy theirs, too."""
 
+    @classmethod
+    def uniform(
+        cls,
+        layers: int,
+        num_blocks: int,
+        block_size: int,
+        heads: int,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        window: Window | None = None,
+        kind: str = "auto",
+    ) -> "KVCache":
+        """Return a cache whose layers all have rows of the same format. `kind` and the errors are those of `kv_row`."""
+        rows = [kv_row(kind, heads, dim, dtype, device)] * layers
+        return cls(rows, num_blocks, block_size, dtype, device, window, is_free=kind == "auto")
+
+    def _point(self) -> None:
+        """Set `k` and `v` to the rows of each layer."""
+        own = {
+            layer: part[:, index]
+            for part, layers in zip(self.parts, self._layers, strict=True)
+            for index, layer in enumerate(layers)
+        }
+        self.k = [own[source][0] for source in self._sources]
+        self.v = [own[source][1] for source in self._sources]
+
+    @property
+    def row(self) -> KVRow:
+        """The format of the first layer's rows: that of all layers, except for the heads if they differ."""
+        return self.rows[0]
+
+    @property
+    def kv(self) -> Tensor:
+        """The rows of all layers [2, layers, slots, *row], if all have the same format."""
+        (only,) = self.parts
+        return only
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the cache in bytes."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def token_bytes(self) -> int:
+        """The bytes that a token takes in all layers."""
+        return sum(part[:, :, 0].nbytes for part in self.parts)
+
+    def block(self, id: int) -> list[Tensor]:
+        """Return the rows of a block in each part, [2, layers, block_size, *row]."""
+        return [part[:, :, id * self.block_size : (id + 1) * self.block_size] for part in self.parts]
+
     def hold_as(self, dtype: torch.dtype) -> None:
         """Store plain numbers of another dtype of the same size from now on. What is stored becomes meaningless."""
-        self.row = replace(self.row, dtype=dtype)
-        self.kv = self.kv.view(dtype)
-        self.k, self.v = self.kv.unbind()
+        self.rows = [replace(row, dtype=dtype) for row in self.rows]
+        self.parts = [part.view(dtype) for part in self.parts]
+        self._point()
 
     def write(self, layer: int, at: slice | Tensor, k: Tensor, v: Tensor) -> None:
         """Write K and V [n, num_kv_heads, head_dim] into n slots: a slice, or int64 [n]."""
-        if self.row.is_quantized and self.kv.device.type == "cuda":
+        row = self.rows[layer]
+        if row.is_quantized and self.device.type == "cuda":
             from engine.kernels.triton.kv_rows import write_rows
 
             if isinstance(at, slice):
-                at = torch.arange(at.start, at.stop, device=self.kv.device)
+                at = torch.arange(at.start, at.stop, device=self.device)
             write_rows((self.k[layer], self.v[layer]), self.told(layer), at, k, v)
             return
         for rows, given in ((self.k[layer], k), (self.v[layer], v)):
             if isinstance(at, slice):
-                rows[at] = self.row.encode(given)
+                rows[at] = row.encode(given)
             else:
-                rows.index_copy_(0, at, self.row.encode(given))
+                rows.index_copy_(0, at, row.encode(given))
 
-    def read(self, rows: Tensor) -> Tensor:
-        """Return rows [n, *row] of `k` or `v` as numbers [n, num_kv_heads, head_dim] in `dtype`."""
-        if self.row.is_quantized and self.kv.device.type == "cuda":
+    def read(self, layer: int, rows: Tensor) -> Tensor:
+        """Return rows [n, *row] of a layer's `k` or `v` as numbers [n, num_kv_heads, head_dim] in `dtype`."""
+        row = self.rows[layer]
+        if row.is_quantized and self.device.type == "cuda":
             from engine.kernels.triton.kv_rows import read_rows
 
-            out = torch.empty((len(rows), self.row.heads, self.row.dim), dtype=self.dtype, device=rows.device)
-            return read_rows(rows, self.row.scales(rows), out, self.row.is_fp8)
-        return self.row.decode(rows, self.dtype)
+            out = torch.empty((len(rows), row.heads, row.dim), dtype=self.dtype, device=rows.device)
+            return read_rows(rows, row.scales(rows), out, row.is_fp8)
+        return row.decode(rows, self.dtype)
 
     @property
     def keeps_exactly(self) -> bool:
@@ -94,10 +163,11 @@ class KVCache:
 
     def told(self, layer: int) -> dict[str, Any]:
         """Return the kernel arguments that describe rows in addition to `k` and `v`: none for plain rows."""
-        if not self.row.is_quantized:
+        row = self.rows[layer]
+        if not row.is_quantized:
             return {}
-        scales = {"k_scales": self.row.scales(self.k[layer]), "v_scales": self.row.scales(self.v[layer])}
-        return {**scales, "ROW": self.row.nbytes, "FP8": self.row.is_fp8}
+        scales = {"k_scales": row.scales(self.k[layer]), "v_scales": row.scales(self.v[layer])}
+        return {**scales, "ROW": row.nbytes, "FP8": row.is_fp8}
 
     def first_seen(self, row: int) -> int:
         """Return the first row of the first block that rows from `row` on see. It depends on `row` alone."""
@@ -140,19 +210,19 @@ class KVCache:
         """
         self.tell(source, target)
         (first, end), (to, last) = source[0], target[0]
-        if len(source) == len(target) == 1 and end - first == last - to and self.kv.device.type == "cpu":
-            self.kv[:, :, to:last] = self.kv[:, :, first:end]  # slices are faster on a CPU
+        if len(source) == len(target) == 1 and end - first == last - to and self.device.type == "cpu":
+            for part in self.parts:
+                part[:, :, to:last] = part[:, :, first:end]  # slices are faster on a CPU
             return
         sources, targets = _indices(source), _indices(target)
         if sources.numel() != targets.numel():
             raise ValueError(f"{sources.numel()} rows do not fit into {targets.numel()}")
-        slots = torch.stack((sources, targets)).to(self.kv.device, non_blocking=True)
+        slots = torch.stack((sources, targets)).to(self.device, non_blocking=True)
+        copy = copy_rows_reference
         if self._by_kernel:
-            from engine.kernels.triton.copy_rows import copy_rows
-
-            copy_rows(self.kv, slots)
-        else:
-            copy_rows_reference(self.kv, slots)
+            from engine.kernels.triton.copy_rows import copy_rows as copy
+        for part in self.parts:
+            copy(part, slots)
 
 
 def copy_rows_reference(kv: Tensor, slots: Tensor) -> None:

@@ -106,9 +106,17 @@ class KVRow:
 
 def token_bytes(spec: ModelSpec, dtype: torch.dtype, kind: str = "auto") -> int:
     """Return the bytes of KV cache that a token takes in all layers, for a model that computes in `dtype`."""
-    heads = spec.attention
-    row = kv_row(kind, heads.kv_heads, heads.head_dim, dtype, torch.device("cpu"))
-    return 2 * len(spec.layers) * row.nbytes
+    rows = layer_rows(spec, dtype, torch.device("cpu"), kind)
+    own = [layer.attention.kv_from is None for layer in spec.layers]
+    return 2 * sum(row.nbytes for row, is_own in zip(rows, own, strict=True) if is_own)
+
+
+def layer_rows(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kind: str = "auto") -> list[KVRow]:
+    """Return the format of each layer's rows, for a model that computes in `dtype`. Raises as `kv_row` does."""
+    return [
+        kv_row(kind, layer.attention.kv_heads, layer.attention.head_dim, dtype, device)
+        for layer in spec.layers
+    ]
 
 
 def kv_row(kind: str, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> KVRow:

@@ -59,8 +59,11 @@ NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET})
 DIVIDED = "it is divided among several processes"
 """Why kernels that know nothing of other ranks do not compute a network, as the middle of a sentence."""
 
-PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
-"""Features a network may have whose attention is a plain softmax over all preceding rows."""
+ONE_ROW_FORMAT = frozenset(Feature) - {Feature.MIXED_HEADS, Feature.SHARED_KV}
+"""Features a network may have whose layers all have rows of their own in the KV cache, of the same format."""
+
+PLAIN_ATTENTION = ONE_ROW_FORMAT - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
+"""Features a network may have whose attention is a plain softmax over all preceding rows, the same in all layers."""
 
 
 def lacking(spec: ModelSpec, supported: frozenset[Feature]) -> str | None:

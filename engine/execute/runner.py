@@ -91,7 +91,7 @@ class Runner:
         if reason is None:
             self.pool = pool or Pool(threads)
             self._native = _native_decoder(network, cache, self.pool)
-            self._interleaving = Interleaving(self._native, cache.kv.nbytes)
+            self._interleaving = Interleaving(self._native, cache.nbytes)
         elif network.is_quantized and products.problem() is None:
             self.pool = pool or Pool(threads)
             self._model = Reference(network, products.NativeProduct(network, self.pool), peers=self._peers)

@@ -75,7 +75,7 @@ def size_up(
 
     def plan_with(rows: int, beside: int) -> KVPlan:
         return plan_kv(
-            2 * len(spec.layers) * row.nbytes + beside,
+            token_bytes(spec, network.dtype, options.kv_dtype) + beside,
             block_size,
             free,
             network.positions,

@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 import torch
 from torch import Tensor
 
+from engine.cache.host_memory import split
 from engine.store.digests import Digest
 from engine.store.folder import Folder
 from engine.store.readers import Readers
@@ -56,10 +57,9 @@ class Buffers:
         """Return a buffer. `StagingBuffer.wait` waits for the copies that were noted in it."""
         self._free.put(slot)
 
-    def block(self, slot: StagingBuffer, place: int, like: Tensor) -> Tensor:
-        """Return block `place` of a buffer as a tensor of the shape and dtype of `like`."""
-        data = slot.memory[place * self.block_bytes : (place + 1) * self.block_bytes]
-        return data.view(like.dtype).view(like.shape)
+    def block(self, slot: StagingBuffer, place: int, like: Sequence[Tensor]) -> list[Tensor]:
+        """Return block `place` of a buffer as tensors of the shapes and dtypes of `like`."""
+        return split(slot.memory[place * self.block_bytes : (place + 1) * self.block_bytes], like)
 
     def read(self, folder: Folder, digests: Sequence[Digest]) -> Generator[tuple[StagingBuffer, int]]:
         """Yield buffers with the blocks of `digests`, in order, and the number of blocks in each.

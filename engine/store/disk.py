@@ -61,7 +61,7 @@ class DiskTier:
         self._cache = cache
         self._blocks = blocks
         self._post = post
-        self._buffers = Buffers(cache.kv[:, :, : blocks.block_size].nbytes, cache.kv.device)
+        self._buffers = Buffers(sum(rows.nbytes for rows in cache.block(0)), cache.device)
         self._root = b""
         self._folder: Folder | None = None
         """None until it has been scanned, and once it is of no use."""
@@ -200,18 +200,18 @@ class DiskTier:
         slot = self._buffers.take_now()
         if slot is None:
             return False
-        rows = self._cache.kv[:, :, block.id * self._size : (block.id + 1) * self._size]
-        held = self._buffers.block(slot, 0, rows)
         try:
-            # Gathered on the GPU, they cross the bus in one copy.
-            whole = torch.empty_like(held, device=rows.device) if rows.is_cuda else held
-            whole.copy_(rows)[:, :, count:] = 0
-            if whole is not held:
-                held.copy_(whole, non_blocking=True)
+            stored = self._cache.block(block.id)
+            for rows, held in zip(stored, self._buffers.block(slot, 0, stored), strict=True):
+                # Gathered on the GPU, they cross the bus in one copy.
+                whole = torch.empty_like(held, device=rows.device) if rows.is_cuda else held
+                whole.copy_(rows)[:, :, count:] = 0
+                if whole is not held:
+                    held.copy_(whole, non_blocking=True)
         except RuntimeError:  # the device has no room for `whole`
             self._buffers.give(slot)
             return False
-        slot.note_copy(rows.device)
+        slot.note_copy(self._cache.device)
         self._writing += 1
         self._tasks.put(partial(self._write, folder, owner, digest, slot, count))
         return True
@@ -268,7 +268,7 @@ class DiskTier:
         `until` is as in `request_write` and `idle` as in `BlockManager.reserve`; `wanted` says whether the caller
         still waits. Blocks that are already being read are not read twice.
         """
-        is_long = len(keys) >= WORTH_WAITING[self._cache.kv.device.type]
+        is_long = len(keys) >= WORTH_WAITING[self._cache.device.type]
         if self._early is not None and (idle or is_long):
             self._early.append(lambda: self.bring(keys, until, idle, wanted, then))
             return
@@ -378,16 +378,16 @@ class DiskTier:
             rows = min(size, len(restore.keys) - table.length)
             try:
                 self._blocks.reserve(table, rows, restore.idle)
-                at = table.blocks[table.length // size] * size
-                target = self._cache.kv[:, :, at : at + size]
-                target.copy_(self._buffers.block(slot, place, target), non_blocking=True)
+                targets = self._cache.block(table.blocks[table.length // size])
+                for target, held in zip(targets, self._buffers.block(slot, place, targets), strict=True):
+                    target.copy_(held, non_blocking=True)
             except Exception:  # noqa: BLE001 - no room, or a failed copy: the rest is computed
                 restore.is_over = True
                 break
             self._blocks.commit(table, restore.keys[table.length : table.length + rows])
             self.restored += rows
             restore.rows += rows
-        slot.note_copy(self._cache.kv.device)
+        slot.note_copy(self._cache.device)
         self._buffers.give(slot)
 
     def _end(self, restore: RestoreRequest, too_slow: bool = False) -> None:

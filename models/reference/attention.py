@@ -11,6 +11,8 @@ class Attention(Protocol):
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v into the cache of this layer and attend with q.
 
+        If the layer reads the rows of another layer (`kv_from` of its spec), k and v have no heads: [T, 0, head_dim].
+
         q is [T, num_attention_heads, head_dim]; k and v are [T, num_key_value_heads, head_dim]; all are in the model's
         dtype, and q and k are already normed and rotated. They may be views of one tensor that the next layer does not
         reuse. Scale, window and other parameters are those of the layer's spec. Returns

@@ -160,7 +160,7 @@ class Decoder:
     ) -> Tensor:
         heads = self._linear(weights.qkv, x).view(x.shape[0], -1, spec.head_dim)
         # q and k lie side by side in the packed projection, so that one pass norms and rotates both.
-        count = spec.heads + spec.kv_heads
+        count = spec.heads + spec.own_kv_heads
         qk = heads[:, :count]
         if spec.head_norm is not None:
             assert weights.head_norm is not None
@@ -175,7 +175,7 @@ class Decoder:
         """Norm q and k heads [T, heads, head_dim], either each head, or all of q and all of k; the shape is kept."""
         if not spec.norms_all_heads:
             return _norm(norm, NormWeights(weight), qk)
-        sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim]
+        sizes = [spec.heads * spec.head_dim, spec.own_kv_heads * spec.head_dim]
         q, k = torch.split(qk.flatten(1), sizes, -1)
         squares = None if self._peers is None else self._mean_squares(index, q, k)
         parts = zip((q, k), torch.split(weight, sizes), squares or (None, None), strict=True)

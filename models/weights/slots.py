@@ -125,14 +125,16 @@ def _layer(layer: Layer, hidden: int) -> Iterator[Slot]:
 
 def _attention(spec: Attention, hidden: int) -> Iterator[Slot]:
     dim = spec.head_dim
-    q, kv = spec.heads * dim, spec.kv_heads * dim
-    yield from _linear("qkv", {"q": q, "k": kv, "v": kv}, hidden, spec.qkv_bias)
+    q, kv = spec.heads * dim, spec.own_kv_heads * dim
+    yield from _linear("qkv", {"q": q, "k": kv, "v": kv} if kv else {"q": q}, hidden, spec.qkv_bias)
     if spec.head_norm is not None and spec.norms_all_heads:
         yield Slot("q_norm", "weight", "head_norm.weight", 0, q, (q,))
-        yield Slot("k_norm", "weight", "head_norm.weight", q, kv, (kv,))
+        if kv:
+            yield Slot("k_norm", "weight", "head_norm.weight", q, kv, (kv,))
     elif spec.head_norm is not None:
         yield Slot("q_norm", "weight", "head_norm.weight", 0, spec.heads, (dim,), True)
-        yield Slot("k_norm", "weight", "head_norm.weight", spec.heads, spec.kv_heads, (dim,), True)
+        if kv:
+            yield Slot("k_norm", "weight", "head_norm.weight", spec.heads, spec.own_kv_heads, (dim,), True)
     if spec.sinks:
         yield Slot("sinks", "weight", "sinks", 0, spec.heads, (spec.heads,))
     yield from _linear("out", {"out": hidden}, q, spec.out_bias)

@@ -62,7 +62,7 @@ def case(
     needed = [-(-(start + count) // block_size) for start, count in spans]
     total = sum(needed) + 3
     ids = torch.randperm(total, generator=random).tolist() if scattered else list(range(1, total))
-    cache = KVCache(2, total, block_size, kv_heads, dim, dtype, torch.device(device), window)
+    cache = KVCache.uniform(2, total, block_size, kv_heads, dim, dtype, torch.device(device), window)
     cache.kv[:, :, : total * block_size] = float("nan")
     batch: list[Span] = []
     parts: list[list[Tensor]] = []
@@ -73,7 +73,7 @@ def case(
         k, v = (torch.randn(rows, kv_heads, dim, generator=random).to(device, dtype) for _ in range(2))
         first = cache.first_seen(start)
         slots = [table[row // block_size] * block_size + row % block_size for row in range(first, start)]
-        cache.k[1, slots], cache.v[1, slots] = k[first:start], v[first:start]
+        cache.k[1][slots], cache.v[1][slots] = k[first:start], v[first:start]
         gone = first // block_size
         batch.append(Span((total,) * gone + table[gone:], start, count))
         parts.append([q, k[start:], v[start:], plain(q, k, v, sinks=layer.sinks, **asked_of(layer))])

@@ -36,9 +36,8 @@ def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def cache(dtype: torch.dtype) -> KVCache:
-    made = KVCache(LAYERS, 16, BLOCK, KV_HEADS, DIM, dtype, torch.device("cpu"))
-    made.k.fill_(float("nan"))  # whatever is read before it is written shows
-    made.v.fill_(float("nan"))
+    made = KVCache.uniform(LAYERS, 16, BLOCK, KV_HEADS, DIM, dtype, torch.device("cpu"))
+    made.kv.fill_(float("nan"))  # whatever is read before it is written shows
     return made
 
 
@@ -50,7 +49,7 @@ def test_any_split_of_a_prompt_gives_plain_attention(
 ) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(18, heads, DIM).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    backend = SdpaBackend(cache(dtype), HEADS // KV_HEADS)
+    backend = SdpaBackend(cache(dtype))
     parts, start = [], 0
     for count in cuts:
         step = backend.plan(StepBatch((Span(blocks, start, count),)))
@@ -64,7 +63,7 @@ def test_any_split_of_a_prompt_gives_plain_attention(
 def test_sequences_of_a_batch_do_not_see_each_other() -> None:
     torch.manual_seed(1)
     kv = cache(torch.float32)
-    backend = SdpaBackend(kv, HEADS // KV_HEADS)
+    backend = SdpaBackend(kv)
     rows = {(0, 1): 7, (5, 4): 6, (8,): 3}
     tensors = {b: [torch.randn(n, h, DIM) for h in (HEADS, KV_HEADS, KV_HEADS)] for b, n in rows.items()}
     first = [(blocks, 0, n - 1) for blocks, n in rows.items()]
@@ -147,7 +146,7 @@ def test_windows_caps_and_scales_are_passed_on(
     monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     made = case(spans, group=2, dim=16, block_size=256, dtype=torch.float32, **asked)
     assert made.unusual
-    assert made.error(made.run(make_backend(name, made.cache, 2, made.unusual))) < 1e-5
+    assert made.error(made.run(make_backend(name, made.cache, made.unusual))) < 1e-5
 
 
 @pytest.mark.parametrize("scattered", [False, True], ids=["contiguous", "scattered"])
@@ -182,9 +181,9 @@ def test_batches_of_all_kinds(spans: list[tuple[int, int]], name: str) -> None:
     made = case(spans, group=2, dim=16, block_size=32, dtype=torch.float32)
     if name == "triton":
         pytest.importorskip("triton")
-        backend: AttentionBackend = TritonBackend(made.cache, 2)
+        backend: AttentionBackend = TritonBackend(made.cache)
     else:
-        backend = SdpaBackend(made.cache, 2)
+        backend = SdpaBackend(made.cache)
     assert made.error(made.run(backend)) < 1e-5
 
 
@@ -207,12 +206,11 @@ def test_slots_are_those_of_each_row_in_as_few_runs_as_can_be(blocks: list[int],
 
 def test_copies_take_every_layer() -> None:
     kv = cache(torch.float32)
-    kv.k.copy_(torch.randn_like(kv.k))
-    kv.v.copy_(torch.randn_like(kv.v))
-    k, v = kv.k.clone(), kv.v.clone()
+    kv.kv.copy_(torch.randn_like(kv.kv))
+    k, v = kv.kv.clone()
     kv.carry_out(RowCopy(2, 7, 3))
     kv.copy_rows([(0, 2), (5, 6)], [(40, 43)])
-    for now, before in ((kv.k, k), (kv.v, v)):
+    for now, before in ((kv.kv[0], k), (kv.kv[1], v)):
         assert torch.equal(now[:, 28:31], before[:, 8:11])
         assert torch.equal(now[:, 31], before[:, 31])
         assert torch.equal(now[:, 40:43], before[:, [0, 1, 5]])

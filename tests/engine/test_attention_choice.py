@@ -175,5 +175,5 @@ def test_the_choice_makes_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
     for name, size in choose.BLOCK_SIZES.items():
-        cache = KVCache(1, 2, size, 1, 16, torch.float32, CPU)
-        assert make_backend(name, cache, 2).name == name
+        cache = KVCache.uniform(1, 2, size, 1, 16, torch.float32, CPU)
+        assert make_backend(name, cache).name == name

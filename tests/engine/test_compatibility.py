@@ -86,6 +86,7 @@ ASKING: dict[Feature, ModelSpec] = {
             replace(a_spec().layers[0], attention=Attention(2, 2, 64, rope=Rope())),
         ),
     ),
+    Feature.SHARED_KV: replace(a_spec(), layers=(a_spec().layers[0], a_spec(kv_from=0).layers[0])),
 }
 """For each feature a network that asks for it."""
 
@@ -191,11 +192,11 @@ def test_a_model_that_the_native_kernels_know_has_no_note() -> None:
     )
 
 
-@pytest.mark.parametrize("feature", sorted(set(Feature) - {Feature.MIXED_HEADS}, key=str))
+@pytest.mark.parametrize("feature", sorted(Feature, key=str))
 def test_only_plain_attention_decodes_ahead_on_a_gpu(
     feature: Feature, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its programs attend over all rows before. (Heads that differ are refused: no KV cache holds them.)"""
+    """Its programs attend over all rows before, with the same heads in all layers."""
     made: list[Network] = []
 
     class Stop(Exception):

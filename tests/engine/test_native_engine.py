@@ -338,8 +338,8 @@ def test_the_cache_has_fp16_where_native_kernels_compute_everything(
             assert native is not None
             assert native.takes_prompts or quantize == "none"
             expected = held if native.takes_prompts else dtype
-            assert engine._pieces.cache.kv.dtype == engine._pieces.cache.k.dtype == expected
-            assert engine._pieces.cache.k.data_ptr() == engine._pieces.cache.kv.data_ptr()
+            assert engine._pieces.cache.kv.dtype == engine._pieces.cache.k[0].dtype == expected
+            assert engine._pieces.cache.k[0].data_ptr() == engine._pieces.cache.kv.data_ptr()
             assert answer(engine, prompt(20))
 
     def refuse(*_: object) -> None:

@@ -11,6 +11,7 @@ from hypothesis import settings
 from engine.cache.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
 from engine.cache.host_memory import HostKV, PromptCosts
 from engine.cache.kv_cache import KVCache
+from engine.cache.kv_rows import KVRow
 from engine.cache.offload import HostTier, Offload, Restore
 from engine.cache.sizing import offload_bytes
 from tests.engine.test_blocks import Blocks
@@ -220,10 +221,10 @@ TestOffloadedBlocks = OffloadedBlocks.TestCase
 
 
 def test_copies_are_carried_out_in_their_order_and_memory_is_taken_when_it_is_needed() -> None:
-    cache = KVCache(2, 4, 4, 1, 2, torch.float32, torch.device("cpu"))
+    cache = KVCache.uniform(2, 4, 4, 1, 2, torch.float32, torch.device("cpu"))
     cache.kv.copy_(torch.arange(cache.kv.numel()).view_as(cache.kv))
     before = cache.kv.clone()
-    cache.host = host = HostKV(cache.kv, 4, most_bytes=3 * cache.kv[:, :, :4].nbytes + 1)
+    cache.host = host = HostKV(cache.parts, 4, most_bytes=3 * cache.kv[:, :, :4].nbytes + 1)
     assert host.nbytes == 0
     assert (host.grow(), host.grow(), host.nbytes) == (3, 0, 3 * host.block_bytes)
     for copy in (
@@ -244,11 +245,28 @@ def test_copies_are_carried_out_in_their_order_and_memory_is_taken_when_it_is_ne
     assert (host.nbytes, host.grow()) == (0, 0)
 
 
+def test_blocks_of_layers_with_other_rows_are_copied_whole() -> None:
+    rows = [KVRow(1, 2, torch.float32), KVRow(2, 4, torch.float32), KVRow(1, 2, torch.float32)]
+    cache = KVCache(rows, 4, 4, torch.float32, torch.device("cpu"))
+    for part in cache.parts:
+        part.copy_(torch.arange(part.numel()).view_as(part))
+    before = [[rows.clone() for rows in cache.block(block)] for block in range(4)]
+    cache.host = host = HostKV(cache.parts, 4, most_bytes=10**6)
+    host.grow()
+    for copy in (Offload(1, 0), RowCopy(0, 1, 3), Restore(0, 2)):
+        cache.carry_out(copy)
+    for part in range(2):
+        assert torch.equal(cache.block(2)[part], before[1][part])
+        assert torch.equal(cache.block(1)[part][:, :, :3], before[0][part][:, :, :3])
+        assert torch.equal(cache.block(1)[part][:, :, 3:], before[1][part][:, :, 3:])
+    host.close()
+
+
 def test_memory_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = KVCache(1, 8, 4, 1, 2, torch.float32, torch.device("cpu"))
+    cache = KVCache.uniform(1, 8, 4, 1, 2, torch.float32, torch.device("cpu"))
     block_bytes = cache.kv[:, :, :4].nbytes
     monkeypatch.setattr("engine.cache.host_memory.PIECE_BYTES", 3 * block_bytes + 1)
-    cache.host = host = HostKV(cache.kv, 4, most_bytes=8 * block_bytes)
+    cache.host = host = HostKV(cache.parts, 4, most_bytes=8 * block_bytes)
     tier = HostTier(host.grow)
     cache.kv.copy_(torch.arange(8).repeat_interleave(4).view(1, 1, 32, 1, 1).expand_as(cache.kv))
     for block in range(8):
@@ -257,12 +275,12 @@ def test_memory_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     cache.kv.zero_()
     for slot in range(8):
         cache.carry_out(Restore(slot, 7 - slot))
-    assert cache.k[0, ::4, 0, 0].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert cache.k[0][::4, 0, 0].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
 
 
 def test_memory_is_pinned_ahead_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As beside a GPU: a thread pins pieces, and as long as none is ready there are no slots."""
-    cache = KVCache(1, 8, 4, 1, 2, torch.float32, torch.device("cpu"))
+    cache = KVCache.uniform(1, 8, 4, 1, 2, torch.float32, torch.device("cpu"))
     block_bytes = cache.kv[:, :, :4].nbytes
     go_on = Event()
     pinned: list[int] = []
@@ -275,7 +293,7 @@ def test_memory_is_pinned_ahead_and_nobody_waits_for_it(monkeypatch: pytest.Monk
     monkeypatch.setattr("engine.cache.host_memory.PIECE_BYTES", 2 * block_bytes)
     monkeypatch.setattr("engine.cache.host_memory.AHEAD_BYTES", 4 * block_bytes)
     monkeypatch.setattr("engine.cache.host_memory.pin", pin)
-    host = HostKV(cache.kv, 4, most_bytes=100 * block_bytes)
+    host = HostKV(cache.parts, 4, most_bytes=100 * block_bytes)
     host._pinned = True
     tier = HostTier(host.grow)
     slots: list[int] = []

@@ -105,7 +105,7 @@ def test_what_a_divided_model_does_without_is_told(folder: Path, tmp_path: Path)
 
 def test_blocks_are_offloaded_on_every_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        build, "_host_memory", lambda cache, options, device: HostKV(cache.kv, cache.block_size, 1 << 28)
+        build, "_host_memory", lambda cache, options, device: HostKV(cache.parts, cache.block_size, 1 << 28)
     )
 
     def evict(engine: Engine) -> None:

@@ -40,12 +40,12 @@ class Paged(Reference):
         super().__init__(folder)
         spec = self.model.spec.attention
         layers, count = len(self.model.spec.layers), len(blocks)
-        cache = KVCache(
+        cache = KVCache.uniform(
             layers, count, BLOCK, spec.kv_heads, spec.head_dim, torch.float32, torch.device("cpu")
         )
         cache.kv.fill_(float("nan"))
         self._blocks, self._each = blocks, count // TEXTS
-        self._backend = make_backend(backend, cache, spec.groups, unusual_layers(self.model.network))
+        self._backend = make_backend(backend, cache, unusual_layers(self.model.network))
 
     def attention(self, pieces: Items[Piece]) -> Attention:
         spans = []

@@ -50,7 +50,7 @@ def test_a_backend_agrees_with_plain_attention(name: str, block_size: int, group
                 scattered=scattered,
                 device="cuda",
             )
-            backend = make_backend(name, made.cache, group)
+            backend = make_backend(name, made.cache)
             error = made.error(made.run(backend))
             assert error < 5e-3, f"{what}, scattered: {scattered}: {error}"
             for span in made.batch.spans:  # the rows that were written are those that the next step reads
@@ -99,7 +99,7 @@ def test_a_backend_knows_what_unusual_layers_ask_for(
             if problem is not None:
                 assert name == "flash", problem.why
                 pytest.skip(problem.why)
-            error = made.error(made.run(make_backend(name, made.cache, group, made.unusual)))
+            error = made.error(made.run(make_backend(name, made.cache, made.unusual)))
             assert error < 5e-3, f"{what}, scattered: {scattered}: {error}"
 
 
@@ -109,7 +109,7 @@ def test_the_kernel_of_unusual_layers_in_fp16(dim: int) -> None:
     made = case(
         spans, group=2, dim=dim, block_size=32, dtype=torch.float16, device="cuda", window=20, cap=3.0
     )
-    assert made.error(made.run(make_backend("triton", made.cache, 2, made.unusual))) < 2e-3
+    assert made.error(made.run(make_backend("triton", made.cache, made.unusual))) < 2e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -117,7 +117,7 @@ def test_the_kernel_of_unusual_layers_in_fp16(dim: int) -> None:
 def test_sdpa_in_other_dtypes(group: int, dtype: torch.dtype) -> None:
     for spans in STEPS.values():
         made = case(spans, group=group, dim=64, block_size=32, dtype=dtype, device="cuda")
-        error = made.error(made.run(make_backend("sdpa", made.cache, group)))
+        error = made.error(made.run(make_backend("sdpa", made.cache)))
         assert error < (1e-5 if dtype is torch.float32 else 2e-3)
 
 
@@ -128,14 +128,14 @@ def test_a_chunk_after_a_prefix_builds_no_mask(dtype: torch.dtype, monkeypatch: 
 
     monkeypatch.setattr("torch.nn.attention.bias.CausalBias._materialize", materialize)
     made = case([(700, 130)], group=2, dim=128, block_size=32, dtype=dtype, device="cuda")
-    assert made.error(made.run(make_backend("sdpa", made.cache, 2))) < 5e-3
+    assert made.error(made.run(make_backend("sdpa", made.cache))) < 5e-3
 
 
 @pytest.mark.parametrize("start", [SPLIT - 4, 4 * SPLIT - 1, 5000])
 @pytest.mark.parametrize(("group", "dim"), [(2, 128), (3, 64), (4, 128), (8, 128)])
 def test_a_token_alone_gets_bitwise_what_it_gets_among_eight(group: int, dim: int, start: int) -> None:
     made = case([(start, 8)], group=group, dim=dim, block_size=32, dtype=torch.bfloat16, device="cuda")
-    backend = make_backend("triton", made.cache, group)
+    backend = make_backend("triton", made.cache)
     together = made.run(backend)
     (span,) = made.batch.spans
     for first, count in [(i, 1) for i in range(8)] + [(0, 3), (3, 5)]:
@@ -153,7 +153,9 @@ def test_auto_takes_the_best_that_works() -> None:
 
 
 def test_copies_on_the_gpu_are_those_on_a_cpu() -> None:
-    caches = [KVCache(3, 8, 16, 3, 8, torch.bfloat16, torch.device(device)) for device in ("cpu", "cuda")]
+    caches = [
+        KVCache.uniform(3, 8, 16, 3, 8, torch.bfloat16, torch.device(device)) for device in ("cpu", "cuda")
+    ]
     caches[0].kv.copy_(torch.randn(caches[0].kv.shape))
     caches[1].kv.copy_(caches[0].kv)
     for cache in caches:

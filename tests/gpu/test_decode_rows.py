@@ -86,7 +86,7 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def cache(network: Network) -> KVCache:
     heads = network.spec.attention
     blocks = sum(length // BLOCK + 40 for length in LENGTHS) + SLOTS * 60
-    cache = KVCache(
+    cache = KVCache.uniform(
         len(network.spec.layers), blocks, BLOCK, heads.kv_heads, heads.head_dim, torch.bfloat16, GPU
     )
     cache.kv.normal_(generator=torch.Generator(GPU).manual_seed(1))

@@ -103,7 +103,7 @@ def network(request: pytest.FixtureRequest) -> Network:
 def cache(network: Network) -> KVCache:
     heads = network.spec.attention
     blocks = sum(length // 32 + 40 for length in rows_of_steps.LENGTHS) + rows_of_steps.SLOTS * 60
-    cache = KVCache(len(network.layers), blocks, 32, heads.kv_heads, heads.head_dim, BF16, GPU)
+    cache = KVCache.uniform(len(network.layers), blocks, 32, heads.kv_heads, heads.head_dim, BF16, GPU)
     cache.kv.normal_(generator=torch.Generator(GPU).manual_seed(1))
     return cache
 
@@ -144,7 +144,7 @@ def test_steps_are_no_further_from_the_truth_than_plain_modules(
         found.append(rows_of_steps.logits_of(runner, list(range(count)), lengths))
         cache.kv.copy_(kept)
     exact = drawn(network.spec, torch.float32)
-    wide = KVCache(len(exact.layers), len(kept[0, 0]) // 32, 32, *kept.shape[-2:], torch.float32, GPU)
+    wide = KVCache.uniform(len(exact.layers), len(kept[0, 0]) // 32, 32, *kept.shape[-2:], torch.float32, GPU)
     wide.kv.copy_(kept)
     runner = rows_of_steps.runner_of(exact, wide, graphs=False, fused=False)
     rows_of_steps.placed(runner, wide, lengths)
@@ -164,10 +164,10 @@ def test_prompts_are_no_further_from_the_truth_than_plain_modules(network: Netwo
         (Decoder(network), BF16),
         (Decoder(exact), torch.float32),
     ):
-        cache = KVCache(len(network.layers), tokens // 32 + 1, 32, heads.kv_heads, heads.head_dim, dtype, GPU)
-        plan = SdpaBackend(cache, heads.groups).plan(
-            StepBatch((Span(tuple(range(tokens // 32 + 1)), 0, tokens),))
+        cache = KVCache.uniform(
+            len(network.layers), tokens // 32 + 1, 32, heads.kv_heads, heads.head_dim, dtype, GPU
         )
+        plan = SdpaBackend(cache).plan(StepBatch((Span(tuple(range(tokens // 32 + 1)), 0, tokens),)))
         with torch.inference_mode():
             hidden = program.forward(ids, torch.arange(tokens, device=GPU), plan)
             found.append(program.logits(hidden).float())

@@ -93,7 +93,7 @@ def host(network: Network) -> Iterator[HostExperts]:
 def cache(network: Network) -> KVCache:
     heads = network.spec.attention
     blocks = sum(length // 32 + 40 for length in rows_of_steps.LENGTHS) + rows_of_steps.SLOTS * 60
-    cache = KVCache(len(network.layers), blocks, 32, heads.kv_heads, heads.head_dim, BF16, GPU)
+    cache = KVCache.uniform(len(network.layers), blocks, 32, heads.kv_heads, heads.head_dim, BF16, GPU)
     cache.kv.normal_(generator=torch.Generator(GPU).manual_seed(1))
     return cache
 
@@ -121,7 +121,7 @@ def test_steps_are_as_near_to_the_truth_as_those_with_all_experts_on_the_gpu(
 ) -> None:
     lengths, whole = (rows_of_steps.LENGTHS[:8] * 5)[:count], drawn(SPECS[name], BF16)
     exact, kept, found = drawn(SPECS[name], torch.float32), cache.kv.clone(), []
-    wide = KVCache(len(exact.layers), len(kept[0, 0]) // 32, 32, *kept.shape[-2:], torch.float32, GPU)
+    wide = KVCache.uniform(len(exact.layers), len(kept[0, 0]) // 32, 32, *kept.shape[-2:], torch.float32, GPU)
     wide.kv.copy_(kept)
     for runner, memory in (
         (rows_of_steps.runner_of(network, cache, graphs=False, on_host=host), cache),
@@ -175,10 +175,10 @@ def test_prompts_are_as_near_to_the_truth_as_those_with_all_experts_on_the_gpu(
         (FusedPrefill(drawn(SPECS[name], BF16)), BF16),
         (Decoder(exact), torch.float32),
     ):
-        cache = KVCache(len(network.layers), tokens // 32 + 1, 32, heads.kv_heads, heads.head_dim, dtype, GPU)
-        plan = SdpaBackend(cache, heads.groups).plan(
-            StepBatch((Span(tuple(range(tokens // 32 + 1)), 0, tokens),))
+        cache = KVCache.uniform(
+            len(network.layers), tokens // 32 + 1, 32, heads.kv_heads, heads.head_dim, dtype, GPU
         )
+        plan = SdpaBackend(cache).plan(StepBatch((Span(tuple(range(tokens // 32 + 1)), 0, tokens),)))
         with torch.inference_mode():
             for _ in range(2):  # the second time, buffers are reused
                 hidden = program.forward(ids, torch.arange(tokens, device=GPU), plan)

@@ -245,10 +245,10 @@ def engine_of(path: Path, expanded: bool = False, **options: Any) -> Iterator[Gp
 def exact_logits(network: Network, text: list[int]) -> Tensor:
     """Return the reference's logits [COUNT, vocab] of the last tokens of a text."""
     heads, blocks = network.spec.attention, len(text) // 32 + 2
-    cache = KVCache(
+    cache = KVCache.uniform(
         len(network.layers), blocks, 32, heads.kv_heads, heads.head_dim, network.dtype, network.device
     )
-    plan = SdpaBackend(cache, heads.groups).plan(StepBatch((Span((*range(1, blocks),), 0, len(text)),)))
+    plan = SdpaBackend(cache).plan(StepBatch((Span((*range(1, blocks),), 0, len(text)),)))
     decoder, ids = Decoder(network), torch.tensor(text, device=network.device)
     with torch.inference_mode():
         hidden = decoder.forward(ids, torch.arange(len(text), device=network.device), plan)

@@ -37,7 +37,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Network:
 def cache(network: Network) -> KVCache:
     heads = network.spec.attention
     sizes = (len(network.spec.layers), sum(LENGTHS) // 32 + 200, 32, heads.kv_heads, heads.head_dim)
-    cache = KVCache(*sizes, torch.bfloat16, GPU)
+    cache = KVCache.uniform(*sizes, torch.bfloat16, GPU)
     cache.kv.normal_(generator=torch.Generator(GPU).manual_seed(1))
     return cache
 

@@ -120,7 +120,9 @@ class PlainAttention:
         if self.network is not None:
             layer = self.network.spec.layers[layer_index].attention
             sinks = self.network.layers[layer_index].attention.sinks if layer.sinks else None
-        if layer_index in self.kv:
+        if layer is not None and layer.kv_from is not None:
+            k, v = self.kv[layer.kv_from]
+        elif layer_index in self.kv:
             old_k, old_v = self.kv[layer_index]
             k, v = torch.cat((old_k, k)), torch.cat((old_v, v))
         self.kv[layer_index] = k, v

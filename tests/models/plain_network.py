@@ -28,8 +28,9 @@ class PlainNetwork:
         x = self._get("embedding.weight")[tokens] * spec.embedding_scale
         if spec.learned_positions:
             x = x + self._get("position_embedding.weight")[: len(tokens)]
+        kept: dict[int, tuple[Tensor, Tensor]] = {}
         for index, layer in enumerate(spec.layers):
-            x = self._layer(f"layers.{index}.", layer, x)
+            x = self._layer(index, layer, x, kept)
         x = self._norm("final_norm", spec.final_norm, x)
         logits = x @ self._get("embedding.weight" if spec.tied else "head.weight").T * spec.logit_scale
         return logits if spec.logit_cap is None else spec.logit_cap * torch.tanh(logits / spec.logit_cap)
@@ -53,8 +54,11 @@ class PlainNetwork:
         )
         return x + self._get(f"{name}.bias") if norm.bias else x
 
-    def _layer(self, at: str, layer: Layer, x: Tensor) -> Tensor:
-        out = self._attention(at, layer.attention, self._norm(f"{at}attention_norm", layer.attention_norm, x))
+    def _layer(self, index: int, layer: Layer, x: Tensor, kept: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
+        at = f"layers.{index}."
+        out = self._attention(
+            index, layer.attention, self._norm(f"{at}attention_norm", layer.attention_norm, x), kept
+        )
         x = x + self._norm(f"{at}attention_post_norm", layer.attention_post_norm, out) * layer.residual_scale
         given = self._norm(f"{at}feed_forward_norm", layer.feed_forward_norm, x)
         if isinstance(layer.feed_forward, Experts):
@@ -64,16 +68,23 @@ class PlainNetwork:
         out = self._norm(f"{at}feed_forward_post_norm", layer.feed_forward_post_norm, out)
         return x + out * layer.residual_scale
 
-    def _attention(self, at: str, spec: Attention, x: Tensor) -> Tensor:
+    def _heads(self, at: str, part: str, spec: Attention, x: Tensor) -> Tensor:
+        """Return the heads of q or k after norm and rotation, [rows, heads, head_dim]."""
         count, dim = len(x), spec.head_dim
-        q, k, v = (self._linear(at + part, x, spec.qkv_bias).view(count, -1, dim) for part in "qkv")
+        heads = self._linear(at + part, x, spec.qkv_bias)
         shape = (count, 1, -1) if spec.norms_all_heads else (count, -1, dim)
-        q, k = (
-            self._norm(f"{at}{n}_norm", spec.head_norm, part.reshape(shape)).view(count, -1, dim)
-            for n, part in (("q", q), ("k", k))
-        )
-        if spec.rope is not None:
-            q, k = rotated(spec.rope, q), rotated(spec.rope, k)
+        heads = self._norm(f"{at}{part}_norm", spec.head_norm, heads.view(shape)).view(count, -1, dim)
+        return heads if spec.rope is None else rotated(spec.rope, heads)
+
+    def _attention(
+        self, index: int, spec: Attention, x: Tensor, kept: dict[int, tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        at, count, dim = f"layers.{index}.", len(x), spec.head_dim
+        q = self._heads(at, "q", spec, x)
+        if spec.kv_from is None:
+            v = self._linear(f"{at}v", x, spec.qkv_bias).view(count, -1, dim)
+            kept[index] = self._heads(at, "k", spec, x), v
+        k, v = kept[index if spec.kv_from is None else spec.kv_from]
         outs = torch.zeros(count, spec.heads, dim, dtype=torch.float64)
         for head in range(spec.heads):
             keys, values = (part[:, head // (spec.heads // spec.kv_heads)] for part in (k, v))

@@ -14,6 +14,7 @@ from engine.attention.unusual import unusual_layers
 from engine.batch import Span, StepBatch
 from engine.build import build
 from engine.cache.kv_cache import KVCache
+from engine.cache.kv_rows import layer_rows, token_bytes
 from engine.errors import EngineError
 from engine.execute.build_options import BuildOptions
 from models.features import Feature, features
@@ -21,7 +22,7 @@ from models.loading.load import fill_network
 from models.loading.plan import Target, needed_bytes, plan_tensors
 from models.network import Network
 from models.reference.decoder import Decoder
-from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope, ropes
+from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope, kv_sources, ropes
 from models.weights.checkpoint import StoredTensor
 from models.weights.matching import match
 from models.weights.quantize import choose_kinds
@@ -129,13 +130,21 @@ def specs(
     feeds: st.SearchStrategy[FeedForward | Experts] = any_feeds,
     windows: st.SearchStrategy[int | None] = windows,
     positions: int = POSITIONS,
+    mixed: bool = False,
 ) -> ModelSpec:
-    """Draw a network of up to three layers, each of them different."""
-    kv_heads, head_dim = draw(st.sampled_from([1, 2])), draw(st.sampled_from(head_dims))
-    heads = kv_heads * draw(st.sampled_from([1, 2, 3]))
+    """Draw a network of up to three layers, each of them different; `mixed` ones differ in the shapes of their heads,
+    too, or read the keys and values of another."""
+
+    def shapes() -> st.SearchStrategy[tuple[int, int, int]]:
+        kv_heads = st.sampled_from([1, 2])
+        return st.tuples(kv_heads, st.sampled_from([1, 2, 3]), st.sampled_from(head_dims)).map(
+            lambda shape: (shape[0] * shape[1], shape[0], shape[2])
+        )
+
+    same = draw(shapes())
     layers = st.builds(
         Layer,
-        attentions(heads, kv_heads, head_dim, windows),
+        (shapes() if mixed else st.just(same)).flatmap(lambda shape: attentions(*shape, windows)),
         feeds,
         maybe_norms,
         maybe_norms,
@@ -143,12 +152,13 @@ def specs(
         maybe_norms,
         st.sampled_from([1.0, 0.25]),
     )
+    drawn = draw(st.lists(layers, min_size=1, max_size=3))
     return ModelSpec(
         "Random",
         VOCAB,
         draw(st.sampled_from(hidden)),
         positions,
-        tuple(draw(st.lists(layers, min_size=1, max_size=3))),
+        tuple(shared(drawn, draw(st.lists(st.booleans(), min_size=3, max_size=3))) if mixed else drawn),
         final_norm=draw(norms),
         tied=draw(st.booleans()),
         embedding_scale=draw(st.sampled_from([1.0, 4.5])),
@@ -156,6 +166,23 @@ def specs(
         logit_cap=draw(st.none() | st.sampled_from([1.0, 30.0])),
         learned_positions=draw(st.booleans()),
     )
+
+
+def shared(layers: list[Layer], wanted: list[bool]) -> list[Layer]:
+    """Have layers where it is wanted read the keys and values of an earlier layer whose heads have the same shape."""
+    found: list[Layer] = []
+    for layer, is_wanted in zip(layers, wanted, strict=False):
+        given = layer.attention
+        sources = [
+            index
+            for index, (before, other) in enumerate(
+                (each.kv_from, each) for each in (x.attention for x in found)
+            )
+            if before is None and (other.kv_heads, other.head_dim) == (given.kv_heads, given.head_dim)
+        ]
+        source = sources[-1] if is_wanted and sources else None
+        found.append(replace(layer, attention=replace(given, kv_from=source)))
+    return found
 
 
 texts = st.lists(
@@ -204,19 +231,13 @@ class Engine:
     """The reference with the engine's plain attention, over blocks in arbitrary places."""
 
     def __init__(self, network: Network) -> None:
-        heads = network.spec.attention
-        cache = KVCache(
-            len(network.layers),
-            3 * POSITIONS // BLOCK,
-            BLOCK,
-            heads.kv_heads,
-            heads.head_dim,
-            torch.float32,
-            CPU,
-        )
-        cache.kv.fill_(torch.nan)
+        rows = layer_rows(network.spec, torch.float32, CPU)
+        sources = kv_sources(network.spec)
+        cache = KVCache(rows, 3 * POSITIONS // BLOCK, BLOCK, torch.float32, CPU, sources=sources)
+        for part in cache.parts:
+            part.fill_(torch.nan)
         self._model = Decoder(network)
-        self._backend = SdpaBackend(cache, heads.groups, unusual_layers(network))
+        self._backend = SdpaBackend(cache, unusual_layers(network))
 
     def step(self, pieces: dict[int, tuple[int, list[int]]]) -> dict[int, Tensor]:
         """Return the logits of the tokens of some texts, each beginning at its given row."""
@@ -264,7 +285,7 @@ def weight_bytes(network: Network) -> int:
 
 
 @EXAMPLES
-@given(specs(), texts, st.integers(1, 7), st.integers(0, 2**16))
+@given(specs() | specs(mixed=True), texts, st.integers(1, 7), st.integers(0, 2**16))
 def test_any_network_computes_what_its_description_says(
     spec: ModelSpec, given_texts: list[list[int]], size: int, seed: int
 ) -> None:
@@ -279,7 +300,7 @@ def test_any_network_computes_what_its_description_says(
 
 
 @EXAMPLES
-@given(specs())
+@given(specs() | specs(mixed=True))
 def test_every_tensor_counts_once_in_what_a_network_takes(spec: ModelSpec) -> None:
     network = network_of(spec, *checkpoint(spec, 0))
     assert network.nbytes == weight_bytes(network)
@@ -335,11 +356,25 @@ def test_a_network_with_learned_positions_has_no_more_of_them() -> None:
     assert network_of(spec, tensors, names).positions == POSITIONS
 
 
-def test_an_engine_refuses_layers_with_different_heads() -> None:
+def test_an_engine_keeps_rows_of_any_format_and_those_of_a_shared_layer_once() -> None:
+    wide = Layer(Attention(4, 2, 48, rope=Rope()), FeedForward(64))
+    reader = Layer(Attention(4, 2, 48, rope=Rope(), kv_from=1), FeedForward(64))
+    spec = small(layers=(small().layers[0], wide, reader, small().layers[0]))
+    network = network_of(spec, *checkpoint(spec, 0))
+    cache = build(network, CPU, BuildOptions()).cache
+    assert [part.shape[1] for part in cache.parts] == [2, 1]
+    assert [rows.shape[1:] for rows in cache.k] == [(1, 32), (2, 48), (2, 48), (1, 32)]
+    assert cache.k[2].data_ptr() == cache.k[1].data_ptr() != cache.v[1].data_ptr()
+    assert cache.token_bytes == token_bytes(spec, torch.float32) == 2 * 4 * (2 * 32 + 2 * 48)
+    assert cache.nbytes == cache.token_bytes * len(cache.k[0])
+
+
+def test_only_torch_attends_to_rows_that_differ() -> None:
     wide = Layer(Attention(4, 1, 32, rope=Rope()), FeedForward(64))
     spec = small(layers=(small().layers[0], wide))
     network = network_of(spec, *checkpoint(spec, 0))
-    with pytest.raises(
-        EngineError, match=r"^Small cannot be run: it has attention heads that differ from layer"
-    ):
-        build(network, CPU, BuildOptions())
+    said = (
+        "--attention triton cannot be used: this model has attention heads that differ from layer to layer."
+    )
+    with pytest.raises(EngineError, match=said):
+        build(network, CPU, BuildOptions(attention="triton"))

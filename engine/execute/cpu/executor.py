@@ -77,12 +77,12 @@ class NativeDecoder:
             logit_cap=spec.logit_cap or 0.0,
         )
         number = QUANTIZED.get(cache.row.kind, PLAIN.get(cache.kv.dtype))
-        if number is None or cache.kv.device.type != "cpu":
-            raise NativeError(f"the KV cache is {cache.kv.dtype} on {cache.kv.device}")
+        if number is None or cache.device.type != "cpu":
+            raise NativeError(f"the KV cache is {cache.kv.dtype} on {cache.device}")
         kept = native.Cache(
-            k=cache.k.data_ptr(),
-            v=cache.v.data_ptr(),
-            slots=cache.k.shape[1],
+            k=cache.kv[0].data_ptr(),
+            v=cache.kv[1].data_ptr(),
+            slots=cache.kv.shape[2],
             type=number,
             block_size=cache.block_size,
         )

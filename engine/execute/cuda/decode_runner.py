@@ -480,7 +480,7 @@ def make_decode_runner(
     from engine.execute.cuda.fused_program import FusedDecoder, unsupported
     from engine.execute.cuda.plain_program import PlainDecoder
 
-    device = cache.kv.device
+    device = cache.device
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
     sampler = DeviceSampler(network.spec.vocab_size, slots, device, pdl)
     blocks = -(-rows // cache.block_size) + 1

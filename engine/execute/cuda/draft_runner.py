@@ -116,7 +116,7 @@ def make_draft_runner(
 
     if (reason := unsupported(network)) is not None:
         raise EngineError(reason)
-    device = cache.kv.device
+    device = cache.device
     is_cuda = device.type == "cuda"
     pdl = is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
     sampler = DeviceSampler(vocab_size, FEW, device, pdl)

@@ -84,7 +84,7 @@ class PaddedPrefill:
         """
         from engine.execute.cuda.prefill import FusedPrefill
 
-        device = cache.kv.device
+        device = cache.device
         self._network = network
         self._model = FusedPrefill(network, on_host)
         self._on_host = on_host

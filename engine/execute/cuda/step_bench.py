@@ -201,7 +201,7 @@ class StepBench:
             spec, like = self._network.spec, self._like
             heads, device = spec.attention, like.kv.device
             blocks = _blocks(like, self._limit)
-            cache = KVCache(
+            cache = KVCache.uniform(
                 len(spec.layers),
                 self._sequences * blocks,
                 like.block_size,

@@ -54,7 +54,7 @@ def make_divided_runner(
     network: Network, cache: KVCache, exchange: AllReduce, rows: int, graphs: Graphs | None
 ) -> DecodeRunner[S]:
     """Return a runner for up to MOST_ROWS sequences of up to `rows` rows each; all ranks make theirs together."""
-    device, vocab = cache.kv.device, network.whole.vocab_size
+    device, vocab = cache.device, network.whole.vocab_size
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
     sampler: DeviceSampler | NullSampler
     if exchange.rank:

@@ -192,7 +192,7 @@ class Tuner:
             raise EngineError(
                 "A model with experts in host memory cannot be tuned or profiled: they take most of the time."
             )
-        identity = _identity(network, cache.kv.device)
+        identity = _identity(network, cache.device)
         seconds = SMALL_S if network.nbytes <= SMALL_BYTES else LARGE_S
         kept = store.load_tuning(identity)
         used = kept.chosen if kept is not None else {}
@@ -307,7 +307,7 @@ def result_line(found: Tuning) -> str:
 
 
 def _gpu_bench(network: Network, cache: KVCache, prompts: bool, used: Choice, compute: Compute) -> Bench:
-    device = cache.kv.device
+    device = cache.device
     room = (torch.cuda.mem_get_info(device)[0] - SPARE_BYTES) // StepBench.cache_bytes(cache)
     if room < 1:
         raise EngineError("The kernels could not be tuned: too little memory of the GPU is free.")

@@ -10,7 +10,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 def filled(device: torch.device = DEVICE, kv_heads: int = 3) -> KVCache:
     """8 blocks of 4 rows, 3 layers; 24 elements a row are no power of two."""
-    cache = KVCache(3, 8, 4, kv_heads, 8, torch.float32, device)
+    cache = KVCache.uniform(3, 8, 4, kv_heads, 8, torch.float32, device)
     cache.kv.copy_(torch.arange(cache.kv.numel(), dtype=torch.float32).view(cache.kv.shape))
     return cache
 

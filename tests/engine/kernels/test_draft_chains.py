@@ -50,8 +50,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Network:
 def parts(network: Network) -> tuple[KVCache, dict[str, Any]]:
     heads = network.spec.attention
     shape = (len(network.spec.layers), BLOCKS, BLOCK, heads.kv_heads, heads.head_dim)
-    cache = KVCache(*shape, torch.float32, DEVICE)
-    runner = Runner(network, make_backend("sdpa", cache, heads.groups), DEVICE)
+    cache = KVCache.uniform(*shape, torch.float32, DEVICE)
+    runner = Runner(network, make_backend("sdpa", cache), DEVICE)
     blocks = BlockManager(BLOCKS, BLOCK, cache.carry_out)
     return cache, {
         "name": "small", "runner": runner, "blocks": blocks, "vocab_size": VOCAB, "most_rows": ROWS, "max_chunk": 64,

@@ -106,8 +106,8 @@ def test_a_step_gives_what_the_plain_modules_give_and_each_row_what_it_gets_alon
 def test_a_prompt_gives_what_the_plain_modules_give(network: Network, tokens: int) -> None:
     ids, found = torch.arange(tokens) * 7 % 24, []
     for program in (Decoder(network), FusedPrefill(network)):
-        cache = KVCache(len(network.layers), 4, 16, 1, 64, torch.float32, CPU)
-        plan = SdpaBackend(cache, 1).plan(StepBatch((Span((3, 1, 2), 0, tokens),)))
+        cache = KVCache.uniform(len(network.layers), 4, 16, 1, 64, torch.float32, CPU)
+        plan = SdpaBackend(cache).plan(StepBatch((Span((3, 1, 2), 0, tokens),)))
         with torch.inference_mode():
             found.append(program.forward(ids, torch.arange(tokens), plan))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)

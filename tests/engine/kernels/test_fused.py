@@ -136,10 +136,10 @@ def test_a_step_gives_the_logits_and_the_cache_of_the_plain_modules(
     network = load_model(files_of(folder), dtype=torch.float32, device=DEVICE)
     model, shape = Decoder(network), network.spec.attention
     kv_heads, dim = shape.kv_heads, shape.head_dim
-    plain, fused = (KVCache(1, 40, 16, kv_heads, dim, torch.float32, DEVICE) for _ in range(2))
+    plain, fused = (KVCache.uniform(1, 40, 16, kv_heads, dim, torch.float32, DEVICE) for _ in range(2))
     table = [7, 3, 4, 5, 20, 1, 2, 9, 11, 30, 31, 32]
     ids = torch.randint(160, (row + 1,), generator=torch.Generator().manual_seed(row)).to(DEVICE)
-    backend = SdpaBackend(plain, shape.groups)
+    backend = SdpaBackend(plain)
     plain.kv.zero_()
     with torch.inference_mode():
         if row:

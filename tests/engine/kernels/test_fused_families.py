@@ -61,9 +61,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     tables = [tuple(next(blocks) for _ in range(length // BLOCK + 1)) for length in LENGTHS]
     texts = [torch.randint(40, (length + 1,), generator=random).tolist() for length in LENGTHS]
     layers = len(network.spec.layers)
-    cache = KVCache(layers, 48, BLOCK, heads.kv_heads, heads.head_dim, torch.float32, CPU)
+    cache = KVCache.uniform(layers, 48, BLOCK, heads.kv_heads, heads.head_dim, torch.float32, CPU)
     cache.kv.fill_(float("nan"))  # rows that were never written must not matter
-    backend = SdpaBackend(cache, heads.groups, unusual_layers(network))
+    backend = SdpaBackend(cache, unusual_layers(network))
     model, last = Decoder(network), []
     with torch.inference_mode():
         for table, text in zip(tables, texts, strict=True):
@@ -81,7 +81,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def decoded(case: Case, slots: list[int], rows: int) -> tuple[Tensor, Tensor]:
     """Logits of the last tokens of some texts, and the rows that were written."""
     heads, layers = case.network.spec.attention, len(case.network.spec.layers)
-    cache = KVCache(layers, 48, BLOCK, heads.kv_heads, heads.head_dim, torch.float32, CPU)
+    cache = KVCache.uniform(layers, 48, BLOCK, heads.kv_heads, heads.head_dim, torch.float32, CPU)
     cache.kv.copy_(case.cache.kv)
     held = Slots(3, 32, 12, torch.tensor([text[-1] for text in case.texts]))
     for slot, (table, length) in enumerate(zip(case.tables, LENGTHS, strict=True)):
@@ -120,11 +120,11 @@ def test_a_prompt_of_families_gives_what_the_plain_modules_give(case: Case) -> N
     positions = torch.arange(len(ids)) + 5  # not the row, as behind a masked think span
     hidden, caches = [], []
     for program in (Decoder(network), FusedPrefill(network)):
-        cache = KVCache(
+        cache = KVCache.uniform(
             len(spec.layers), 4, 16, spec.attention.kv_heads, spec.attention.head_dim, torch.float32, CPU
         )
         cache.kv.zero_()
-        backend = SdpaBackend(cache, spec.attention.groups, unusual_layers(network))
+        backend = SdpaBackend(cache, unusual_layers(network))
         with torch.inference_mode():
             parts = [
                 program.forward(
@@ -150,7 +150,7 @@ def test_deterministic_prompts_of_families_have_the_same_bits_however_they_are_c
     spec, text = case.network.spec, case.texts[1]
     found = []
     for cuts in ((len(text),), (7, 30, len(text))):
-        cache = KVCache(
+        cache = KVCache.uniform(
             len(spec.layers), 5, 16, spec.attention.kv_heads, spec.attention.head_dim, torch.float32, CPU
         )
         cache.kv.fill_(float("nan"))
@@ -178,10 +178,12 @@ def test_graphs_of_prompts_of_families_give_what_the_plain_modules_give(
     monkeypatch.setattr(padded_prefill, "LONGEST", (32,))
     spec, heads = case.network.spec, case.network.spec.attention
     window = Window(spec.window, 32) if spec.window is not None else None
-    cache = KVCache(len(spec.layers), 48, BLOCK, heads.kv_heads, heads.head_dim, torch.float32, CPU, window)
+    cache = KVCache.uniform(
+        len(spec.layers), 48, BLOCK, heads.kv_heads, heads.head_dim, torch.float32, CPU, window
+    )
     cache.kv.fill_(float("nan"))
     cache.kv[:, :, : 48 * BLOCK] = case.cache.kv
-    backend = TritonBackend(cache, heads.groups, unusual_layers(case.network))
+    backend = TritonBackend(cache, unusual_layers(case.network))
     padded = PaddedPrefill(case.network, cache, backend, max(LENGTHS) + 1, graphs=None)
 
     def chunk(text: int, start: int) -> Span:

@@ -43,9 +43,9 @@ def test_a_prompt_in_two_chunks_gives_the_hidden_states_and_the_cache_of_the_pla
     positions = torch.arange(37, device=DEVICE) + 5  # not the row, as behind a masked think span
     hidden, caches = [], []
     for program in (Decoder(model), FusedPrefill(model)):
-        cache = KVCache(2, 4, 16, attention.kv_heads, attention.head_dim, torch.float32, DEVICE)
+        cache = KVCache.uniform(2, 4, 16, attention.kv_heads, attention.head_dim, torch.float32, DEVICE)
         cache.kv.zero_()
-        backend = SdpaBackend(cache, attention.groups)
+        backend = SdpaBackend(cache)
         with torch.inference_mode():
             chunks = [
                 program.forward(

@@ -102,8 +102,8 @@ def test_a_prompt_gives_what_it_gives_in_one_place(
     monkeypatch.setattr(host, "fetch_from", 37 if fetches else 38)
     tokens, found = 37, []
     for program in (FusedPrefill(whole), FusedPrefill(halved, host)):
-        cache = KVCache(3, 4, 16, 1, 64, torch.float32, CPU)
-        plan = SdpaBackend(cache, 1).plan(StepBatch((Span((3, 1, 2), 0, tokens),)))
+        cache = KVCache.uniform(3, 4, 16, 1, 64, torch.float32, CPU)
+        plan = SdpaBackend(cache).plan(StepBatch((Span((3, 1, 2), 0, tokens),)))
         with torch.inference_mode():
             found.append(program.forward(torch.arange(tokens) * 7 % 24, torch.arange(tokens), plan))
     if fetches:  # by the same kernels
@@ -146,7 +146,7 @@ def test_padding_chooses_no_experts(
     span = Span((3, 1), 0, 10, tuple(range(10)), tuple(range(10)), wanted=True)
     found = []
     for network, experts in ((whole, None), (halved, host)):
-        cache = KVCache(3, 5, 256, 1, 64, torch.float32, CPU)
+        cache = KVCache.uniform(3, 5, 256, 1, 64, torch.float32, CPU)
         cache.kv.fill_(float("nan"))
         padded = PaddedPrefill(network, cache, FlashBackend(cache), 600, None, experts)
         found.append(padded.run((span,))[0].clone())

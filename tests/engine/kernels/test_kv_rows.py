@@ -51,7 +51,7 @@ def test_kernels_write_and_read_rows_as_torch_does(
     kind: str, heads: int, dim: int, dtype: torch.dtype
 ) -> None:
     k, v = numbers(40, heads, dim).to(dtype), numbers(40, heads, dim).flip(0).to(dtype)
-    cache = KVCache(1, 4, BLOCK, heads, dim, dtype, DEVICE, kind=kind)
+    cache = KVCache.uniform(1, 4, BLOCK, heads, dim, dtype, DEVICE, kind=kind)
     cache.kv.fill_(255)
     slots = torch.randperm(64, generator=torch.Generator().manual_seed(1))[:40].int()
     slots[7] = -1  # padding
@@ -89,7 +89,7 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def caches(network: Network, kind: str) -> tuple[KVCache, KVCache]:
     heads, layers = network.spec.attention, len(network.spec.layers)
     shape = (layers, 48, BLOCK, heads.kv_heads, heads.head_dim)
-    made = [KVCache(*shape, torch.float32, CPU, kind=kind) for _ in range(2)]
+    made = [KVCache.uniform(*shape, torch.float32, CPU, kind=kind) for _ in range(2)]
     for cache in made:
         cache.kv.fill_(255)  # a scale of no number, which rows that were never written must not bring in
     return made[0], made[1]
@@ -103,7 +103,7 @@ def test_a_step_reads_what_the_plain_modules_wrote(network: Network, kind: str) 
     blocks = iter(torch.randperm(48, generator=random).tolist())
     tables = [tuple(next(blocks) for _ in range(length // BLOCK + 1)) for length in LENGTHS]
     texts = [torch.randint(40, (length + 1,), generator=random).tolist() for length in LENGTHS]
-    backend, model = SdpaBackend(plain, heads.groups, unusual_layers(network)), Decoder(network)
+    backend, model = SdpaBackend(plain, unusual_layers(network)), Decoder(network)
 
     def compute(table: tuple[int, ...], text: list[int], start: int, stop: int) -> Tensor:
         step = backend.plan(StepBatch((Span(table, start, stop - start),)))
@@ -141,15 +141,15 @@ def test_a_step_reads_what_the_plain_modules_wrote(network: Network, kind: str) 
 def test_prompts_read_what_is_stored(network: Network, kind: str) -> None:
     """By kernels that read bytes, one after the other and in one step, and by torch."""
     plain, fused = caches(network, kind)
-    unusual, groups = unusual_layers(network), network.spec.attention.groups
+    unusual = unusual_layers(network)
     random = torch.Generator().manual_seed(2)
     tables = ((3, 9, 4, 40, 20), (7, 1, 30))
     spans = [Span(tables[0], 0, 61), Span(tables[1], 0, 20), Span(tables[0], 61, 5), Span(tables[1], 20, 1)]
     model, found = Decoder(network), []
     ids = [torch.randint(40, (span.count,), generator=random) for span in spans]
     for cache, backend in (
-        (plain, SdpaBackend(plain, groups, unusual)),
-        (fused, TritonBackend(fused, groups, unusual)),
+        (plain, SdpaBackend(plain, unusual)),
+        (fused, TritonBackend(fused, unusual)),
     ):
         outs = []
         with torch.inference_mode():

@@ -122,8 +122,8 @@ def test_steps_and_prompts_give_what_the_plain_modules_give(name: str, tmp_path:
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     ids, found = torch.arange(3, 24), []
     for program in (Decoder(load(tmp_path, quantize="none")), FusedPrefill(model)):
-        cache = KVCache(1, 4, 16, 2, 64, torch.float32, CPU)
-        plan = SdpaBackend(cache, 2).plan(StepBatch((Span((1, 2), 0, 21),)))
+        cache = KVCache.uniform(1, 4, 16, 2, 64, torch.float32, CPU)
+        plan = SdpaBackend(cache).plan(StepBatch((Span((1, 2), 0, 21),)))
         with torch.inference_mode():
             found.append(program.logits(program.forward(ids, torch.arange(21), plan)))
     assert float((found[1] - found[0]).abs().max()) <= 2e-3 * float(found[0].abs().max())
@@ -139,8 +139,8 @@ def test_plain_checkpoints_are_quantized_at_load(quantize: str, held: set[Kind],
     assert unsupported(network) is None
     ids, found = torch.arange(3, 24), []
     for model in (network, near):
-        cache = KVCache(1, 4, 16, 2, 64, torch.float32, CPU)
-        plan = SdpaBackend(cache, 2).plan(StepBatch((Span((1, 2), 0, 21),)))
+        cache = KVCache.uniform(1, 4, 16, 2, 64, torch.float32, CPU)
+        plan = SdpaBackend(cache).plan(StepBatch((Span((1, 2), 0, 21),)))
         decoder = Decoder(model)
         with torch.inference_mode():
             found.append(decoder.logits(decoder.forward(ids, torch.arange(21), plan)))

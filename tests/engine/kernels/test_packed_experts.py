@@ -255,8 +255,8 @@ def test_the_packed_network_is_the_expanded_one(path: Path, model: Network) -> N
     ids, found = torch.arange(9), []
     for network in (model, load(path, quantize="none")):
         spec = network.spec.attention
-        cache = KVCache(1, 4, 16, spec.kv_heads, spec.head_dim, torch.float32, CPU)
-        plan = SdpaBackend(cache, spec.groups).plan(StepBatch((Span((1, 2), 0, 9),)))
+        cache = KVCache.uniform(1, 4, 16, spec.kv_heads, spec.head_dim, torch.float32, CPU)
+        plan = SdpaBackend(cache).plan(StepBatch((Span((1, 2), 0, 9),)))
         decoder = Decoder(network)
         with torch.inference_mode():
             found.append(decoder.logits(decoder.forward(ids, ids, plan)))
@@ -284,8 +284,8 @@ def test_a_prompt_gives_what_the_plain_modules_give(model: Network) -> None:
     spec = model.spec.attention
     ids, found = torch.arange(21) * 7 % 24, []
     for program in (Decoder(model), FusedPrefill(model)):
-        cache = KVCache(1, 4, 16, spec.kv_heads, spec.head_dim, torch.float32, CPU)
-        plan = SdpaBackend(cache, spec.groups).plan(StepBatch((Span((1, 2), 0, 21),)))
+        cache = KVCache.uniform(1, 4, 16, spec.kv_heads, spec.head_dim, torch.float32, CPU)
+        plan = SdpaBackend(cache).plan(StepBatch((Span((1, 2), 0, 21),)))
         with torch.inference_mode():
             found.append(program.logits(program.forward(ids, torch.arange(21), plan)))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)

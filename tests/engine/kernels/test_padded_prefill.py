@@ -69,9 +69,9 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
     table = BlockTable([3, 1, 2])
     found = []
     for short in (False, True):
-        cache = KVCache(layers, BLOCKS, 256, shape.kv_heads, shape.head_dim, torch.float32, CPU)
+        cache = KVCache.uniform(layers, BLOCKS, 256, shape.kv_heads, shape.head_dim, torch.float32, CPU)
         cache.kv.fill_(float("nan"))  # what was never written is never read
-        plain = Runner(model, SdpaBackend(cache, shape.groups), CPU)
+        plain = Runner(model, SdpaBackend(cache), CPU)
         padded = PaddedPrefill(model, cache, FlashBackend(cache), 1000, graphs=None)
         sequence = Sequence(rows.prefix(240), Priority.PERSON, SamplingParams())
         sequence.table = table
@@ -111,7 +111,7 @@ def test_deterministic_steps_give_the_same_bits_however_a_prompt_is_cut(
     blocks = (4, 1, 3)
     logits, rows = [], []
     for cuts in ((37,), (15, 16, 17, 36, 37), (5, 37)):
-        cache = KVCache(layers, 5, 16, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
+        cache = KVCache.uniform(layers, 5, 16, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
         cache.kv.fill_(float("nan"))  # what was never written is never read
         padded = PaddedPrefill(network, cache, None, 37, graphs=None)
         for start, stop in pairwise((0, *cuts)):
@@ -123,8 +123,8 @@ def test_deterministic_steps_give_the_same_bits_however_a_prompt_is_cut(
     for other in (1, 2):
         assert torch.equal(logits[other], logits[0])
         assert torch.equal(rows[other], rows[0])
-    cache = KVCache(layers, 5, 16, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
-    plain = Runner(network, SdpaBackend(cache, shape.groups), DEVICE)
+    cache = KVCache.uniform(layers, 5, 16, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
+    plain = Runner(network, SdpaBackend(cache), DEVICE)
     (expected,) = plain.run(StepBatch((Span(blocks, 0, 37, ids, range(37), True),)))
     torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=1e-4)
 
@@ -154,9 +154,9 @@ def test_prompts_are_recorded_unless_torch_attends(
     shape, unusual, found = network.spec.attention, unusual_layers(network), []
     ids = torch.randint(160, (50,), generator=torch.Generator().manual_seed(1)).tolist()
     for fused in (False, True):
-        cache = KVCache(1, 8, BLOCK_SIZES[name], shape.kv_heads, shape.head_dim, torch.float32, CPU)
+        cache = KVCache.uniform(1, 8, BLOCK_SIZES[name], shape.kv_heads, shape.head_dim, torch.float32, CPU)
         cache.kv.fill_(float("nan"))
-        runner = Runner(network, make_backend(name, cache, shape.groups, unusual), CPU)
+        runner = Runner(network, make_backend(name, cache, unusual), CPU)
         graphs: Any = Recorded()
         if fused:
             assert runner.fuse(network, cache, 64, graphs, False) is None
@@ -210,9 +210,11 @@ def test_several_chunks_at_once_give_what_each_gives_alone(
         spans.append(Span(table, start, count, ids[start:], positions[start:], wanted))
     found = []
     for together in (False, True):
-        cache = KVCache(layers, 2 * len(MIXED), 256, shape.kv_heads, shape.head_dim, torch.float32, CPU)
+        cache = KVCache.uniform(
+            layers, 2 * len(MIXED), 256, shape.kv_heads, shape.head_dim, torch.float32, CPU
+        )
         cache.kv.fill_(float("nan"))  # what was never written is never read, and padding is written nowhere
-        plain = Runner(network, SdpaBackend(cache, shape.groups), CPU)
+        plain = Runner(network, SdpaBackend(cache), CPU)
         for span in before:
             if span.count:
                 plain.run(StepBatch((span,)))

@@ -43,19 +43,19 @@ def rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tokens_of_any_number_and_context(group: int, dim: int, block_size: int, dtype: torch.dtype) -> None:
     spans = [(0, 1), (SPLIT - 3, 8), (40, 5), (2 * SPLIT - 1, 1)]
     made = case(spans, group=group, dim=dim, block_size=block_size, dtype=dtype, device=DEVICE, kv_heads=1)
-    error = made.error(made.run(TritonBackend(made.cache, group)))
+    error = made.error(made.run(TritonBackend(made.cache)))
     assert error < (1e-5 if dtype is torch.float32 else 5e-3)
 
 
 def test_every_kv_head_has_its_own_rows() -> None:
     made = case([(30, 2), (9, 3)], group=2, dim=64, block_size=16, dtype=DTYPES[1], device=DEVICE, kv_heads=3)
-    assert made.error(made.run(TritonBackend(made.cache, 2))) < 5e-3
+    assert made.error(made.run(TritonBackend(made.cache))) < 5e-3
 
 
 def test_more_splits_than_are_combined_at_once() -> None:
     rows = SPLIT * COMBINE + 5
     made = case([(rows, 2)], group=1, dim=16, block_size=64, dtype=DTYPES[0], device=DEVICE, kv_heads=1)
-    assert made.error(made.run(TritonBackend(made.cache, 1))) < 1e-5
+    assert made.error(made.run(TritonBackend(made.cache))) < 1e-5
 
 
 @pytest.mark.usefixtures("rows_alike")
@@ -63,7 +63,7 @@ def test_more_splits_than_are_combined_at_once() -> None:
 def test_a_token_alone_gets_bitwise_what_it_gets_among_eight(group: int, dtype: torch.dtype) -> None:
     start = SPLIT - 4  # the eight lie on both sides of a split's edge
     made = case([(start, 8)], group=group, dim=64, block_size=16, dtype=dtype, device=DEVICE, kv_heads=1)
-    backend = TritonBackend(made.cache, group)
+    backend = TritonBackend(made.cache)
     together = made.run(backend)
     (span,) = made.batch.spans
     for i in range(8):
@@ -77,7 +77,7 @@ def test_bounds_that_leave_room_change_nothing() -> None:
     made = case(
         [(150, 2), (30, 1)], group=2, dim=64, block_size=32, dtype=DTYPES[1], device=DEVICE, kv_heads=1
     )
-    exact = made.run(TritonBackend(made.cache, 2))
+    exact = made.run(TritonBackend(made.cache))
     places = torch.tensor([[0, 150, 2], [2, 30, 1]], dtype=torch.int32, device=DEVICE)
     tables = torch.zeros((2, 64), dtype=torch.int32, device=DEVICE)
     for i, span in enumerate(made.batch.spans):

@@ -60,11 +60,11 @@ def network(tmp_path: Path) -> Network:
 
 def a_cache(network: Network) -> KVCache:
     heads = network.spec.attention
-    return KVCache(2, 4, 8, heads.kv_heads, heads.head_dim, torch.float32, CPU)
+    return KVCache.uniform(2, 4, 8, heads.kv_heads, heads.head_dim, torch.float32, CPU)
 
 
 def a_backend(network: Network) -> SdpaBackend:
-    return SdpaBackend(a_cache(network), network.spec.attention.groups, {})
+    return SdpaBackend(a_cache(network), {})
 
 
 def test_the_runner_expands_each_weight_once_a_step_with_one_launch(

@@ -49,8 +49,7 @@ def made_case(spans: list[tuple[int, int]], **options: Any) -> Case:
 
 
 def found(made: Case) -> float:
-    groups = made.q.shape[1] // made.k.shape[1]
-    return made.error(made.run(TritonBackend(made.cache, groups, made.unusual)))
+    return made.error(made.run(TritonBackend(made.cache, made.unusual)))
 
 
 @examples(12)
@@ -91,7 +90,7 @@ def test_the_tiles_of_a_gpu(asked: dict[str, Any]) -> None:
 
 def test_plain_layers_beside_unusual_ones_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
     made = made_case([(40, 1), (3, 20)], group=2, dim=16, block_size=16, window=7)
-    backend = TritonBackend(made.cache, 2, made.unusual)
+    backend = TritonBackend(made.cache, made.unusual)
     monkeypatch.setattr(prompt_attention, "ragged_attention", None)
     plain = case([(40, 1), (3, 20)], group=2, dim=16, block_size=16, dtype=DTYPE, device=DEVICE)
     made.cache.kv[:, 0] = plain.cache.kv[:, 1]
@@ -104,7 +103,7 @@ def test_a_graph_attends_to_what_the_device_says() -> None:
     spans = [(70, 20), (0, 9), (33, 1)]
     for asked in ({}, {"window": 30}):
         made = made_case(spans, group=2, dim=16, block_size=16, **asked)
-        backend = TritonBackend(made.cache, 2, made.unusual)
+        backend = TritonBackend(made.cache, made.unusual)
         expected = made.run(backend)
         ends = torch.tensor([[0, 20, 29, 30, 30, 30], [0, 90, 99, 133, 133, 133]], dtype=torch.int32)
         tables = torch.zeros(5, 9, dtype=torch.int32)
@@ -125,7 +124,7 @@ def test_a_deterministic_slab_reads_nothing_before_the_window(monkeypatch: pytes
     monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(16, 32, 4))
     asked: dict[str, Any] = {"window": 9, "sinks": True, "lets_go": True}
     made = made_case([(70, 20)], group=2, dim=24, block_size=16, **asked)
-    expected = made.run(TritonBackend(made.cache, 2, made.unusual))
+    expected = made.run(TritonBackend(made.cache, made.unusual))
     (span,) = made.batch.spans
     q = torch.cat((torch.zeros_like(made.q[:6]), made.q, torch.zeros_like(made.q[:6])))
     out = prompt_attention.prompt_attention(
@@ -145,7 +144,7 @@ def test_a_deterministic_slab_reads_nothing_before_the_window(monkeypatch: pytes
 def test_a_step_that_is_cut_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(32, 16, 4))
     made = made_case([(45, 60)], group=2, dim=64, block_size=16, window=33, cap=3.0, sinks=True)
-    backend = TritonBackend(made.cache, 2, made.unusual)
+    backend = TritonBackend(made.cache, made.unusual)
     whole = made.run(backend)
     (span,) = made.batch.spans
     for first, end in pairwise((0, 1, 18, 60)):

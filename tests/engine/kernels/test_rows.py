@@ -102,7 +102,7 @@ class Case:
     def __init__(self, model: Network, lengths: list[int]) -> None:
         shape = model.spec
         self.model, self.lengths = model, lengths
-        self.cache = KVCache(
+        self.cache = KVCache.uniform(
             len(shape.layers),
             SLOTS * BLOCKS,
             BLOCK,

@@ -105,7 +105,7 @@ class Case:
     def quantized(self, kind: str) -> "Case":
         """The same with rows of such a cache; new rows are nowhere yet, and no number is where they will be."""
         given, heads = self.given, self.shape.spec.kv_heads
-        cache = KVCache(1, len(given.k) // BLOCK, BLOCK, heads, DIM, torch.float32, DEVICE, kind=kind)
+        cache = KVCache.uniform(1, len(given.k) // BLOCK, BLOCK, heads, DIM, torch.float32, DEVICE, kind=kind)
         cache.kv.fill_(255)
         for table, row in zip(self.tables, self.rows, strict=True):
             seen = torch.arange(row)

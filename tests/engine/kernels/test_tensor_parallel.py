@@ -76,7 +76,7 @@ def logits_of(rank: int, ranks: int, path: Path, folder: Path, steps: list[list[
         exchange = AllReduce(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
         exchange.wait_at_most(60.0)
     shape = network.spec.attention
-    cache = KVCache(1, 2 * SLOTS, 16, shape.kv_heads, shape.head_dim, torch.float32, CPU)
+    cache = KVCache.uniform(1, 2 * SLOTS, 16, shape.kv_heads, shape.head_dim, torch.float32, CPU)
     first = rank == 0
     token = torch.arange(SLOTS) % 7 if first else torch.full((SLOTS,), -1)
     slots, found = Slots(SLOTS, 32, 2, token), []
@@ -160,7 +160,7 @@ def runner_of(rank: int, ranks: int, path: Path, folder: Path) -> DecodeRunner[A
         if rank:
             sampler = NullSampler(vocab, 2, CPU, exchange.count)
     shape = network.spec.attention
-    cache = KVCache(1, 8, 16, shape.kv_heads, shape.head_dim, torch.float32, CPU)
+    cache = KVCache.uniform(1, 8, 16, shape.kv_heads, shape.head_dim, torch.float32, CPU)
     cache.kv.zero_()  # the row of the prompt was never computed
     slots = Slots(2, 2, 2, sampler.token)
     program = FusedDecoder(network, cache, slots.given, False, exchange=exchange)

@@ -87,7 +87,7 @@ def test_steps_are_timed_beside_the_cache_of_the_sequences_and_the_fastest_is_fo
     model: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = model.spec.attention
-    cache = KVCache(1, 3, 256, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
+    cache = KVCache.uniform(1, 3, 256, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
     cache.kv.fill_(7.0)
 
     def seconds(cuts: KernelConfigs) -> float:
@@ -126,7 +126,7 @@ def test_sequences_of_the_bench_read_rows_of_their_own(
 ) -> None:
     """Rows that all of them read would come from the cache of the GPU, as they do in no real step."""
     shape, seen = model.spec.attention, list[list[int]]()
-    like = KVCache(1, 3, 256, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
+    like = KVCache.uniform(1, 3, 256, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
 
     def run(self: FusedDecoder, rows: int, limit: int) -> None:
         assert int(self._given.tables.max()) < len(self._cache.kv[0, 0]) // 256

@@ -37,7 +37,7 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def a_cache(network: Network, kind: str) -> KVCache:
     heads = network.spec.attention
     shape = (len(network.spec.layers), 24, BLOCK, heads.kv_heads, heads.head_dim)
-    cache = KVCache(*shape, torch.float32, CPU, kind=kind)
+    cache = KVCache.uniform(*shape, torch.float32, CPU, kind=kind)
     cache.kv.fill_(255)  # a scale of no number: rows that were never written must not matter
     return cache
 
@@ -77,7 +77,7 @@ def test_the_plain_modules_write_and_read_the_same_rows(
     network: Network, pool: Pool, kind: str, variant: int | None
 ) -> None:
     text, native, plain = a_text(), a_cache(network, kind), a_cache(network, kind)
-    backend = SdpaBackend(plain, network.spec.attention.groups, unusual_layers(network))
+    backend = SdpaBackend(plain, unusual_layers(network))
     model, expected = Decoder(network), Tensor()
     with torch.inference_mode():
         decoder = NativeDecoder(network, native, pool, variant)
