@@ -111,15 +111,15 @@ def write_folder(source: Path, out: Path, held: Mapping[str, BlockMatrix]) -> No
 
 def _packed(held: BlockMatrix) -> dict[str, Tensor]:
     """Return the tensors of a matrix as compressed-tensors packs them."""
-    codes, (scales, *lows), _ = BLOCKS[held.kind].fields(
-        held.data.view(len(held.data), -1, held.kind.block_bytes)
-    )
+    blocks = held.data.view(len(held.data), -1, held.kind.block_bytes)
+    codes, values, _ = BLOCKS[held.kind].fields(blocks)
+    scales, *lows = (value.flatten(1).half() for value in values)
     rows, bits = len(codes), 8 if held.kind == Kind.Q8_0 else 4
     # The range of bytes is shifted from -128..127 to 0..255.
     digits = (codes ^ 0x80 if bits == 8 else codes).reshape(rows, -1)
     found = {
         "weight_packed": _words(digits, bits),
-        "weight_scale": scales.contiguous(),
+        "weight_scale": scales,
         "weight_shape": torch.tensor(digits.shape),
     }
     for low in lows:

@@ -96,7 +96,8 @@ def pack(data: Tensor, kind: Kind, out: Planes) -> None:
         part.scales.copy_(torch.cat(cut, -1))
         if supers is not None:
             assert part.supers is not None
-            common = _padded(supers.reshape(len(rows), -1), 1)
+            both = torch.nn.functional.pad(supers, (0, 2 - supers.shape[-1]))
+            common = _padded(both.view(len(rows), -1), 1)
             part.supers.copy_(common.view(len(part.supers), ROWS, -1, 2).transpose(1, 2))
 
 
@@ -118,11 +119,15 @@ def unpack(planes: Planes, kind: Kind, rows: Tensor, columns: int) -> Tensor:
     size = packing.group // 4
     code = code.view(len(rows), -1, 4, COLUMNS // packing.group, size).transpose(2, 3)
     across, values = planes.scales.shape[1], planes.scales[at, :, line]
-    each = values.view(len(rows), across, -1, COLUMNS // packing.width).unbind(-2)
-    supers = None if planes.supers is None else planes.supers[at, :, line].repeat_interleave(2, 1)
-    numbers = torch.empty(len(rows), across * COLUMNS // packing.width, packing.width, device=rows.device)
-    packing.expand(code.to(torch.uint8), each, supers, numbers)
-    found = numbers.view(len(rows), -1)[:, :columns]
+    groups = len(rows), across, COLUMNS // packing.width
+    each = values.view(len(rows), across, -1, groups[-1]).unbind(-2)
+    if planes.supers is None:
+        each, supers = tuple(value.unsqueeze(-1) for value in each), None
+    else:
+        supers = planes.supers[at, :, line].repeat_interleave(2, 1)
+    numbers = torch.empty(len(rows), across * COLUMNS, device=rows.device)
+    packing.expand(code.to(torch.uint8).reshape(*groups, packing.width), each, supers, numbers)
+    found = numbers[:, :columns]
     if planes.order is None:
         return found
     return torch.empty_like(found).index_copy_(1, planes.order.long(), found)

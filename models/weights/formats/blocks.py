@@ -34,8 +34,10 @@ _CHUNK = (1 << 15) - 1
 every small operation: twice as fast on an idle machine, a hundred times slower on a busy one."""
 _LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F
 
-Fields = tuple[Tensor, list[Tensor], Tensor | None]
-"""codes uint8 [rows, blocks, numbers], scales (and minima) [rows, groups], supers fp16 [rows, blocks, 2]."""
+Fields = tuple[Tensor, Sequence[Tensor], Tensor | None]
+"""codes uint8 [rows, blocks, numbers], scales (and minima) fp32 [rows, blocks, 1], None. With supers: codes uint8
+[rows, blocks, groups, numbers], scales (and minima) as bytes [rows, blocks, groups], supers fp16 [rows, blocks, 1],
+or [rows, blocks, 2] with minima."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +87,32 @@ class BlockFormat:
         return ROWS * COLUMNS * sum(self.planes) // 8 + scales + (ROWS * 2 if self.supers else 0)
 
     def expand(self, codes: Tensor, values: Sequence[Tensor], supers: Tensor | None, out: Tensor) -> None:
-        """Write the numbers that fields stand for to `out` fp32 [rows, groups, numbers]. Supers are [rows, blocks, 2],
-        scales and minima [rows, blocks, groups] if there are supers; the shapes of others do not matter.
-        """
+        """Write the numbers that fields stand for to `out`, contiguous fp32, of any shape with as many numbers."""
         if self.nibbles:
             values = values[0] & 15, values[0] >> 4
-        scales, *minima = (value.float() for value in values)
         if supers is not None:
-            scales = scales * supers[..., :1].float()
-            minima = [minimum * -supers[..., 1:].float() for minimum in minima]
+            factors = supers.float().chunk(2, dim=-1)
+            values = [(value * factor).unsqueeze(-1) for value, factor in zip(values, factors, strict=False)]
         numbers = self._meant(codes)
-        out.copy_(numbers if numbers.shape == out.shape else numbers.reshape(out.shape))
+        out = out.view(numbers.shape).copy_(numbers)
+        if self.floats == FLOATS_OF_4:
+            out.mul_(2.0**15)
         if self.offset:
             out.sub_(self.offset)
-        out.mul_(scales.reshape(len(out), -1, 1))
-        for minimum in minima:
-            out.add_(minimum.reshape(len(out), -1, 1))
+        out.mul_(values[0])
+        if self.minimum:
+            out.add_(values[1], alpha=1 if supers is None else -1)
 
     def _meant(self, codes: Tensor) -> Tensor:
-        """Return the unscaled values of uint8 codes, before the offset is subtracted."""
+        """Return the unscaled values of uint8 codes, before the offset is subtracted; 2 ** 15 times too small for
+        FLOATS_OF_4.
+        """
         if self.floats == FLOATS_OF_8:
             return codes.view(torch.float8_e4m3fn)
         if self.floats == FLOATS_OF_4:
-            # A sign, two exponent bits and one fraction bit: as the leading bits of a half they are 2 ** 14 times too
-            # small.
+            # A sign, two exponent bits and one fraction bit become the leading bits of a half.
             digits = codes.short()
-            return ((digits & 8) << 12 | (digits & 7) << 9).view(torch.float16).float().mul_(2.0**15)
+            return ((digits & 8) << 12 | (digits & 7) << 9).view(torch.float16)
         if self.floats == IQ4_CODES:
             return torch.tensor(IQ4, dtype=torch.int8, device=codes.device)[codes.int()]
         return codes.view(torch.int8) if self.planes == (8,) else codes
@@ -144,10 +146,9 @@ def decoder(kind: Kind) -> Callable[[Tensor], Tensor] | None:
         return None
 
     def decode(packed: Tensor) -> Tensor:
-        blocks = packed.view(1, -1, kind.block_bytes)
-        out = torch.empty(1, blocks.shape[1] * kind.block // found.width, found.width, device=packed.device)
-        found.expand(*found.fields(blocks), out)
-        return out.view(-1)
+        out = torch.empty(packed.numel() // kind.block_bytes * kind.block, device=packed.device)
+        found.expand(*found.fields(packed.view(1, -1, kind.block_bytes)), out)
+        return out
 
     return decode
 
@@ -159,8 +160,7 @@ def dequantize(data: Tensor, kind: Kind, out: Tensor) -> None:
     """
     wide = out if out.dtype == torch.float32 else torch.empty(out.shape, device=out.device)
     found = BLOCKS[kind]
-    fields = found.fields(data.view(len(data), -1, kind.block_bytes))
-    found.expand(*fields, wide.view(len(data), -1, found.width))
+    found.expand(*found.fields(data.view(len(data), -1, kind.block_bytes)), wide)
     if wide is not out:
         out.copy_(wide)
 
@@ -199,11 +199,6 @@ def _halves(blocks: Tensor) -> Tensor:
     return _aligned(blocks).view(torch.float16)
 
 
-def _supers(blocks: Tensor) -> Tensor:
-    """View bytes as supers without minima: uint8 [..., 2] -> fp16 [..., 2]."""
-    return torch.nn.functional.pad(_halves(blocks), (0, 1))
-
-
 def _split(packed: Tensor, bits: int, dim: int) -> Tensor:
     """Split every byte into parts of `bits` bits, lowest first, along a new dimension: -1 or, before the last, -2."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
@@ -217,7 +212,8 @@ def _simple(head: int, codes: Callable[[Tensor], Tensor] | None = None) -> Calla
 
     def read(blocks: Tensor) -> Fields:
         digits = _nibbles(blocks[..., head:]) if codes is None else codes(blocks)
-        return digits, list(_halves(blocks[..., :head]).unbind(-1)), None
+        values = _halves(blocks[..., :head]).float()
+        return digits, (values,) if head == 2 else values.chunk(2, dim=-1), None
 
     return read
 
@@ -258,7 +254,7 @@ def _q6_k(blocks: Tensor) -> Fields:
     shape = blocks.shape[:2]
     high = _split(blocks[..., 128:192].reshape(*shape, 2, 32), 2, -2) << 4
     digits = _nibbles(blocks[..., :128].reshape(*shape, 2, 64)).view(high.shape) | high
-    return digits.view(*shape, 16, 16), [blocks[..., 192:208].view(torch.int8)], _supers(blocks[..., 208:])
+    return digits.view(*shape, 16, 16), [blocks[..., 192:208].view(torch.int8)], _halves(blocks[..., 208:])
 
 
 def _mxfp4(blocks: Tensor) -> Fields:
@@ -284,14 +280,14 @@ def _q3_k(blocks: Tensor) -> Fields:
         _split(blocks[..., 104:108], 2, -2).flatten(-2),
     )
     scales = (low | high << 4).view(torch.int8) - 32
-    return digits.view(*shape, 16, 16), [scales], _supers(blocks[..., 108:])
+    return digits.view(*shape, 16, 16), [scales], _halves(blocks[..., 108:])
 
 
 def _iq4_xs(blocks: Tensor) -> Fields:
     """Read codes with scales of 6 bits each that are 32 too large."""
     low, high = _split(blocks[..., 4:8], 4, -1).flatten(-2), _split(blocks[..., 2:4], 2, -1).flatten(-2)
     digits = _nibbles(blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16))
-    return digits, [(low | high << 4).view(torch.int8) - 32], _supers(blocks[..., :2])
+    return digits, [(low | high << 4).view(torch.int8) - 32], _halves(blocks[..., :2])
 
 
 def _fp8(blocks: Tensor) -> Fields:
