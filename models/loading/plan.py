@@ -20,7 +20,7 @@ from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.formats.registry import read_scheme
 from models.weights.matching import match
 from models.weights.memory import available_bytes
-from models.weights.packed_groups import choose_packed, expanded_note, expansion_note
+from models.weights.packed_groups import choose_packed, expansion_note
 from models.weights.packing import packed_bytes
 from models.weights.placement import LayerExperts, expert_layers, fetch_bytes, place_experts
 from models.weights.quantize import choose_kinds, conversion_note, plain_note
@@ -186,7 +186,7 @@ def _notes(plan: LoadPlan, in_planes: bool) -> list[str | None]:
         on_device = {name: slot for name, slot in plan.places.items() if not plan.is_on_host(slot)}
         notes.append(expansion_note(tensors, on_device, plan.packed, target.dtype))
     elif target.packs is None and target.quantize == "auto" and target.device.type == "cuda":
-        notes.append(expanded_note(tensors, plan.places, target.dtype))
+        notes.append(expansion_note(tensors, plan.places, None, target.dtype))
     return notes
 
 

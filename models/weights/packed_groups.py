@@ -72,44 +72,30 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
 def expansion_note(
     tensors: Iterable[StoredTensor],
     places: Mapping[str, Slot],
-    packed: Mapping[str, Kind],
+    packed: Mapping[str, Kind] | None,
     dtype: torch.dtype,
 ) -> str | None:
-    """Return a line for the user about matrices of a quantised file that a GPU holds as plain numbers, or None."""
+    """Return a line for the user about matrices of a quantised file that a GPU holds as plain numbers, or None.
+
+    `packed` has the matrices that stay quantised; None: no kernels here read any.
+    """
     found: dict[str, set[str]] = {}
     stored = held = 0
     for tensor in tensors:
         slot = places.get(tensor.name)
-        if slot is not None and tensor.blocks and not tensor.quantized and tensor.name not in packed:
+        if slot is not None and tensor.blocks and not tensor.quantized and tensor.name not in (packed or {}):
             part = "experts" if slot.expert is not None else slot.part
             found.setdefault(part, set()).add(tensor.blocks.kind.name)
             stored += tensor.nbytes
             held += slot.rows * slot.shape[1] * dtype.itemsize
     if not found:
         return None
+    sizes = f"expanded from {bytes_text(stored)} to {bytes_text(held)}"
+    if packed is None:
+        names = ", ".join(sorted(set().union(*found.values())))
+        return f"The weights of this file ({names}) are {sizes}: no kernels here read them as they are."
     what = ", ".join(f"{part} ({', '.join(sorted(names))})" for part, names in found.items())
-    return (
-        f"There are no GPU kernels for the format of some weights in this file: {what}. They are expanded "
-        f"from {bytes_text(stored)} to {bytes_text(held)}."
-    )
-
-
-def expanded_note(
-    tensors: Iterable[StoredTensor], places: Mapping[str, Slot], dtype: torch.dtype
-) -> str | None:
-    """Return a line for the user if a quantised file is expanded because the GPU's kernels read none of its matrices.
-
-    Otherwise return None.
-    """
-    found = [(t, t.blocks.kind.name) for t in tensors if t.name in places and t.blocks and not t.quantized]
-    if not found:
-        return None
-    names = ", ".join(sorted({name for _, name in found}))
-    held = sum(t.shape[0] * t.shape[1] for t, _ in found) * dtype.itemsize
-    return (
-        f"The weights of this file ({names}) are expanded from {bytes_text(sum(t.nbytes for t, _ in found))} to "
-        f"{bytes_text(held)}: no kernels here read them as they are."
-    )
+    return f"There are no GPU kernels for the format of some weights in this file: {what}. They are {sizes}."
 
 
 @dataclass(frozen=True, slots=True)

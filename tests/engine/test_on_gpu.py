@@ -23,7 +23,7 @@ from engine.machine.report import decode_programs
 from models.errors import TooLargeError
 from models.loading.plan import LoadPlan, Target, read_tensors
 from models.weights.matching import match
-from models.weights.packed_groups import expanded_note
+from models.weights.packed_groups import expansion_note
 from tests.engine.test_compatibility import a_network, a_spec, put_together
 from tests.engine.test_device import Machine
 from tests.models.checkpoints import files_of, random_model, tiny_llama, write_gguf
@@ -226,7 +226,7 @@ def test_the_note_about_expanded_weights(tmp_path: Path) -> None:
         tmp_path / "q.gguf", random_model(tiny_llama(intermediate_size=64)), {"ffn_down": GGUF.Q8_0}
     )
     spec, tensors, names, _ = read_tensors(files_of(path))
-    note = expanded_note(tensors, match(spec, tensors, names), torch.bfloat16)
+    note = expansion_note(tensors, match(spec, tensors, names), None, torch.bfloat16)
     assert note is not None
     assert note.startswith("The weights of this file (")
     assert "Q8_0" in note
