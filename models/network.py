@@ -28,8 +28,6 @@ class Weight:
     format: Kind
     rows: int
     columns: int
-    scales: Tensor | None = None
-    """The scales, for a format that stores them apart from the data."""
     split: Axis = "rows"
     """The axis along which devices may share it: outputs (rows), or inputs (columns; the results are then added up)."""
     planes: Planes | None = None
@@ -54,10 +52,8 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data and scales, or of the planes."""
-        if self.planes is not None:
-            return self.planes.nbytes
-        return self.data.nbytes + (self.scales.nbytes if self.scales is not None else 0)
+        """Bytes of the data or the planes."""
+        return self.data.nbytes if self.planes is None else self.planes.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

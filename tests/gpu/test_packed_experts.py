@@ -63,9 +63,7 @@ def packed_experts(spec: Experts, hidden: int, kind: Kind) -> tuple[ExpertWeight
         weights = [Weight.packed(planes.cut(i * each, each), kind, rows, columns) for i in range(count)]
         found.append([Linear((weights[i],), biases[i]) for i in range(count)])
         wide = [None if one is None else one.double() for one in biases]
-        exact.append(
-            [Linear((Weight(numbers[i], Kind.F32, rows, columns, None),), wide[i]) for i in range(count)]
-        )
+        exact.append([Linear((Weight(numbers[i], Kind.F32, rows, columns),), wide[i]) for i in range(count)])
     router, bias = (
         drawn(count, hidden, seed=5) / hidden**0.5,
         drawn(count, seed=6) if spec.router_bias else None,
@@ -73,7 +71,7 @@ def packed_experts(spec: Experts, hidden: int, kind: Kind) -> tuple[ExpertWeight
     router, bias = (None if one is None else one.to(BF16) for one in (router, bias))
     assert router is not None
     layers = [
-        Linear((Weight(part, Kind.F32, count, hidden, None),), None if bias is None else bias.to(part.dtype))
+        Linear((Weight(part, Kind.F32, count, hidden),), None if bias is None else bias.to(part.dtype))
         for part in (router, router.double())
     ]
     both = []
