@@ -21,7 +21,7 @@ from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
 from models.weights.memory import available_bytes
 from models.weights.packed_groups import PackedPart, packed_weights
-from models.weights.quantize import is_file, packed_rows
+from models.weights.quantize import packed_rows
 from models.weights.slots import Slot, group_shapes
 from models.weights.staging import Extent, Staging
 from models.weights.too_large import too_large, too_large_for_host
@@ -169,22 +169,21 @@ class _Filling:
         for tensor in plan.tensors:
             slot, kind = plan.places[tensor.name], plan.kinds.get(tensor.name)
             if kind is not None:
-                data, mapped = packed_rows(tensor, kind), is_file(tensor, kind)
+                data, mapped = packed_rows(tensor, kind)
                 if plan.is_on_host(slot):
                     data, mapped = self._side_by_side(slot, data), False
                 else:
                     _touch(data)
                 weight = Weight(data, kind, slot.rows, slot.shape[1], split=slot.split, is_mapped=mapped)
                 self.store.blocks.setdefault((slot.group, slot.expert), {})[slot.start] = weight
-                self._advance(tensor.nbytes)
             elif staging is not None and tensor.extent is not None and not plan.is_on_host(slot):
                 streamed.append((tensor, slot))
+                continue
             elif slot in self.packed:
                 self.packed[slot].fill(tensor)
-                self._advance(tensor.nbytes)
             else:
                 tensor.copy_into(self._target(slot))
-                self._advance(tensor.nbytes)
+            self._advance(tensor.nbytes)
         if staging is not None:
             staging.stream(self._transfers(streamed), plan.target.device, self._advance)
 

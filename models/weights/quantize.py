@@ -122,28 +122,21 @@ def _delicate(places: Mapping[str, Slot]) -> set[str]:
     }
 
 
-def is_file(tensor: StoredTensor, kind: Kind) -> bool:
-    """Return whether `packed_rows` returns memory of the file, which must not be written."""
-    blocks = tensor.blocks
-    return blocks is not None and blocks.kind == kind and blocks.is_mapped
-
-
-def packed_rows(tensor: StoredTensor, kind: Kind) -> Tensor:
-    """Return the blocks of a matrix in `kind`, uint8 [rows, bytes per row]: those of the file if it has this type.
-
-    Raises ModelError if the file cannot be read.
+def packed_rows(tensor: StoredTensor, kind: Kind) -> tuple[Tensor, bool]:
+    """Return the blocks of a matrix in `kind`, uint8 [rows, bytes per row]: those of the file if it has this type; and
+    whether they are memory of the file, which must not be written. Raises ModelError if the file cannot be read.
     """
     blocks = tensor.blocks
     if blocks is not None and blocks.kind == kind:
-        return blocks.rows(_CPU)
+        return blocks.rows(_CPU), blocks.is_mapped
     if blocks is not None and (blocks.kind, kind) == (Kind.Q5_0, Kind.Q8_0):
-        return _widen_q5_0(blocks.rows(_CPU))
+        return _widen_q5_0(blocks.rows(_CPU)), False
     assert tensor.parts is not None
     rows, columns = tensor.shape
     out = torch.empty(rows, kind.row_bytes(columns), dtype=torch.uint8)
     for start, values in tensor.parts():
         out[start : start + len(values)] = quantize(values.float(), kind)
-    return out
+    return out, False
 
 
 def quantize(values: Tensor, kind: Kind) -> Tensor:
