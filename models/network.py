@@ -36,9 +36,9 @@ class Weight:
     """Whether `data` is memory of a mapped file, whose pages may be given back to the system at any time."""
 
     @classmethod
-    def packed(cls, planes: Planes, kind: Kind, rows: int, columns: int) -> "Weight":
+    def packed(cls, planes: Planes) -> "Weight":
         """Wrap a quantised matrix in planes."""
-        return cls(planes.codes[0], kind, rows, columns, planes=planes)
+        return cls(planes.codes[0], planes.kind, planes.rows, planes.columns, planes=planes)
 
     @classmethod
     def plain(cls, data: Tensor, split: Axis = "rows") -> "Weight":

@@ -20,7 +20,8 @@ from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
 from models.weights.memory import available_bytes
-from models.weights.packed_groups import PackedPart, packed_weights
+from models.weights.packed_groups import fill_planes, packed_weights, stream_planes
+from models.weights.packing import Planes
 from models.weights.quantize import packed_rows
 from models.weights.slots import Slot, group_shapes
 from models.weights.staging import Extent, Staging
@@ -126,7 +127,7 @@ class _Filling:
     """The blocks of experts in host memory, uint8 [experts, rows, bytes a row], by group and first row."""
     experts: dict[str, int] = field(default_factory=dict)
     """Number of experts by group."""
-    packed: dict[Slot, PackedPart] = field(default_factory=dict)
+    packed: dict[Slot, Planes] = field(default_factory=dict)
     """The destinations of the matrices that are held in planes."""
     done: int = 0
     total: int = field(init=False)
@@ -151,9 +152,8 @@ class _Filling:
             if group in groups:
                 weights, of_slots = packed_weights(groups[group], target.device, orders)
                 self.packed |= of_slots
-                for (expert, start), each in weights.items():
-                    weight = Weight.packed(each.planes, each.kind, each.rows, each.columns)
-                    self.store.blocks.setdefault((group, expert), {})[start] = weight
+                for (expert, start), planes in weights.items():
+                    self.store.blocks.setdefault((group, expert), {})[start] = Weight.packed(planes)
             elif group not in in_blocks:
                 dtype = torch.float32 if group in exact else target.dtype
                 self.store.plain[group] = (
@@ -180,7 +180,7 @@ class _Filling:
                 streamed.append((tensor, slot))
                 continue
             elif slot in self.packed:
-                self.packed[slot].fill(tensor)
+                fill_planes(self.packed[slot], tensor)
             else:
                 tensor.copy_into(self._target(slot))
             self._advance(tensor.nbytes)
@@ -191,8 +191,11 @@ class _Filling:
         """Yield each tensor's source and target; a matrix to be packed gets its buffer when its turn comes."""
         for tensor, slot in streamed:
             assert tensor.extent is not None
-            part = self.packed.get(slot)
-            yield part.streamed(tensor, tensor.extent) if part else (tensor.extent, self._target(slot))
+            planes = self.packed.get(slot)
+            if planes is not None:
+                yield stream_planes(planes, tensor, tensor.extent)
+            else:
+                yield tensor.extent, self._target(slot)
 
     def _side_by_side(self, slot: Slot, data: Tensor) -> Tensor:
         """Copy the blocks of an expert to its place in a tensor that holds those of all experts of its layer."""

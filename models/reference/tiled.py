@@ -24,7 +24,7 @@ def embed(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
         found = torch.empty(len(token_ids), weight.columns, dtype=dtype, device=token_ids.device)
         for start in range(0, len(token_ids), UNPACKED):
             part = slice(start, start + UNPACKED)
-            found[part] = unpack(weight.planes, weight.format, token_ids[part], weight.columns)
+            found[part] = unpack(weight.planes, token_ids[part])
         return found
     rows = weight.data.index_select(0, token_ids)
     if weight.is_plain:
@@ -77,7 +77,7 @@ class TiledProduct:
                 target = tile[low - start : high - start]
                 if weight.planes is not None:
                     rows = torch.arange(low - first, high - first, device=self._device)
-                    target.copy_(unpack(weight.planes, weight.format, rows, weight.columns))
+                    target.copy_(unpack(weight.planes, rows))
                 else:
                     dequantize(weight.data[low - first : high - first], weight.format, target)
             first += weight.rows

@@ -1,7 +1,8 @@
 """Choosing the matrices of a checkpoint that stay quantised on a GPU, and packing them there."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 
@@ -12,7 +13,7 @@ from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import FLOATS, StoredTensor
 from models.weights.formats.blocks import BLOCKS, ROWS
-from models.weights.packing import SLAB, Planes, empty_planes, pack, tiles
+from models.weights.packing import Planes, empty_planes, pack, slabs
 from models.weights.quantize import choose_kinds, quantize
 from models.weights.slots import Slot
 from models.weights.staging import Extent
@@ -98,56 +99,42 @@ def expansion_note(
     return f"There are no GPU kernels for the format of some weights in this file: {what}. They are {sizes}."
 
 
-@dataclass(frozen=True, slots=True)
-class PackedPart:
-    """A matrix, or several, on a GPU: tiles of planes that neighbouring matrices may share."""
-
-    kind: Kind
-    rows: int
-    columns: int
-    planes: Planes
-
-    def fill(self, tensor: StoredTensor) -> None:
-        """Read and pack the tensor. Raises ModelError if the file cannot be read."""
-        device = self.planes.scales.device
-        held = (tensor.on_device, tensor.blocks)
-        stored = next((blocks for blocks in held if blocks is not None and blocks.kind == self.kind), None)
-        if stored is not None:
-            self.write(stored.rows(device))
-        else:
-            numbers = self._numbers(tensor)
-            tensor.copy_into(numbers)
-            self.quantize(numbers)
-
-    def _numbers(self, tensor: StoredTensor) -> Tensor:
-        """Allocate memory for plain numbers in the dtype of the file."""
-        dtype = FLOATS.get(tensor.type, torch.float32)
-        return torch.empty(self.rows, self.columns, dtype=dtype, device=self.planes.scales.device)
-
-    def quantize(self, numbers: Tensor) -> None:
-        """Quantise numbers [rows, columns] on the device and pack them, some rows at a time."""
-        step = max(1, SLAB // (self.columns * ROWS)) * ROWS
-        for start in range(0, self.rows, step):
-            some = numbers[start : start + step]
-            part = self.planes.cut(start // ROWS, tiles(len(some), ROWS))
-            pack(quantize(some.float(), self.kind), self.kind, part)
-
-    def write(self, data: Tensor) -> None:
-        """Pack blocks, uint8 [rows, bytes per row], that are on the device."""
-        pack(data, self.kind, self.planes)
-
-    def streamed(self, tensor: StoredTensor, extent: Extent) -> tuple[Extent, Tensor]:
-        """Return the extent and the target that bring its bytes to the device, to be packed once all have arrived."""
-        if tensor.blocks is None:
-            return replace(extent, finish=self.quantize), self._numbers(tensor)
-        raw = torch.empty(
-            self.rows, extent.nbytes // self.rows, dtype=torch.uint8, device=self.planes.scales.device
-        )
-        plain = replace(extent, numbers=extent.nbytes, decode=lambda staged: staged, finish=self.write)
-        return plain, raw
+def fill_planes(planes: Planes, tensor: StoredTensor) -> None:
+    """Read a tensor and pack it. Raises ModelError if the file cannot be read."""
+    held = (tensor.on_device, tensor.blocks)
+    stored = next((blocks for blocks in held if blocks is not None and blocks.kind == planes.kind), None)
+    if stored is not None:
+        pack(stored.rows(planes.scales.device), planes)
+    else:
+        numbers = _plain(planes, tensor)
+        tensor.copy_into(numbers)
+        _quantize_into(planes, numbers)
 
 
-Weights = dict[tuple[int | None, int], PackedPart]
+def stream_planes(planes: Planes, tensor: StoredTensor, extent: Extent) -> tuple[Extent, Tensor]:
+    """Return the extent and the target that bring its bytes to the device, to be packed once all have arrived."""
+    if tensor.blocks is None:
+        return replace(extent, finish=partial(_quantize_into, planes)), _plain(planes, tensor)
+    raw = torch.empty(
+        planes.rows, extent.nbytes // planes.rows, dtype=torch.uint8, device=planes.scales.device
+    )
+    finish = partial(pack, out=planes)
+    return replace(extent, numbers=extent.nbytes, decode=lambda staged: staged, finish=finish), raw
+
+
+def _plain(planes: Planes, tensor: StoredTensor) -> Tensor:
+    """Allocate memory for plain numbers in the dtype of the file."""
+    dtype = FLOATS.get(tensor.type, torch.float32)
+    return torch.empty(planes.rows, planes.columns, dtype=dtype, device=planes.scales.device)
+
+
+def _quantize_into(planes: Planes, numbers: Tensor) -> None:
+    """Quantise numbers [rows, columns] on the device and pack them, some rows at a time."""
+    for part, rows in slabs(planes, numbers):
+        pack(quantize(rows.float(), planes.kind), part)
+
+
+Weights = dict[tuple[int | None, int], Planes]
 """The weights of a layer by (expert or None, first row)."""
 
 
@@ -155,14 +142,14 @@ def packed_weights(
     parts: Sequence[tuple[Slot, Kind]],
     device: torch.device,
     orders: Mapping[Slot, Tensor | None] = MappingProxyType({}),
-) -> tuple[Weights, dict[Slot, PackedPart]]:
+) -> tuple[Weights, dict[Slot, Planes]]:
     """Allocate memory for the parts of a layer. Return its weights, and the place of each part.
 
     Neighbouring parts with the same type and column order form one weight. Experts, which have the same type, lie one
     behind the other.
     """
     weights: Weights = {}
-    places: dict[Slot, PackedPart] = {}
+    places: dict[Slot, Planes] = {}
     runs: list[list[tuple[Slot, Kind]]] = []
     for slot, kind in sorted(parts, key=lambda part: (part[0].expert or 0, part[0].start)):
         before = runs[-1][0] if runs else None
@@ -171,17 +158,15 @@ def packed_weights(
         else:
             runs.append([(slot, kind)])
     for run in runs:
-        (first, kind), columns = run[0], run[0][0].shape[1]
-        planes = empty_planes(kind, sum(tiles(slot.rows, ROWS) for slot, _ in run), columns, device)
+        first, kind = run[0]
+        planes = empty_planes(kind, sum(slot.rows for slot, _ in run), first.shape[1], device)
         if (order := orders.get(first)) is not None:
             planes = replace(planes, order=order.to(device, torch.int32))
         at = 0
         for expert, found in groupby((slot for slot, _ in run), key=lambda slot: slot.expert):
             own, start = list(found), at
             for slot in own:
-                count = tiles(slot.rows, ROWS)
-                places[slot] = PackedPart(kind, slot.rows, columns, planes.cut(at, count))
-                at += count
-            rows = sum(slot.rows for slot in own)
-            weights[expert, own[0].start] = PackedPart(kind, rows, columns, planes.cut(start, at - start))
+                places[slot] = planes.cut(at, slot.rows)
+                at += slot.rows
+            weights[expert, own[0].start] = planes.cut(start, at - start)
     return weights, places

@@ -16,8 +16,8 @@ A code of MXFP4 stands for 0, 1, 2, 3, 4, 6, 8 or 12, or from 8 on for the negat
 for one of 16 numbers; a code of fp8 for that 8-bit number. The columns may be in a different order than in the matrix.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,8 +31,11 @@ SLAB = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planes:
-    """A packed matrix, or several matrices of one type, each of which begins with a new tile."""
+    """A packed matrix, or several matrices of one type below each other, each of which begins with a new tile."""
 
+    kind: Kind
+    rows: int
+    columns: int
     codes: tuple[Tensor, ...]
     scales: Tensor
     supers: Tensor | None
@@ -49,11 +52,12 @@ class Planes:
         """Bytes of all planes."""
         return sum(plane.nbytes for plane in self.tensors)
 
-    def cut(self, first: int, tiles: int) -> "Planes":
-        """Return `tiles` tiles of rows, beginning with the tile `first`, as views of the same memory."""
-        codes = tuple(plane.narrow(0, first, tiles) for plane in self.codes)
-        supers = None if self.supers is None else self.supers.narrow(0, first, tiles)
-        return Planes(codes, self.scales.narrow(0, first, tiles), supers, self.order)
+    def cut(self, start: int, rows: int) -> "Planes":
+        """Return `rows` rows from `start` on, which must begin a tile, as views of the same memory."""
+        part = slice(start // ROWS, start // ROWS + tiles(rows, ROWS))
+        codes = tuple(plane[part] for plane in self.codes)
+        supers = None if self.supers is None else self.supers[part]
+        return replace(self, rows=rows, codes=codes, scales=self.scales[part], supers=supers)
 
 
 def tiles(size: int, each: int) -> int:
@@ -66,29 +70,24 @@ def packed_bytes(kind: Kind, rows: int, columns: int) -> int:
     return tiles(rows, ROWS) * tiles(columns, COLUMNS) * BLOCKS[kind].tile_bytes
 
 
-def empty_planes(kind: Kind, row_tiles: int, columns: int, device: torch.device) -> Planes:
-    """Allocate planes for `row_tiles` tiles of rows."""
+def empty_planes(kind: Kind, rows: int, columns: int, device: torch.device) -> Planes:
+    """Allocate planes for a matrix."""
     packing, across = BLOCKS[kind], tiles(columns, COLUMNS)
 
     def plane(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(row_tiles, *shape, dtype=dtype, device=device)
+        return torch.empty(tiles(rows, ROWS), *shape, dtype=dtype, device=device)
 
     codes = tuple(plane(across, 32 * bits, dtype=torch.int32) for bits in packing.planes)
     scales = plane(across, ROWS, packing.values, dtype=packing.scales)
     supers = plane(across // 2, ROWS, 2, dtype=torch.float16) if packing.supers else None
-    return Planes(codes, scales, supers)
+    return Planes(kind, rows, columns, codes, scales, supers)
 
 
-def pack(data: Tensor, kind: Kind, out: Planes) -> None:
+def pack(data: Tensor, out: Planes) -> None:
     """Pack the blocks of a matrix, uint8 [rows, bytes per row], into planes on the same device, some rows at a time."""
-    packing = BLOCKS[kind]
-    columns = data.shape[1] // kind.block_bytes * kind.block
-    step = max(1, SLAB // (columns * ROWS)) * ROWS
-    for start in range(0, len(data), step):
-        rows = data[start : start + step]
-        blocks = rows.reshape(len(rows), -1, kind.block_bytes)
-        codes, values, supers = packing.fields(blocks)
-        part = out.cut(start // ROWS, tiles(len(rows), ROWS))
+    packing = BLOCKS[out.kind]
+    for part, rows in slabs(out, data):
+        codes, values, supers = packing.fields(rows.reshape(len(rows), -1, out.kind.block_bytes))
         _pack_codes(_padded(codes.reshape(len(rows), -1), COLUMNS), packing, part.codes)
         per = COLUMNS // packing.width
         each = [_padded(value.reshape(len(rows), -1), per) for value in values]
@@ -101,9 +100,17 @@ def pack(data: Tensor, kind: Kind, out: Planes) -> None:
             part.supers.copy_(common.view(len(part.supers), ROWS, -1, 2).transpose(1, 2))
 
 
-def unpack(planes: Planes, kind: Kind, rows: Tensor, columns: int) -> Tensor:
+def slabs(planes: Planes, data: Tensor) -> Iterator[tuple[Planes, Tensor]]:
+    """Cut planes, and tensors [rows, ...] for them, into parts of at most SLAB numbers, but at least a tile of rows."""
+    step = max(1, SLAB // (planes.columns * ROWS)) * ROWS
+    for start in range(0, planes.rows, step):
+        rows = data[start : start + step]
+        yield planes.cut(start, len(rows)), rows
+
+
+def unpack(planes: Planes, rows: Tensor) -> Tensor:
     """Return the numbers [n, columns] of the rows int64 [n] in fp32, bit-identical to those of the blocks."""
-    packing = BLOCKS[kind]
+    packing = BLOCKS[planes.kind]
     at, line = rows // ROWS, rows % ROWS
     code = torch.zeros(len(rows), 1, dtype=torch.int32, device=rows.device)
     low = 0
@@ -127,7 +134,7 @@ def unpack(planes: Planes, kind: Kind, rows: Tensor, columns: int) -> Tensor:
         supers = planes.supers[at, :, line].repeat_interleave(2, 1)
     numbers = torch.empty(len(rows), across * COLUMNS, device=rows.device)
     packing.expand(code.to(torch.uint8).reshape(*groups, packing.width), each, supers, numbers)
-    found = numbers[:, :columns]
+    found = numbers[:, : planes.columns]
     if planes.order is None:
         return found
     return torch.empty_like(found).index_copy_(1, planes.order.long(), found)

@@ -152,7 +152,7 @@ def test_random_quantized_weights_are_like_those_of_a_fresh_layer_and_few_bytes(
     parts = [part for layer in network.layers for part in layer.attention.qkv.parts]
     for weight in (*parts, network.embedding):
         assert weight.planes is not None
-        numbers = unpack(weight.planes, weight.format, torch.arange(64), weight.columns)
+        numbers = unpack(weight.planes, torch.arange(64))
         assert 0.015 < float(numbers.std()) < 0.03
     plain = weight_bytes(spec, torch.bfloat16)
     assert read_bytes(network) < {"q8_0": 0.54, "q4_0": 0.29, "q4_k_m": 0.33}[name] * plain
@@ -169,7 +169,7 @@ def test_random_quantized_experts_are_packed_and_the_chosen_ones_are_read(name: 
     first = weights.experts[0]
     for weight in (*first.gate_up.parts, *first.down.parts):
         assert weight.planes is not None
-        numbers = unpack(weight.planes, weight.format, torch.arange(64), weight.columns)
+        numbers = unpack(weight.planes, torch.arange(64))
         assert 0.01 < float(numbers.std()) < 0.04
     experts = 6 * sum(part.nbytes for part in (*first.gate_up.parts, *first.down.parts))
     whole = sum(weight.nbytes for weight in network.parts(Weight)) - network.embedding.nbytes

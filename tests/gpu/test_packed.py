@@ -33,8 +33,8 @@ from models.loading.load import load_model
 from models.network import Network, Weight
 from models.reference.decoder import Decoder
 from models.weights.block_formats import Kind
-from models.weights.formats.blocks import BLOCKS, ROWS
-from models.weights.packing import empty_planes, pack, tiles, unpack
+from models.weights.formats.blocks import BLOCKS
+from models.weights.packing import empty_planes, pack, unpack
 from tests.engine.tiny import tiny_tokenizer
 from tests.gpu.engines import DEVICE, GpuEngine, random_tokens
 from tests.gpu.test_logits import errors, prefilled_logits
@@ -51,15 +51,15 @@ def packed(
 ) -> tuple[Weight, Tensor]:
     """Return a matrix on the GPU, and its numbers in fp32 as unpacked by the CPU."""
     data = random_blocks(kind, rows, columns // kind.block, seed)
-    near, far = (empty_planes(kind, tiles(rows, ROWS), columns, torch.device(on)) for on in ("cpu", "cuda"))
-    pack(data, kind, near)
-    pack(data.cuda(), kind, far)
+    near, far = (empty_planes(kind, rows, columns, torch.device(on)) for on in ("cpu", "cuda"))
+    pack(data, near)
+    pack(data.cuda(), far)
     assert all(torch.equal(a, b.cpu()) for a, b in zip(near.tensors, far.tensors, strict=True))
     if ordered:
         order = torch.randperm(columns, generator=torch.Generator().manual_seed(seed)).int()
         near, far = replace(near, order=order), replace(far, order=order.cuda())
-    numbers = unpack(near, kind, torch.arange(rows), columns).cuda()
-    return Weight.packed(far, kind, rows, columns), numbers
+    numbers = unpack(near, torch.arange(rows)).cuda()
+    return Weight.packed(far), numbers
 
 
 def product(weight: Weight, x: Tensor, norm: Tensor, residual: Tensor, tile: Tile, part: str) -> Tensor:

@@ -19,7 +19,7 @@ from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, N
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward
 from models.weights.block_formats import Kind
-from models.weights.formats.blocks import BLOCKS, ROWS
+from models.weights.formats.blocks import BLOCKS
 from models.weights.packing import empty_planes, pack, unpack
 from tests.engine.kernels.test_packed_experts import a_network
 from tests.gpu.engines import DEVICE, random_tokens
@@ -49,18 +49,18 @@ def packed_experts(spec: Experts, hidden: int, kind: Kind) -> tuple[ExpertWeight
     count, size = spec.count, spec.expert.size
     for rows, columns in ((2 * size, hidden), (hidden, size)):
         data = random_blocks(kind, count * rows, columns // kind.block, rows).cuda()
-        planes, each = empty_planes(kind, count * rows // ROWS, columns, DEVICE), rows // ROWS
-        pack(data, kind, planes)
+        planes = empty_planes(kind, count * rows, columns, DEVICE)
+        pack(data, planes)
         lines = torch.arange(count * rows, device="cuda")
         # Sums of about one, so that activations are neither off nor saturated.
-        deviation = unpack(planes, kind, lines[:rows], columns).std() * columns**0.5
+        deviation = unpack(planes, lines[:rows]).std() * columns**0.5
         (planes.scales if planes.supers is None else planes.supers).mul_(
             2.0 ** -round(float(deviation.log2()))
         )
-        numbers = unpack(planes, kind, lines, columns).double().view(count, rows, columns)
+        numbers = unpack(planes, lines).double().view(count, rows, columns)
         bias = drawn(count, rows, seed=columns).to(BF16)
         biases = [bias[i] if spec.expert.bias else None for i in range(count)]
-        weights = [Weight.packed(planes.cut(i * each, each), kind, rows, columns) for i in range(count)]
+        weights = [Weight.packed(planes.cut(i * rows, rows)) for i in range(count)]
         found.append([Linear((weights[i],), biases[i]) for i in range(count)])
         wide = [None if one is None else one.double() for one in biases]
         exact.append([Linear((Weight(numbers[i], Kind.F32, rows, columns),), wide[i]) for i in range(count)])

@@ -109,7 +109,7 @@ def test_experts_of_a_folder_are_packed_for_a_gpu_as_they_are(tmp_path: Path) ->
             for linear, whole in ((expert.gate_up, other.gate_up), (expert.down, other.down)):
                 (part,) = linear.parts
                 assert part.planes is not None
-                found = unpack(part.planes, part.format, torch.arange(part.rows), part.columns)
+                found = unpack(part.planes, torch.arange(part.rows))
                 assert torch.equal(found, whole.weight)
     assert not any("expanded" in note for note in notes), notes
 

@@ -45,7 +45,7 @@ def filled(path: Path, staging: Staging | None) -> Network:
 def numbers(weight: Weight) -> torch.Tensor:
     if weight.planes is None:
         return weight.data
-    return unpack(weight.planes, weight.format, torch.arange(weight.rows), weight.columns)
+    return unpack(weight.planes, torch.arange(weight.rows))
 
 
 def matrices(network: Network) -> list[torch.Tensor]:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.weights.block_formats import Kind
-from models.weights.formats.blocks import BLOCKS, COLUMNS, ROWS
-from models.weights.packing import empty_planes, pack, packed_bytes, tiles, unpack
+from models.weights.formats.blocks import BLOCKS, COLUMNS
+from models.weights.packing import empty_planes, pack, packed_bytes, unpack
 from tests.fresh import examples
 
 CPU = torch.device("cpu")
@@ -62,12 +62,12 @@ def test_packed_weights_are_the_numbers_of_their_blocks(
 ) -> None:
     data = random_blocks(kind, rows, blocks, seed)
     columns = blocks * kind.block
-    planes = empty_planes(kind, tiles(rows, ROWS), columns, CPU)
-    pack(data, kind, planes)
+    planes = empty_planes(kind, rows, columns, CPU)
+    pack(data, planes)
     expected = stands_for(data, kind)
-    assert torch.equal(unpack(planes, kind, torch.arange(rows), columns), expected)
+    assert torch.equal(unpack(planes, torch.arange(rows)), expected)
     some = torch.randint(rows, (5,), generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(unpack(planes, kind, some, columns), expected[some])
+    assert torch.equal(unpack(planes, some), expected[some])
     assert planes.nbytes == packed_bytes(kind, rows, columns)
 
 
@@ -88,8 +88,8 @@ def test_packed_weights_take_little_more_than_their_blocks(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q8_0], ids=lambda kind: kind.name)
 def test_some_rows_at_a_time_give_the_same_planes(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     data = random_blocks(kind, 37, 256 * 3 // kind.block, 1)
-    whole, slabs = (empty_planes(kind, 5, 768, CPU) for _ in range(2))
-    pack(data, kind, whole)
+    whole, slabs = (empty_planes(kind, 37, 768, CPU) for _ in range(2))
+    pack(data, whole)
     monkeypatch.setattr("models.weights.packing.SLAB", 1)
-    pack(data, kind, slabs)
+    pack(data, slabs)
     assert all(map(torch.equal, whole.tensors, slabs.tensors))

@@ -14,8 +14,8 @@ from engine.execute.cuda.tiles import LANES, Tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.network import Weight
 from models.weights.block_formats import Kind
-from models.weights.formats.blocks import BLOCKS, ROWS
-from models.weights.packing import Planes, empty_planes, pack, tiles, unpack
+from models.weights.formats.blocks import BLOCKS
+from models.weights.packing import Planes, empty_planes, pack, unpack
 from tests.models.test_packing import random_blocks
 
 CPU = torch.device("cpu")
@@ -43,12 +43,12 @@ def packed(
     kind: Kind, rows: int, columns: int, seed: int, ordered: bool = False
 ) -> tuple[Planes, torch.Tensor]:
     data = random_blocks(kind, rows, columns // kind.block, seed)
-    planes = empty_planes(kind, tiles(rows, ROWS), columns, CPU)
-    pack(data, kind, planes)
+    planes = empty_planes(kind, rows, columns, CPU)
+    pack(data, planes)
     if ordered:
         order = torch.randperm(columns, generator=torch.Generator().manual_seed(seed)).int()
         planes = replace(planes, order=order)
-    return planes, unpack(planes, kind, torch.arange(rows), columns)
+    return planes, unpack(planes, torch.arange(rows))
 
 
 @pytest.mark.parametrize(("kind", "part"), PAIRS, ids=lambda given: getattr(given, "name", given))
@@ -80,7 +80,7 @@ def test_tiles_and_copies_ahead_do_not_change_the_bits(kind: Kind, part: str) ->
 def test_columns_may_lie_in_another_order(part: str) -> None:
     check_product(Kind.INT4_128, part, ordered=True)
     planes, numbers = packed(Kind.INT4_64, 37, 768, 3, ordered=True)
-    weight = Weight.packed(planes, Kind.INT4_64, 37, 768)
+    weight = Weight.packed(planes)
     assert torch.equal(packed_product(torch.eye(768), [weight, weight], None)[:, 37:], numbers.t())
 
 
@@ -98,7 +98,7 @@ class Given:
         self.gated = part.startswith("gated")
         lines = 2 * self.outputs if self.gated else self.outputs
         planes, self.numbers = packed(kind, lines, inputs, 5, ordered)
-        self.weight = Weight.packed(planes, kind, lines, inputs)
+        self.weight = Weight.packed(planes)
         self.x, self.scale = random(8, inputs), random(inputs)
         self.bias, self.residual = random(lines), random(8, self.outputs)
 
@@ -150,7 +150,7 @@ def check_product(kind: Kind, part: str, ordered: bool = False, lanes: int = 1) 
 @pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 def test_numbers_are_those_of_the_twin(kind: Kind) -> None:
     planes, numbers = packed(kind, 37, 768, 3)
-    weight = Weight.packed(planes, kind, 37, 768)
+    weight = Weight.packed(planes)
     x = torch.eye(768)
     assert torch.equal(packed_product(x, [weight], None), numbers.t())
     ids = torch.tensor([36, 0, 36, 9])
@@ -159,10 +159,7 @@ def test_numbers_are_those_of_the_twin(kind: Kind) -> None:
 
 def test_a_product_of_many_rows_takes_a_part_of_a_matrix_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [packed(kind, rows, 256, 3) for kind, rows in ((Kind.Q4_K, 24), (Kind.Q6_K, 17))]
-    weights = [
-        Weight.packed(planes, kind, len(numbers), 256)
-        for (planes, numbers), kind in zip(found, (Kind.Q4_K, Kind.Q6_K), strict=True)
-    ]
+    weights = [Weight.packed(planes) for planes, _ in found]
     generator = torch.Generator().manual_seed(1)
     x, bias = torch.randn(30, 256, generator=generator), torch.randn(41, generator=generator)
     expected = F.linear(x, torch.cat([numbers for _, numbers in found]), bias)

@@ -81,7 +81,7 @@ def matrices(network: Network) -> list[torch.Tensor]:
 def numbers(weight: Weight) -> torch.Tensor:
     if weight.planes is None:
         return weight.data
-    return unpack(weight.planes, weight.format, torch.arange(weight.rows), weight.columns)
+    return unpack(weight.planes, torch.arange(weight.rows))
 
 
 def kinds(network: Network) -> set[Kind]:

@@ -27,7 +27,7 @@ from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, N
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, Norm, Rope, pre_norm_layer, uniform
 from models.weights.block_formats import Kind
-from models.weights.formats.blocks import BLOCKS, ROWS
+from models.weights.formats.blocks import BLOCKS
 from models.weights.packing import empty_planes, pack, unpack
 from models.weights.slots import group_shapes, slots
 from tests.engine.kernels.test_rows import Case, random
@@ -70,11 +70,10 @@ def usual(kind: Kind) -> tuple[Experts, int]:
 
 def stack(kind: Kind, experts: int, rows: int, columns: int, seed: int) -> tuple[list[Weight], torch.Tensor]:
     """Packed matrices one behind the other, and their numbers [experts, rows, columns]."""
-    planes = empty_planes(kind, experts * rows // ROWS, columns, CPU)
-    pack(random_blocks(kind, experts * rows, columns // kind.block, seed), kind, planes)
-    numbers = unpack(planes, kind, torch.arange(experts * rows), columns)
-    each = rows // ROWS
-    weights = [Weight.packed(planes.cut(i * each, each), kind, rows, columns) for i in range(experts)]
+    planes = empty_planes(kind, experts * rows, columns, CPU)
+    pack(random_blocks(kind, experts * rows, columns // kind.block, seed), planes)
+    numbers = unpack(planes, torch.arange(experts * rows))
+    weights = [Weight.packed(planes.cut(i * rows, rows)) for i in range(experts)]
     return weights, numbers.view(experts, rows, columns)
 
 

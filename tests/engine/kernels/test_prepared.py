@@ -40,7 +40,7 @@ def layers(request: pytest.FixtureRequest) -> list[Weight]:
     if request.param == "plain":
         return [Weight.plain(random(*shape, seed=seed) / 20) for seed, shape in enumerate(shapes)]
     kind = Kind.Q4_0
-    return [Weight.packed(packed(kind, *shape, 1)[0], kind, *shape) for shape in shapes]
+    return [Weight.packed(packed(kind, *shape, 1)[0]) for shape in shapes]
 
 
 class Kernel:
