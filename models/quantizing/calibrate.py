@@ -1,39 +1,27 @@
 """Quantise a network to 4 bits, fitted to the inputs of its matrices on a short text; the costliest keep 8 bits."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from models.errors import ModelError
+from models.network import Weight
 from models.progress import OnProgress, Progress
 from models.quantizing.activations import Activations
 from models.quantizing.fit import BLOCK, fit
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
-from models.weights.formats.blocks import half_bytes, pack_nibbles
-from models.weights.quantize import choose_kinds, quantize
+from models.weights.quantize import HALF_MAX, choose_kinds, join_q4_1, quantize
 from models.weights.slots import Slot
 
 TEXT = Path(__file__).parent / "text.txt"
 WINDOW = 256
 """The number of tokens of the text that attend to each other."""
 _CPU = torch.device("cpu")
-_MOST = torch.finfo(torch.float16).max
-"""The largest number that blocks can hold, since their scales are fp16."""
 _STEP = 1 << 20
 """The number of weights that are fitted at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockMatrix:
-    """A matrix in blocks."""
-
-    kind: Kind
-    data: Tensor
-    """uint8 [rows, bytes a row]"""
 
 
 def windows(ids: Sequence[int], size: int = WINDOW) -> tuple[list[list[int]], list[list[int]]]:
@@ -50,7 +38,7 @@ def calibrate(
     activations: Activations,
     whole: bool,
     on_progress: OnProgress | None = None,
-) -> dict[str, BlockMatrix]:
+) -> dict[str, Weight]:
     """Return every matrix of a network in blocks of 4 or 8 bits, by name. `whole`: one of the digits must mean zero.
 
     The total size is that of `--quantize int4`; embedding and head stay in 8 bits. Raises ModelError for matrices that
@@ -59,12 +47,12 @@ def calibrate(
     preset = choose_kinds(tensors, found, "int4", _CPU)
     matrices = {tensor.name: tensor for tensor in tensors if tensor.name in preset}
     done, total = 0, sum(tensor.nbytes for tensor in matrices.values())
-    held: dict[str, BlockMatrix] = {}
+    held: dict[str, Weight] = {}
     gains: dict[str, float] = {}
     for name, tensor in matrices.items():
         slot = found[name]
         if slot.part in ("embedding", "head"):
-            held[name] = BlockMatrix(Kind.Q8_0, _in_8_bits(tensor))
+            held[name] = _in_8_bits(tensor)
         else:
             held[name], gains[name] = _in_4_bits(tensor, slot, activations, whole)
         done += tensor.nbytes
@@ -76,7 +64,7 @@ def calibrate(
     for name in sorted(gains, key=lambda name: gains[name] / _extra(matrices[name]), reverse=True):
         if (cost := _extra(matrices[name])) <= budget:
             budget -= cost
-            held[name] = BlockMatrix(Kind.Q8_0, _in_8_bits(matrices[name]))
+            held[name] = _in_8_bits(matrices[name])
     return held
 
 
@@ -86,13 +74,14 @@ def _extra(tensor: StoredTensor) -> int:
     return rows * (Kind.Q8_0.row_bytes(columns) - Kind.Q4_1.row_bytes(columns))
 
 
-def _in_8_bits(tensor: StoredTensor) -> Tensor:
-    return torch.cat([quantize(values, Kind.Q8_0) for values in _stretches(tensor)])
+def _in_8_bits(tensor: StoredTensor) -> Weight:
+    blocks = [quantize(values, Kind.Q8_0) for values in _stretches(tensor)]
+    return Weight(torch.cat(blocks), Kind.Q8_0, tensor.shape[0], tensor.shape[1])
 
 
 def _in_4_bits(
     tensor: StoredTensor, slot: Slot, activations: Activations, whole: bool
-) -> tuple[BlockMatrix, float]:
+) -> tuple[Weight, float]:
     """Return the blocks of a matrix, and the increase of a token's KL divergence by their error."""
     place = (slot.group, slot.expert)
     squares, matters = activations.inputs(place), activations.outputs(place)
@@ -108,9 +97,8 @@ def _in_4_bits(
         error = ((cut - fitted.numbers).square() * weights).flatten(1).sum(1)
         cost += float((error * matters[start : start + len(values)]).sum())
         start += len(values)
-        parts = (half_bytes(fitted.scale), half_bytes(fitted.low), pack_nibbles(fitted.digits))
-        blocks.append(torch.cat(parts, dim=-1).view(len(values), -1))
-    return BlockMatrix(Kind.Q4_1, torch.cat(blocks)), cost
+        blocks.append(join_q4_1(fitted.scale, fitted.low, fitted.digits).view(len(values), -1))
+    return Weight(torch.cat(blocks), Kind.Q4_1, tensor.shape[0], tensor.shape[1]), cost
 
 
 def _stretches(tensor: StoredTensor) -> Iterator[Tensor]:
@@ -118,9 +106,10 @@ def _stretches(tensor: StoredTensor) -> Iterator[Tensor]:
     assert tensor.parts is not None
     waiting: list[Tensor] = []
     for _, values in tensor.parts():
-        if not bool((values.abs() <= _MOST).all()):
+        if not bool((values.abs() <= HALF_MAX).all()):
             raise ModelError(
-                f"{tensor.name} has values that are no numbers or larger than {_MOST:,.0f}, so it cannot be quantised."
+                f"{tensor.name} has values that are no numbers or larger than {HALF_MAX:,.0f}, so it cannot be "
+                "quantised."
             )
         waiting.append(values.float())
         if sum(part.numel() for part in waiting) >= _STEP:

@@ -14,7 +14,7 @@ from models.errors import ModelError
 from models.files import read_json
 from models.hub.download import PICKLE_SUFFIXES
 from models.hub.manifest import MANIFEST
-from models.quantizing.calibrate import BlockMatrix
+from models.network import Weight
 from models.quantizing.fit import BLOCK
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import FLOATS, read_safetensors
@@ -35,9 +35,7 @@ def check_one_to_one(names: set[str], held: Mapping[str, object]) -> None:
         )
 
 
-def write_gguf(
-    source: Path, out: Path, held: Mapping[str, BlockMatrix], interleaved: Mapping[str, int]
-) -> None:
+def write_gguf(source: Path, out: Path, held: Mapping[str, Weight], interleaved: Mapping[str, int]) -> None:
     """Write the file `source` with these matrices in blocks and everything else unchanged. `interleaved` has the head
     size of tensors whose rows interleave the halves of heads. Raises OSError."""
     import gguf
@@ -69,7 +67,7 @@ def write_gguf(
                 stored = np.empty_like(data)
                 stored[order] = data
                 data = stored
-            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType(held[name].kind))
+            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType(held[name].format))
         else:
             kind = gguf.GGMLQuantizationType(tensor.kind)
             numbers = {Kind.F32: np.float32, Kind.F16: np.float16}.get(tensor.kind)
@@ -86,7 +84,7 @@ def write_gguf(
         writer.close()
 
 
-def write_folder(source: Path, out: Path, held: Mapping[str, BlockMatrix]) -> None:
+def write_folder(source: Path, out: Path, held: Mapping[str, Weight]) -> None:
     """Write a folder like `source` with these matrices packed; `out` must be an empty folder. Raises OSError."""
     from safetensors.torch import save_file
 
@@ -109,14 +107,14 @@ def write_folder(source: Path, out: Path, held: Mapping[str, BlockMatrix]) -> No
     )  # which safetensors writes for its owner alone
 
 
-def _packed(held: BlockMatrix) -> dict[str, Tensor]:
+def _packed(held: Weight) -> dict[str, Tensor]:
     """Return the tensors of a matrix as compressed-tensors packs them."""
-    blocks = held.data.view(len(held.data), -1, held.kind.block_bytes)
-    codes, values, _ = BLOCKS[held.kind].fields(blocks)
+    blocks = held.data.view(held.rows, -1, held.format.block_bytes)
+    codes, values, _ = BLOCKS[held.format].fields(blocks)
     scales, *lows = (value.flatten(1).half() for value in values)
-    rows, bits = len(codes), 8 if held.kind == Kind.Q8_0 else 4
+    bits = 8 if held.format == Kind.Q8_0 else 4
     # The range of bytes is shifted from -128..127 to 0..255.
-    digits = (codes ^ 0x80 if bits == 8 else codes).reshape(rows, -1)
+    digits = (codes ^ 0x80 if bits == 8 else codes).reshape(held.rows, -1)
     found = {
         "weight_packed": _words(digits, bits),
         "weight_scale": scales,
@@ -137,7 +135,7 @@ def _words(digits: Tensor, bits: int) -> Tensor:
     return digits.contiguous().view(torch.int32)
 
 
-def _config(held: Mapping[str, BlockMatrix]) -> dict[str, Any]:
+def _config(held: Mapping[str, Weight]) -> dict[str, Any]:
     """Return the quantization_config."""
 
     def group(kind: Kind, bits: int) -> dict[str, Any]:
@@ -149,7 +147,7 @@ def _config(held: Mapping[str, BlockMatrix]) -> dict[str, Any]:
             "group_size": BLOCK,
             "dynamic": False,
         }
-        targets = sorted(name.removesuffix(".weight") for name, one in held.items() if one.kind == kind)
+        targets = sorted(name.removesuffix(".weight") for name, one in held.items() if one.format == kind)
         return {"targets": targets, "weights": weights, "input_activations": None, "format": "pack-quantized"}
 
     groups = [group(kind, bits) for kind, bits in ((Kind.Q4_1, 4), (Kind.Q8_0, 8))]

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.weights.quantize import divide, to_half
+
 BLOCK = 32
 _SHRINK = (1.0, 0.93, 0.86, 0.78)
 """Starting points, as fractions of a block's range. Numbers at its ends may be cut off."""
 _ROUNDS = 2
 _MOST = 15
-_HALF_MAX = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +58,27 @@ def fit(values: Tensor, squares: Tensor, whole: bool) -> Fitted:
 def _free(values: Tensor, squares: Tensor, low: Tensor, scale: Tensor) -> Fitted:
     """Fit the line through (digit, number) with the smallest error, and the digits that follow from it."""
     total = squares.sum(-1, keepdim=True)
-    low, scale = _half(low), _half(scale)
+    low, scale = to_half(low), to_half(scale)
     for _ in range(_ROUNDS):
-        digits = _digits((values - low) / _divisor(scale))
+        digits = _digits(divide(values - low, scale))
         middle = (digits * squares).sum(-1, keepdim=True) / total
         spread = (digits - middle) * squares
         slope = (values * spread).sum(-1, keepdim=True)
         slope = slope / (digits * spread).sum(-1, keepdim=True).clamp_(min=1e-30)
-        scale = _half(torch.where(slope > 0, slope, scale))
-        low = _half(((values - scale * digits) * squares).sum(-1, keepdim=True) / total)
-    return Fitted(_digits((values - low) / _divisor(scale)), scale, low)
+        scale = to_half(torch.where(slope > 0, slope, scale))
+        low = to_half(((values - scale * digits) * squares).sum(-1, keepdim=True) / total)
+    return Fitted(_digits(divide(values - low, scale)), scale, low)
 
 
 def _whole(values: Tensor, squares: Tensor, low: Tensor, scale: Tensor) -> Fitted:
-    scale = _half(scale)
-    zero = _digits(-low / _divisor(scale))
+    scale = to_half(scale)
+    zero = _digits(divide(-low, scale))
     for _ in range(_ROUNDS):
-        steps = _digits(values / _divisor(scale) + zero) - zero
+        steps = _digits(divide(values, scale) + zero) - zero
         power = (steps.square() * squares).sum(-1, keepdim=True)
         slope = (values * steps * squares).sum(-1, keepdim=True) / power.clamp_(min=1e-30)
-        scale = _half(torch.where(slope > 0, slope, scale))
-    return Fitted(_digits(values / _divisor(scale) + zero), scale, -scale * zero)
-
-
-def _half(x: Tensor) -> Tensor:
-    return x.clamp(-_HALF_MAX, _HALF_MAX).half().float()
-
-
-def _divisor(scale: Tensor) -> Tensor:
-    return torch.where(scale == 0, 1.0, scale)
+        scale = to_half(torch.where(slope > 0, slope, scale))
+    return Fitted(_digits(divide(values, scale) + zero), scale, -scale * zero)
 
 
 def _digits(x: Tensor) -> Tensor:

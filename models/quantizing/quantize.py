@@ -20,15 +20,16 @@ from models.hub.download_common import file_size, need_space
 from models.hub.manifest import Manifest, manifest_path, write_manifest
 from models.loading.load import fill_network
 from models.loading.plan import LoadPlan, Target, plan_tensors, read_tensors
-from models.network import Network
+from models.network import Network, Weight
 from models.progress import OnProgress
 from models.quantizing.activations import divergence, measure
-from models.quantizing.calibrate import TEXT, WINDOW, BlockMatrix, calibrate, windows
+from models.quantizing.calibrate import TEXT, WINDOW, calibrate, windows
 from models.quantizing.files import check_one_to_one, write_folder, write_gguf
 from models.quantizing.fit import BLOCK
 from models.spec import ModelSpec
 from models.text.tokenizer import load_tokenizer
 from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
+from models.weights.gguf import read_gguf
 from models.weights.matching import match
 from models.weights.memory import available_bytes
 from models.weights.quantize import quantized_as
@@ -107,7 +108,7 @@ def _write(
         _move(scratch, out, manifest, files.gguf is not None)
     except (OSError, SafetensorError) as error:
         raise _unwritable(out, error) from None
-    kept = sum(one.kind.name == "Q8_0" for one in written.values())
+    kept = sum(one.format.name == "Q8_0" for one in written.values())
     return Written(manifest, total, kept, len(written))
 
 
@@ -138,8 +139,6 @@ def _check_free(out: Path) -> None:
 def _stored_names(files: ModelFiles) -> set[str]:
     if files.folder is not None:
         return {tensor.name for tensor in read_safetensors(files.folder)}
-    from models.weights.gguf import read_gguf
-
     assert files.gguf is not None
     return set(read_gguf(files.gguf).tensors)
 
@@ -168,21 +167,19 @@ def _dtype(tensors: list[StoredTensor]) -> torch.dtype:
     return torch.float32 if free is None or 12 * numbers <= free else torch.bfloat16
 
 
-def _in_blocks(plan: LoadPlan, held: Mapping[str, BlockMatrix]) -> Network:
+def _in_blocks(plan: LoadPlan, held: Mapping[str, Weight]) -> Network:
     stored = [
-        replace(tensor, blocks=Blocks(held[tensor.name].kind, lambda _, name=tensor.name: held[name].data))  # type: ignore[misc]
+        replace(tensor, blocks=Blocks(held[tensor.name].format, lambda _, name=tensor.name: held[name].data))  # type: ignore[misc]
         if tensor.name in held
         else tensor
         for tensor in plan.tensors
     ]
-    kinds = {name: one.kind for name, one in held.items()}
+    kinds = {name: one.format for name, one in held.items()}
     target = replace(plan.target, dtype=torch.float32)
     return fill_network(replace(plan, target=target, tensors=stored, kinds=kinds))
 
 
 def _interleaved(path: Path) -> dict[str, int]:
-    from models.weights.gguf import read_gguf
-
     family, spec = spec_of_gguf(read_gguf(path))
     dim = spec.attention.head_dim
     return {slot.name(family.gguf_names): dim for slot in slots(spec) if slot.part in family.gguf_interleaved}
