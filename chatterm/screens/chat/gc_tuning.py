@@ -25,7 +25,7 @@ class Garbage:
         """
         gc.enable()
         self._exclude()
-        gc.set_threshold(1_000, 5, 1_000)
+        gc.set_threshold(1_000, 5, 1_000_000)
 
     def collect_now(self) -> None:
         """Collect garbage made since `collect_rarely`; call it when the chat is idle.
