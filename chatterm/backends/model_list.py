@@ -2,6 +2,7 @@
 here.
 """
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from chatterm.backends.backend import ModelChoice, ModelError
@@ -47,16 +48,12 @@ def plain_choices() -> list[ModelChoice]:
 
 
 def _local_speed(model: "LocalModel", here: "Here | None") -> "Speed | None":
-    from engine.machine.expected import speed_here
-    from models.families.registry import load_spec
+    from engine.machine.expected import local_speed
+    from engine.params import LoadOptions
 
-    if here is None:
-        return None
-    try:
-        config = load_spec(model.files)
-    except ModelError:
-        return None
-    return speed_here(model.name, config, here, model.bytes if model.files.gguf is not None else None)
+    with suppress(ModelError):
+        return local_speed(model.files, here, LoadOptions()) if here is not None else None
+    return None
 
 
 def _choice(name: str, size: int | None, on_disk: bool, speed: "Speed | None") -> ModelChoice:

@@ -1,5 +1,6 @@
 """`chatterm show`: what a model is and how it would run on this machine, without loading its weights."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from chatterm.cli.models import place as place_of
@@ -8,6 +9,7 @@ from chatterm.terminal.sanitize import one_line
 from models.errors import ModelError
 from models.families.registry import FAMILIES
 from models.features import features
+from models.files import ModelFiles
 from models.hub.download import HubModel
 from models.hub.inspect import ModelFacts, describe, describe_on_hub
 from models.hub.sources import hidden_folder, parse, resolve
@@ -16,7 +18,7 @@ from models.units import bytes_text, counted
 from models.weights.formats.format import Scheme
 
 if TYPE_CHECKING:
-    from engine.machine.expected import Speed
+    from engine.machine.expected import Here, Speed
 
 
 def show(model: str | None, device: str = "auto") -> None:
@@ -27,14 +29,14 @@ def show(model: str | None, device: str = "auto") -> None:
     if model is None:
         _show_supported()
         return
-    facts, where = _facts(model)
+    facts, where, files = _facts(model)
     context = counted(facts.context_length, "token") if facts.context_length else "unknown"
     template = {True: "yes", False: "no: it completes text", None: "not known before it is downloaded"}
     rows = [
         ("Model", facts.name),
         ("Architecture", facts.architecture),
         ("Runs here", "yes" if facts.supported else f"no: {facts.reason}"),
-        *(_how_it_runs(facts, facts.spec, device) if facts.spec is not None else ()),
+        *(_how_it_runs(facts, facts.spec, files, device) if facts.spec is not None else ()),
         ("Parameters", f"{facts.parameters / 1e6:,.1f} million" if facts.parameters else "unknown"),
         ("Context", context),
         ("Weights", facts.dtype or "unknown"),
@@ -59,26 +61,27 @@ def _show_supported() -> None:
         print(f"{names:<{width}}  {gguf}".rstrip())
 
 
-def _facts(model: str) -> tuple[ModelFacts, str]:
-    """Return the facts about a model, and the text of its location."""
+def _facts(model: str) -> tuple[ModelFacts, str, ModelFiles | None]:
+    """Return the facts about a model, the text of its location, and its files if they are on this machine."""
     try:
         files = resolve(model, offline=True)
     except ModelError:
         source = parse(model)
         if not isinstance(source, HubModel):
             raise
-        return describe_on_hub(
-            source, model.strip()
-        ), f"on the Hub; to download it: chatterm pull {model.strip()}"
-    return describe(files), place_of(files)
+        where = f"on the Hub; to download it: chatterm pull {model.strip()}"
+        return describe_on_hub(source, model.strip()), where, None
+    return describe(files), place_of(files), files
 
 
-def _how_it_runs(facts: ModelFacts, spec: ModelSpec, device: str) -> list[tuple[str, str]]:
+def _how_it_runs(
+    facts: ModelFacts, spec: ModelSpec, files: ModelFiles | None, device: str
+) -> list[tuple[str, str]]:
     unusual = sorted(feature.value for feature in features(spec))
     return [
         ("Features", ", ".join(unusual) or "nothing unusual"),
         *computed_by(spec, facts.is_quantized),
-        *_expected(facts, spec, device),
+        *_expected(facts, spec, files, device),
     ]
 
 
@@ -108,17 +111,30 @@ def computed_by(spec: ModelSpec, quantized: bool = False) -> list[tuple[str, str
     ]
 
 
-def _expected(facts: ModelFacts, spec: ModelSpec, device: str) -> list[tuple[str, str]]:
+def _speed(facts: ModelFacts, spec: ModelSpec, files: ModelFiles | None, here: "Here") -> "Speed":
+    """Return the expected speed, from the shape alone for files that are not on this machine or are damaged."""
+    from engine.machine.expected import local_speed, speed_here
+    from engine.params import LoadOptions
+
+    if files is not None:
+        with suppress(ModelError):
+            return local_speed(files, here, LoadOptions())
+    in_blocks = facts.is_quantized or any(name.endswith(".gguf") for name, _ in facts.files)
+    return speed_here(facts.name, spec, here, sum(size for _, size in facts.files) if in_blocks else None)
+
+
+def _expected(
+    facts: ModelFacts, spec: ModelSpec, files: ModelFiles | None, device: str
+) -> list[tuple[str, str]]:
     """Return rows (label, text) with the memory and the speed to expect on the device where the model would run."""
     from engine.cache.kv_rows import token_bytes
-    from engine.machine.expected import CONVERSATION, speed_here
+    from engine.machine.expected import CONVERSATION
     from engine.machine.report import look_here
 
     here = look_here(device, "auto")
     if here is None:
         return []
-    in_blocks = facts.is_quantized or any(name.endswith(".gguf") for name, _ in facts.files)
-    found = speed_here(facts.name, spec, here, sum(size for _, size in facts.files) if in_blocks else None)
+    found = _speed(facts, spec, files, here)
     tokens = min(CONVERSATION, spec.max_positions)
     conversation = bytes_text(found.memory_bytes - found.weight_bytes)
     room = "" if found.fits else f"; too much for this machine, which has {bytes_text(here.free or 0)} free"

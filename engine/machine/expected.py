@@ -1,5 +1,6 @@
 """The expected decode speed: the bandwidth of the memory over the bytes that a token must read."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,10 @@ from engine.cache.kv_rows import token_bytes
 from engine.cache.sizing import SHORT_CONTEXT, KVPlan, expected_plan, weight_room
 from engine.errors import EngineError
 from engine.execute.compatibility import not_fused, not_native, not_on_host
+from engine.execute.loading import plan_here
 from engine.machine.shapes import known_shape
+from engine.params import LoadOptions
+from models.files import ModelFiles
 from models.hub.catalogue import CHECKPOINT_BYTES, HUB_FILES, WHEELS
 from models.loading.load import HOST_SHARE
 from models.loading.plan import needed_bytes
@@ -133,9 +137,22 @@ def catalogue_speed(name: str, here: Here) -> Speed:
 def speed_here(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Speed:
     """Return the speed of a model of this shape; `blocks` is the bytes of its weights if they are quantised."""
     found = _speed_on(name, spec, here, blocks)
+    return _or_on_cpu(found, spec, here, lambda cpu: _speed_on(name, spec, cpu, blocks))
+
+
+def local_speed(files: ModelFiles, here: Here, options: LoadOptions) -> Speed:
+    """Return the speed of a model on this machine, its weights held as loading plans it. Raises ModelError."""
+    plan = plan_here(files, here.dtype, here.device, options)
+    blocks = plan.nbytes if plan.kinds or plan.packed else None
+    found = _speed_on(files.name, plan.spec, here, blocks)
+    return _or_on_cpu(found, plan.spec, here, lambda cpu: local_speed(files, cpu, options))
+
+
+def _or_on_cpu(found: Speed, spec: ModelSpec, here: Here, speed_on: Callable[[Here], Speed]) -> Speed:
+    """Return `found`, or what `speed_on` returns for the CPU if only that has room for a conversation."""
     if here.or_cpu is None or found.context >= min(SHORT_CONTEXT, spec.max_positions):
         return found
-    instead = _speed_on(name, spec, here.or_cpu, blocks)
+    instead = speed_on(here.or_cpu)
     return replace(instead, on_cpu=True) if instead.fits else found
 
 

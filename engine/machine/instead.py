@@ -2,13 +2,11 @@
 
 import torch
 
-from engine.execute.loading import plan_here
-from engine.machine.expected import speed_here
+from engine.machine.expected import local_speed
 from engine.machine.report import look_here
 from engine.params import LoadOptions
 from models.errors import NoRoomError
 from models.files import ModelFiles
-from models.weights.slots import parameters
 
 
 def instead_of_gpu(refusal: NoRoomError, files: ModelFiles, options: LoadOptions) -> str:
@@ -27,9 +25,4 @@ def instead_of_gpu(refusal: NoRoomError, files: ModelFiles, options: LoadOptions
 def _rate(files: ModelFiles, options: LoadOptions) -> float | None:
     """Return the tokens/s to expect from the CPU; None if its bandwidth cannot be measured."""
     here = look_here("cpu", options.dtype)
-    if here is None:
-        return None
-    plan = plan_here(files, here.dtype, here.device, options)
-    spec, held = plan.spec, plan.nbytes
-    is_quantized = held < parameters(spec) * here.dtype.itemsize
-    return speed_here(files.name, spec, here, held if is_quantized else None).tokens_per_s
+    return local_speed(files, here, options).tokens_per_s if here is not None else None

@@ -248,6 +248,7 @@ def test_show_tells_which_experts_a_gpu_has_no_room_for(
     program = PROGRAMS["fused kernels, CUDA graph"]
     here = Here(torch.device("cuda"), torch.bfloat16, program, False, 1e12, 24 * 10**9, 200 * 10**9)
     monkeypatch.setattr("engine.machine.report.look_here", lambda *_: here)
+    monkeypatch.setattr("engine.execute.loading.packs", lambda dtype, device: None)
     assert call(["show", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     (line,) = [line for line in shown.splitlines() if line.startswith("Experts ")]
