@@ -324,7 +324,10 @@ if knobs.runtime.interpret:
     mbarrier = SimpleNamespace(
         MBarrierLayout=_nothing, init=_nothing, expect=_nothing, wait=_nothing, invalidate=_nothing
     )
-    fence_async_shared, warpgroup_mma = _nothing, _multiply_blocks
+    fence = fence_async_shared = _nothing
+    warpgroup_mma = _multiply_blocks
+    # There are no layouts.
+    type_layout = own_layout = input_layout = row_layout = lane_layout = lane_rows_layout = _nothing
     _same = (
         *("arange", "zeros", "expand_dims", "load", "store", "sum", "max", "maximum", "minimum"),
         *("program_id", "num_programs"),
@@ -360,9 +363,6 @@ if knobs.runtime.interpret:
 
     def _as_fp32(bits):
         return bits.to(tl.float32, bitcast=True)
-
-    def fence(CUDA, SCOPE):
-        """Do nothing: the interpreter's accesses are in order."""
 
     def masked(words, mask, rest):
         """See above."""
@@ -421,27 +421,3 @@ if knobs.runtime.interpret:
     def multiply(left, right):
         """Multiply in fp32, because the interpreter multiplies nothing narrower."""
         return (left.to(tl.float32) * right.to(tl.float32)).to(left.dtype)
-
-    def type_layout(kind):
-        """Return None: there are no layouts."""
-        return
-
-    def own_layout(warps):
-        """Return None: there are no layouts."""
-        return
-
-    def input_layout(warps, columns, rows):
-        """Return None: there are no layouts."""
-        return
-
-    def lane_layout(warps, lanes):
-        """Return None: there are no layouts."""
-        return
-
-    def lane_rows_layout(warps, count, lanes):
-        """Return None: there are no layouts."""
-        return
-
-    def row_layout(warps, count):
-        """Return None: there are no layouts."""
-        return
