@@ -129,13 +129,3 @@ def attend_bytes(
         stage = gl.where(stage == STAGES - 1, 0, stage + 1)
     async_copy.wait_group(0)
     return m, gl.sum(spread, 1), even, odd
-
-
-@jit
-def leave(partial, at, inside, l, even, odd, D: tl.constexpr, DIM: tl.constexpr, MMA: tl.constexpr):  # noqa: E741
-    """Store the outputs of lanes; the first number of each goes to `at` [lanes, 1]."""
-    columns = 2 * gl.expand_dims(gl.arange(0, D // 2, layout=gl.SliceLayout(0, MMA)), 0)
-    inside = inside & (columns < DIM)
-    dtype: tl.constexpr = partial.dtype.element_ty
-    gl.store(partial + at + columns, (even / gl.expand_dims(l, 1)).to(dtype), mask=inside)
-    gl.store(partial + at + (columns + 1), (odd / gl.expand_dims(l, 1)).to(dtype), mask=inside)

@@ -17,7 +17,6 @@ from engine.kernels.triton.attention_bytes import (
     addresses,
     attend_bytes,
     copy_bytes,
-    leave,
     rounded,
     scale_exponent,
 )
@@ -163,6 +162,18 @@ def _attend(
 
 
 @jit
+def _leave(partial, lse, at, real, m, l, sums, D: tl.constexpr, DIM: tl.constexpr, MMA: tl.constexpr):  # noqa: E741
+    """Store the outputs of lanes, for which `sums` has all columns, or the even and the odd ones, as parts `at`."""
+    COUNT: tl.constexpr = len(sums)
+    gl.store(lse + at, m + gl.log2(l), mask=real)
+    columns = COUNT * gl.expand_dims(gl.arange(0, D // COUNT, layout=gl.SliceLayout(0, MMA)), 0)
+    at, inside = gl.expand_dims(at, 1) * DIM, gl.expand_dims(real, 1) & (columns < DIM)
+    for i in tl.static_range(COUNT):
+        mixed = sums[i] / gl.expand_dims(l, 1)
+        gl.store(partial + at + (columns + i), mixed.to(partial.dtype.element_ty), mask=inside)
+
+
+@jit
 def _shared_part(
     heads, norm_weight, rotary, cache_k, cache_v, active, counters, table, members, partial, lse, scale_log2,
     head, chunk, chunks, begin, end, keys, values,
@@ -211,13 +222,7 @@ def _shared_part(
     slots = gl.load(active + batches, mask=batches >= 0, other=-1)
     real = (slots >= 0) & (lane % G < GROUP)
     at = (batches * chunks + chunk) * HQ + head * GROUP + lane % G
-    gl.store(lse + at, m + gl.log2(l), mask=real)
-    at, inside = gl.expand_dims(at, 1) * DIM, gl.expand_dims(real, 1)
-    if ROW > 0:
-        leave(partial, at, inside, l, even, odd, D, DIM, SHARED_MMA)
-    else:
-        columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, SHARED_MMA)), 0)
-        gl.store(partial + at + columns, acc / gl.expand_dims(l, 1), mask=inside & (columns < DIM))
+    _leave(partial, lse, at, real, m, l, (even, odd) if ROW > 0 else (acc,), D, DIM, SHARED_MMA)
 
 
 @jit
@@ -304,13 +309,7 @@ def _own_part(
         # fmt: on
     line = gl.arange(0, NUMBER, layout=gl.SliceLayout(1, OWN_MMA))
     at = (batch * chunks + chunk) * HQ + head * GROUP + line
-    gl.store(lse + at, m + gl.log2(l), mask=line < GROUP)
-    at, inside = gl.expand_dims(at, 1) * DIM, gl.expand_dims(line < GROUP, 1)
-    if ROW > 0:
-        leave(partial, at, inside, l, even, odd, D, DIM, OWN_MMA)
-    else:
-        mixed = (acc / gl.expand_dims(l, 1)).to(partial.dtype.element_ty)
-        gl.store(partial + at + own_columns, mixed, mask=inside & (own_columns < DIM))
+    _leave(partial, lse, at, line < GROUP, m, l, (even, odd) if ROW > 0 else (acc,), D, DIM, OWN_MMA)
 
 
 # A different longest context, or more unshared rows, must not recompile the kernel.

@@ -57,12 +57,18 @@ def attend_tile(q, k, v, visible, m, l, acc, scale_log2, CAP_LOG2: tl.constexpr 
 
 @triton.jit
 def load_rows(
-    rows, scales, slot, there, head, dim, inside, DIM: tl.constexpr, ROW: tl.constexpr, FP8: tl.constexpr
-):
-    """Load numbers fp32 [C, D] of a head from quantised rows at slots [C], masked by `there` and `inside`."""
-    codes = tl.load(rows + slot[:, None] * ROW + head * DIM + dim[None, :], inside, 0)
-    scale = tl.load(scales + slot * (ROW // 4) + head, there, 0.0)
-    return decoded(codes, FP8) * scale[:, None]
+    rows, scales, slot, there, head, dim, inside, dtype: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    ROW: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Load numbers [C, D] of a head from rows at slots [C], masked by `there` and `inside`; ROW > 0: quantised rows."""
+    if ROW > 0:
+        codes = tl.load(rows + slot[:, None] * ROW + head * DIM + dim[None, :], inside, 0)
+        scale = tl.load(scales + slot * (ROW // 4) + head, there, 0.0)
+        found = (decoded(codes, FP8) * scale[:, None]).to(dtype)
+    else:
+        at = slot[:, None] * (KV_HEADS * DIM) + head * DIM + dim[None, :]
+        found = tl.load(rows + at, inside, 0.0)
+    return found
 
 
 # A value that changes from step to step must not recompile the kernel.
@@ -100,15 +106,9 @@ def _split_kernel(
         block = tl.load(tables + span * table_stride + seen // BLOCK_SIZE, there, 0).to(tl.int64)
         slot = block * BLOCK_SIZE + seen % BLOCK_SIZE
         inside = there[:, None] & (dim < DIM)[None, :]
-        if ROW > 0:
-            k = load_rows(keys, k_scales, slot, there, kv_head, dim, inside, DIM, ROW, FP8).to(queries.dtype)
-            v = load_rows(values, v_scales, slot, there, kv_head, dim, inside, DIM, ROW, FP8).to(
-                queries.dtype
-            )
-        else:
-            at = slot[:, None] * (KV_HEADS * DIM) + kv_head * DIM + dim[None, :]
-            k = tl.load(keys + at, inside, 0.0)
-            v = tl.load(values + at, inside, 0.0)
+        dtype: tl.constexpr = queries.dtype
+        k = load_rows(keys, k_scales, slot, there, kv_head, dim, inside, dtype, KV_HEADS, DIM, ROW, FP8)
+        v = load_rows(values, v_scales, slot, there, kv_head, dim, inside, dtype, KV_HEADS, DIM, ROW, FP8)
         visible = seen[None, :] <= (start + token)[:, None]
         m, l, acc = attend_tile(queries, k, v, visible, m, l, acc, scale_log2)  # noqa: E741
     # Partial results are ordered by token and query head, then by split.

@@ -78,7 +78,7 @@ def _prompt_kernel(
     """
     # The last tokens see the most rows, so they begin first.
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * QUERIES
-    head = tl.program_id(0)
+    head, kv_head = tl.program_id(0), tl.program_id(0) // GROUP
     if k_ends is None:
         base, start, stop = tl.load(span), tl.load(span + 1), tl.load(span + 2)
     else:
@@ -126,14 +126,9 @@ def _prompt_kernel(
         inside = there[:, None]
         if DIM < D:
             inside = inside & (dim < DIM)[None, :]
-        if ROW > 0:
-            dtype: tl.constexpr = queries.dtype
-            k = load_rows(keys, k_scales, slot, there, head // GROUP, dim, inside, DIM, ROW, FP8).to(dtype)
-            v = load_rows(values, v_scales, slot, there, head // GROUP, dim, inside, DIM, ROW, FP8).to(dtype)
-        else:
-            at = slot[:, None] * (KV_HEADS * DIM) + (head // GROUP) * DIM + dim[None, :]
-            k = tl.load(keys + at, inside, 0.0)
-            v = tl.load(values + at, inside, 0.0)
+        dtype: tl.constexpr = queries.dtype
+        k = load_rows(keys, k_scales, slot, there, kv_head, dim, inside, dtype, KV_HEADS, DIM, ROW, FP8)
+        v = load_rows(values, v_scales, slot, there, kv_head, dim, inside, dtype, KV_HEADS, DIM, ROW, FP8)
         visible = seen[None, :] <= row[:, None]
         if WINDOW > 0:
             visible = visible & (seen[None, :] > row[:, None] - WINDOW)
