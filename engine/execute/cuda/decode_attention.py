@@ -42,10 +42,7 @@ class AttentionShape:
 class Partials:
     """The attention's uncombined output, for a product that combines the parts itself."""
 
-    partial: Tensor
-    lse: Tensor
-    active: Tensor
-    counters: Tensor
+    given: "AttentionInput"
     dim: int
     rows: int
     """Rows of a part."""
@@ -55,10 +52,10 @@ class Partials:
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the product."""
         return {
-            "partial": self.partial,
-            "lse": self.lse,
-            "active": self.active,
-            "counters": self.counters,
+            "partial": self.given.partial,
+            "lse": self.given.lse,
+            "active": self.given.active,
+            "counters": self.given.counters,
             "ATTENDED": (self.dim, self.rows, self.count),
         }
 
@@ -104,9 +101,7 @@ def parts_left(given: AttentionInput, spec: Attention, cut: Chunking) -> Partial
     plain = given.sinks is None and spec.window is None and spec.head_dim == IN_ORDER_DIM
     if not plain or cut.chunks > IN_ORDER:
         return None
-    return Partials(
-        given.partial, given.lse, given.active, given.counters, spec.head_dim, cut.rows, cut.chunks
-    )
+    return Partials(given, spec.head_dim, cut.rows, cut.chunks)
 
 
 def rotation(spec: Attention) -> dict[str, Any]:

@@ -16,6 +16,7 @@ COMPARED = tl.constexpr(16384)
 
 @triton.jit
 def _choose(
+    row,
     logits,
     selection_bias,
     ids,
@@ -26,7 +27,11 @@ def _choose(
     SIGMOID: tl.constexpr,
     RENORMALISE: tl.constexpr,
 ):
-    """Write ids int32 [CHOSEN], always valid, and shares fp32 [CHOSEN] of logits fp32 [COUNT], best first."""
+    """Write a row of ids int32 [rows, CHOSEN], always valid, and shares fp32 [rows, CHOSEN], best first.
+
+    It is that of the same row of logits fp32 [rows, COUNT].
+    """
+    logits, ids, shares = logits + row * COUNT, ids + row * CHOSEN, shares + row * CHOSEN
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
     BLOCK: tl.constexpr = min(PADDED, COMPARED // PADDED)
     index = tl.arange(0, PADDED)
@@ -118,12 +123,12 @@ def router_kernel(
         before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
         if before == tl.num_programs(0) - 1:
             tl.store(arrived + row, 0)
-            first = row * CHOSEN
             _choose(
-                logits + row * COUNT,
+                row,
+                logits,
                 selection_bias,
-                ids + first,
-                shares + first,
+                ids,
+                shares,
                 COUNT,
                 CHOSEN,
                 SELECTION_BIAS,
@@ -149,15 +154,4 @@ def choose_kernel(
 ):
     """Choose for tokens whose logits fp32 [T, COUNT] are known. The grid is [T]."""
     token = tl.program_id(0)
-    first = token * CHOSEN
-    _choose(
-        logits + token * COUNT,
-        selection_bias,
-        ids + first,
-        shares + first,
-        COUNT,
-        CHOSEN,
-        SELECTION_BIAS,
-        SIGMOID,
-        RENORMALISE,
-    )
+    _choose(token, logits, selection_bias, ids, shares, COUNT, CHOSEN, SELECTION_BIAS, SIGMOID, RENORMALISE)
