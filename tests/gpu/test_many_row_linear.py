@@ -31,7 +31,7 @@ def test_the_tiles_of_larger_networks(
 ) -> None:
     from engine.execute.cuda.kernel_configs import KernelConfigs
     from engine.execute.cuda.many_row_linear import warpgroup_product, wide_product
-    from engine.execute.cuda.tiles import choose_warpgroup_tile, rounded
+    from engine.execute.cuda.tiles import rounded
     from engine.kernels.triton.launch import has_warpgroups
     from models.network import Linear, Weight
     from models.spec import FeedForward
@@ -43,7 +43,7 @@ def test_the_tiles_of_larger_networks(
     weight = torch.randn(outputs * (2 if gated else 1), inputs, device="cuda", generator=generator).bfloat16()
     weight *= inputs**-0.5
     if groups:
-        tile, multiply = choose_warpgroup_tile(rows, outputs, inputs, gated, apart), warpgroup_product
+        tile, multiply = KernelConfigs().warpgroups(rows, outputs, inputs, gated, apart), warpgroup_product
     else:
         tile, multiply = KernelConfigs().wide(rounded(rows), outputs, inputs, gated, apart), wide_product
     assert tile is not None

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from engine.execute.cuda.kernel_configs import table_cuts
 from engine.execute.cuda.packed import matrix_args, plane_args
-from engine.execute.cuda.tiles import FUSED, choose_expert_tile
+from engine.execute.cuda.tiles import FUSED
 from engine.kernels.triton.experts import down_kernel, gate_up_kernel, packed_down_kernel
 from engine.kernels.triton.grouped_gemm import count_kernel, group_kernel, place_kernel, sum_kernel
 from engine.kernels.triton.launch import shared_bytes, split_alike
@@ -163,7 +163,7 @@ class ExpertStep:
         if weight.planes is None:
             tile = self._cuts.product(FUSED, size, hidden, True, None)
         else:
-            tile = choose_expert_tile(size, hidden, spec.chosen, True, weight.format)
+            tile = self._cuts.experts(size, hidden, spec.chosen, True, weight.format)
         kernel = gate_up_kernel[(triton.cdiv(size, tile.outputs(True)), spec.chosen, rows)](
             x,
             self._ids,
@@ -193,7 +193,7 @@ class ExpertStep:
             launch, matrices = down_kernel, {"weight": weight.data, "FOLDS": tile.folds}
             outputs = 16 // tile.folds
         else:
-            tile = choose_expert_tile(hidden, size, spec.chosen, False, weight.format)
+            tile = self._cuts.experts(hidden, size, spec.chosen, False, weight.format)
             launch, matrices = (
                 packed_down_kernel,
                 {**plane_args(weight), "TILES": tile.tiles, "LANES": tile.lanes},

@@ -8,16 +8,30 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from engine.execute.cuda.tiles import FEW, FUSED, LATE_WIDTH, AttentionSplit, Tile, WideTile
-from engine.execute.tuning.store import Table, load_table
+from engine.execute.cuda.tiles import (
+    FEW,
+    FUSED,
+    LATE_WIDTH,
+    AttentionSplit,
+    Tile,
+    WarpgroupTile,
+    WideTile,
+    rounded,
+)
+from engine.execute.tuning.store import Rule, Table, load_table
 from models.network import Linear
 from models.spec import Attention
 from models.weights.block_formats import Kind
-from models.weights.formats.blocks import BLOCKS
+from models.weights.formats.blocks import BLOCKS, INTEGERS
 
 if TYPE_CHECKING:
     from engine.kernels.triton.prompt_attention import Tile as PromptTile
 
+HELD = 80 * 1024
+"""The most bytes of an expert's weights that a program copies ahead; the smallest GPUs with tensor cores have 100 KB
+for it."""
+MULTIPROCESSORS, LINES = 132, 64
+"""Those of an H200 and an H100; the outputs of a program of `warpgroup_linear_kernel`."""
 Cut: TypeAlias = "Tile | AttentionSplit | PromptTile"
 Chosen = Mapping[str, tuple[int, ...]]
 """The numbers of a cut, by the name of the operation."""
@@ -58,7 +72,7 @@ def fitted(tile: Tile, inputs: int, kind: Kind | None, room: int) -> Tile:
 class KernelConfigs:
     """How each kernel is cut. A chosen cut is used only if it is among the candidates."""
 
-    __slots__ = ("_chosen", "_most", "_products", "_table", "_taken", "candidates", "room")
+    __slots__ = ("_chosen", "_most", "_products", "_rules", "_table", "_taken", "candidates", "room")
 
     def __init__(
         self,
@@ -73,6 +87,7 @@ class KernelConfigs:
         self._chosen = chosen
         self._table = table or load_table()
         self._taken: dict[str, Cut] = {}
+        self._rules: dict[tuple[str | int, ...], Rule] = {}
         self._products: dict[tuple[int, int, int, bool, Kind | None], Tile] = {}
         self.candidates: dict[str, tuple[Cut, ...]] = {}
         """The candidates of everything asked for so far, by name; the first one is the default."""
@@ -109,11 +124,11 @@ class KernelConfigs:
             return fitted(Tile(*chosen), inputs, kind, self.room)
         properties = {"rows": rows, "outputs": outputs, "inputs": inputs, "gated": gated}
         if kind is None:
-            rule = self._table.rule("plain", **properties)
+            rule = self._rule("plain", **properties)
         else:
             wide, nested = kind.block_bytes >= kind.block, kind.block > 32
             programs = outputs // (8 if gated else 16)
-            rule = self._table.rule("quantised", **properties, programs=programs, wide=wide, nested=nested)
+            rule = self._rule("quantised", **properties, programs=programs, wide=wide, nested=nested)
         assert rule.numbers is not None
         tile = Tile(*rule.numbers)
         while rule.narrows and tile.warps > 1 and tile.columns(kind) > inputs:
@@ -148,8 +163,42 @@ class KernelConfigs:
         lines = outputs * (2 if gated else 1)
         properties = {"rows": rows, "lines": lines, "weights": lines * inputs, "gated": gated, "apart": apart}
         more = {"inputs // lines": inputs // lines, "lines % 2048": lines % 2048}
-        numbers = self._table.rule("wide", **properties, **more).numbers
+        numbers = self._rule("wide", **properties, **more).numbers
         return None if numbers is None else WideTile(*numbers)
+
+    def warpgroups(
+        self, count: int, outputs: int, inputs: int, gated: bool, apart: bool
+    ) -> WarpgroupTile | None:
+        """Return the tile for `count` rows where warps multiply in groups of four; None means that `wide` is as fast.
+
+        Other arguments are as for `wide`. The gain in whole steps is in benchmarks/results/decode-speed.md.
+        """
+        rows, lines = rounded(count), outputs * (2 if gated else 1)
+        programs, spans = -(-outputs // LINES), -(-inputs // 128)
+        split = max(1, min(MULTIPROCESSORS // programs, spans // 6)) if apart and not gated else 1
+        sizes = {"count": count, "rows": rows, "lines": lines, "outputs": outputs, "inputs": inputs}
+        ratios = {"inputs % 8": inputs % 8, "inputs // outputs": inputs // outputs}
+        ratios |= {"spans // split": spans // split, "(spans - 1) // split": (spans - 1) // split}
+        work = {"weights": lines * inputs, "programs": programs, "programs * split": programs * split}
+        rule = self._rule("warpgroups", **sizes, **ratios, **work, gated=gated, apart=apart)
+        if rule.numbers is None:
+            return None
+        columns, shared = rule.numbers
+        return WarpgroupTile(columns, shared // (2 * columns * (rows + LINES * lines // outputs)), split)
+
+    def experts(self, outputs: int, inputs: int, chosen: int, gated: bool, kind: Kind) -> Tile:
+        """Return the cut of a row's expert products: gate and up of each, or down of the `chosen` ones side by side."""
+        spans, packing = -(-inputs // 128) * (1 if gated else chosen), BLOCKS[kind]
+        rule = self._rule("experts", gated=gated, spans=spans)
+        assert rule.numbers is not None
+        tile = Tile(*rule.numbers)
+        while tile.warps > 1 and tile.warps > spans:
+            tile = replace(tile, warps=tile.warps // 2)
+        fits = max(1, HELD // (2 * packing.tile_bytes * tile.warps * tile.tiles))
+        # A program computes one row, so lanes take no registers for others. Codes that are the numbers gain nothing.
+        in_lanes = packing.shared == 1 and packing.planes != (8,) and packing.floats == INTEGERS
+        ahead = min(tile.ahead, -(-spans // tile.warps), fits)
+        return replace(tile, ahead=ahead, lanes=tile.lanes if in_lanes else 1)
 
     def combines(self, layer: Linear) -> bool:
         """Return whether a product of one row combines the parts of its input: if small and, if quantised, in lanes.
@@ -187,16 +236,24 @@ class KernelConfigs:
 
     def prompt(self, spec: Attention, itemsize: int, shared: int) -> "PromptTile":
         """Return the tile of `ragged_attention` for prompts; `shared` is the bytes of shared memory for a program."""
-        from engine.kernels.triton.prompt_attention import MEASURED, Tile, choose_tile
+        from engine.kernels.triton.prompt_attention import Tile, choose_tile
 
         head_bytes = max(16, 1 << (spec.head_dim - 1).bit_length()) * itemsize
+        tiles = starmap(Tile, self._table.candidates["prompts"])
         known = [
             choose_tile(head_bytes, shared),
-            *(tile for tile in MEASURED if tile.shared(head_bytes) <= shared),
+            *(tile for tile in tiles if tile.shared(head_bytes) <= shared),
         ]
         found = self._take(f"prompts: {spec.heads} / {spec.kv_heads} x {spec.head_dim}", lambda: known)
         assert isinstance(found, Tile)
         return found
+
+    def _rule(self, kernel: str, **properties: int) -> Rule:
+        """Return `Table.rule`, looked up once."""
+        asked: tuple[str | int, ...] = kernel, *properties.values()
+        if asked not in self._rules:
+            self._rules[asked] = self._table.rule(kernel, **properties)
+        return self._rules[asked]
 
     def _take(self, name: str, find: Callable[[], Iterable[Cut]]) -> Cut:
         cut = self._taken.get(name)

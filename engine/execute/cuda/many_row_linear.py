@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.execute.cuda.experts import activation
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.prefill import LIBRARY, apply_gate
-from engine.execute.cuda.tiles import WarpgroupTile, WideTile, choose_warpgroup_tile, rounded
+from engine.execute.cuda.tiles import WarpgroupTile, WideTile, rounded
 from engine.kernels.triton.gluon import described
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.warpgroup_linear import LINES, warpgroup_linear_kernel
@@ -44,7 +44,7 @@ class WideProducts:
             outputs, inputs = linear.weight.shape
             cut = outputs // (1 if gate is None else 2), inputs, gate is not None, apart
             aligned = linear.weight.data_ptr() % 16 == 0
-            group = choose_warpgroup_tile(x.shape[0], *cut) if self._warpgroups and aligned else None
+            group = self._cuts.warpgroups(x.shape[0], *cut) if self._warpgroups and aligned else None
             if group is not None:
                 return warpgroup_product(linear, x, gate, group, self.pdl)
             tile = self._cuts.wide(rounded(x.shape[0]), *cut)

@@ -3,10 +3,7 @@
 from dataclasses import dataclass, replace
 
 from models.weights.block_formats import Kind
-from models.weights.formats.blocks import BLOCKS, INTEGERS
 
-HELD = 80 * 1024
-"""The most bytes of weights that a program copies ahead; the smallest GPUs with tensor cores have 100 KB for it."""
 FEW = 8
 """Up to this many rows, a step reads each weight once and gives each row the bits that it has alone."""
 FUSED = 16
@@ -79,65 +76,6 @@ class WarpgroupTile:
     stages: int
     split: int
     """The number of parts that the columns are split into."""
-
-
-_MULTIPROCESSORS, _LINES = 132, 64
-"""Those of an H200 and an H100; the outputs of a program, as in `warpgroup_linear.py`."""
-_ONE_EACH, _TWO_EACH = 200 << 10, 104 << 10
-"""Bytes of shared memory of a program of which a multiprocessor runs one, or two. Norms find room beside it."""
-
-
-def choose_warpgroup_tile(
-    count: int, outputs: int, inputs: int, gated: bool, apart: bool
-) -> WarpgroupTile | None:
-    """Return the fastest tile on an H200 for `count` rows; None means that `KernelConfigs.wide` is as fast.
-
-    Other arguments are as for `KernelConfigs.wide`. The gain in whole steps is in benchmarks/results/decode-speed.md.
-    """
-    rows, lines = rounded(count), outputs * (2 if gated else 1)
-    weights = lines * inputs
-    if rows > 128 or 64 < count <= 96 or lines > 1 << 16 or inputs % 8:
-        return None
-    if rows == 16 and inputs < 2048:
-        return None
-    programs, spans = _parts(outputs, _LINES), _parts(inputs, 128)
-    held = 2 * (rows + _LINES * (2 if gated else 1))  # bytes per column
-    one = WarpgroupTile(128, _ONE_EACH // (128 * held), 1)
-    two = WarpgroupTile(64, _TWO_EACH // (64 * held), 1)
-    if gated:
-        if rows == 128:
-            return None
-        if programs > _MULTIPROCESSORS:
-            large = weights > 112 << 20 if rows == 32 else rows == 64 and inputs <= 4096
-            return two if large and programs <= 2 * _MULTIPROCESSORS else None
-        return one if (inputs > 2048) == (rows == 64) else None
-    if not apart:
-        split = 1
-        slow = rows == 32 and outputs > 5120 and weights >= 24 << 20
-    else:
-        split = max(1, min(_MULTIPROCESSORS // programs, spans // 6))
-        small = rows == 64 and inputs >= 3 * outputs and weights <= 20 << 20
-        slow = small or (rows == 16 and spans < 12 * split) or (rows == 32 and spans > 64 * split)
-    if slow or (rows == 128 and programs * split < 96 and spans > 24 * split):
-        return None
-    return replace(one, split=split)
-
-
-def choose_expert_tile(outputs: int, inputs: int, chosen: int, gated: bool, kind: Kind) -> Tile:
-    """Return how the expert products of a row are cut: gate and up of each expert, or down of all experts side by side.
-
-    It was the fastest choice on an H200 for Qwen3-30B-A3B in Q4_0, Q4_K, Q8_0 and MXFP4, and for gpt-oss-20b.
-    """
-    spans = _parts(inputs, 128) * (1 if gated else chosen)
-    warps, tiles, ahead = (4, 2, 2) if gated else (16, 1, 2) if spans <= 64 else (8, 1, 6)
-    while warps > 1 and warps > spans:
-        warps //= 2
-    packing = BLOCKS[kind]
-    held = 2 * packing.tile_bytes * warps * tiles
-    # A program computes one row, so lanes take no registers for others. Codes that are the numbers gain nothing.
-    in_lanes = packing.shared == 1 and packing.planes != (8,) and packing.floats == INTEGERS
-    ahead = min(ahead, _parts(spans, warps), max(1, HELD // held))
-    return Tile(1, warps, tiles, ahead, LANES if in_lanes else 1)
 
 
 @dataclass(frozen=True, slots=True)

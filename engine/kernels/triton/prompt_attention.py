@@ -46,16 +46,6 @@ TILES = (Tile(128, 64, 8), Tile(64, 32, 4))
 in 227 KB (sm_90) for heads of 256; the second one, for heads of 256, in 99 KB."""
 
 
-MEASURED = (
-    *TILES,
-    *(
-        Tile(*cut)
-        for cut in ((64, 64, 4), (128, 32, 4), (128, 64, 4), (128, 128, 8), (64, 128, 4), (128, 32, 8))
-    ),
-)
-"""The tiles worth measuring if they fit."""
-
-
 @cache
 def choose_tile(head_bytes: int, shared: int) -> Tile:
     """Return the best tile for heads of `head_bytes`, a power of two, and `shared` bytes of memory per program."""

@@ -200,7 +200,7 @@ print(json.dumps(found))
 
 PACKED_EXPERTS = """
 from engine.execute.cuda.experts import choose_group_tile
-from engine.execute.cuda.tiles import choose_expert_tile
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.kernels.triton.experts import gate_up_kernel, packed_down_kernel
 from engine.kernels.triton.grouped_gemm import group_kernel
 from models.weights.formats.blocks import BLOCKS
@@ -214,14 +214,14 @@ for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4"):
     planes = dict(CODES=codes_of(Kind[kind]))
     clamped = dict(bias="pointer", GATE=Gate("silu", 1.702, 7.0, 1.0)) if packing.floats else {}
     shape = dict(CHOSEN=4, N=2880, K=2880) if packing.floats else dict(CHOSEN=8, N=2048, K=768)
-    tile = choose_expert_tile(shape["N"], shape["K"], shape["CHOSEN"], False, Kind[kind])
+    tile = KernelConfigs().experts(shape["N"], shape["K"], shape["CHOSEN"], False, Kind[kind])
     cut = dict(WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
     bias = {"bias": "pointer"} if packing.floats else {}
     text, shared = ptx(packed_down_kernel, tile.warps, planes | shape | cut | bias)
     early = text[: text.index("griddepcontrol.wait;")].count("cp.async.c")
     found.append([early > 0, shared <= 99 * 1024, ".local" in text])
     shape = dict(CHOSEN=4, N=2880, K=2880) if packing.floats else dict(CHOSEN=8, N=768, K=2048)
-    tile = choose_expert_tile(shape["N"], shape["K"], shape["CHOSEN"], True, Kind[kind])
+    tile = KernelConfigs().experts(shape["N"], shape["K"], shape["CHOSEN"], True, Kind[kind])
     cut = dict(WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True, EPS=1e-6, FOLDS=1)
     given = planes | shape | cut | clamped | {"more": "pointer", "scales": "pointer", "supers": "pointer"}
     TYPES["weight"] = "*i32"
@@ -261,7 +261,7 @@ print(json.dumps(found))
 
 WARPGROUPS = """
 import triton.experimental.gluon.language as gl
-from engine.execute.cuda.tiles import choose_warpgroup_tile
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.kernels.triton.warpgroup_linear import LINES, warpgroup_linear_kernel
 
 def described(rows, columns):
@@ -273,7 +273,7 @@ for rows, outputs, inputs, gated, apart in (
     (16, 4096, 12288, False, True), (32, 3072, 4096, False, False), (64, 4096, 2000, False, True),
     (64, 6144, 4096, True, False), (64, 12288, 4096, True, False), (128, 2560, 9728, False, True),
 ):
-    tile = choose_warpgroup_tile(rows, outputs, inputs, gated, apart)
+    tile = KernelConfigs().warpgroups(rows, outputs, inputs, gated, apart)
     TYPES.update(x=described(rows, tile.columns), weight=described(LINES.value, tile.columns))
     TYPES["out"] = "*fp32" if tile.split > 1 else "*bf16"
     constants = dict(COUNT=rows, ROWS=rows, N=outputs, K=inputs, BIAS=False, GATED=gated, COLUMNS=tile.columns)

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("triton")
 
 from engine.execute.cuda.kernel_configs import KernelConfigs
-from engine.execute.cuda.tiles import choose_expert_tile, choose_warpgroup_tile
 from engine.execute.tuning.store import Rule, load_table
 from models.weights.block_formats import Kind
 
@@ -67,11 +66,11 @@ def choices() -> Iterator[object]:
                     for rows in ROWS:
                         yield tuple(astuple(cuts.product(rows, outputs, inputs, gated, kind)))
                     if kind is not None:
-                        yield tuple(astuple(choose_expert_tile(outputs, inputs, 8, gated, kind)))
+                        yield tuple(astuple(cuts.experts(outputs, inputs, 8, gated, kind)))
                 for apart in (False, True):
                     for rows in (16, 32, 64, 128):
                         wide = cuts.wide(rows, outputs, inputs, gated, apart)
-                        group = choose_warpgroup_tile(rows, outputs, inputs, gated, apart)
+                        group = cuts.warpgroups(rows, outputs, inputs, gated, apart)
                         yield wide and tuple(astuple(wide)), group and tuple(astuple(group))
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from engine.execute.cuda.add_norm import AddNorm, add_norm
+from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.many_row_linear import warpgroup_product, wide_product
-from engine.execute.cuda.tiles import WarpgroupTile, WideTile, choose_warpgroup_tile, rounded
+from engine.execute.cuda.tiles import WarpgroupTile, WideTile, rounded
 from models.network import Linear, NormWeights, Weight
 from models.spec import FeedForward, Norm
 
@@ -103,7 +104,7 @@ def test_sums_that_stay_apart_are_added_by_the_norm(inputs: int, split: int) -> 
 def test_tiles_of_groups_of_warps_fit_into_a_multiprocessor(
     count: int, outputs: int, inputs: int, gated: bool, apart: bool
 ) -> None:
-    tile = choose_warpgroup_tile(count, outputs, inputs, gated, apart)
+    tile = KernelConfigs().warpgroups(count, outputs, inputs, gated, apart)
     if tile is not None:
         held = 2 * tile.columns * (rounded(count) + (128 if gated else 64))
         assert held * tile.stages <= 200 * 1024

@@ -121,7 +121,7 @@ def check_steps(
     patch: pytest.MonkeyPatch,
     rows: int = 3,
 ) -> None:
-    patch.setattr(launching, "choose_expert_tile", lambda *given: gate_up if given[-2] else down)
+    patch.setattr(KernelConfigs, "experts", lambda *given: gate_up if given[-2] else down)
     weights, numbers = packed_experts(spec, hidden, kind)
     network, norm = a_network(spec, hidden), NormWeights(random(hidden, seed=7))
     active, x = torch.tensor([0, -1, 2], dtype=torch.int32), random(3, hidden, seed=8)
@@ -265,7 +265,7 @@ def test_the_packed_network_is_the_expanded_one(path: Path, model: Network) -> N
 def test_steps_give_what_they_give_with_expanded_weights_and_rows_their_own_bits(
     path: Path, model: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launching, "choose_expert_tile", lambda *given: TILES[0] if given[-2] else TILES[1])
+    monkeypatch.setattr(KernelConfigs, "experts", lambda *given: TILES[0] if given[-2] else TILES[1])
     monkeypatch.setattr(KernelConfigs, "product", lambda *given: TILES[0])
     case = Case(model, [17, 5, 0, 3, 1, 2, 1, 1, 1])
     decoder = FusedDecoder(model, case.cache, case.slots.given, pdl=False)
