@@ -22,9 +22,9 @@ The plain twin is `engine.execute.runner.Runner.run`.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-import triton
 from torch import Tensor
 
 from engine.attention import RaggedBackend, Write
@@ -35,7 +35,6 @@ from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.input_buffers import StagedInputs
 from engine.kernels.triton.kv_rows import write_rows
-from engine.kernels.triton.prefill import write_kernel
 from engine.kernels.triton.prompt_attention import prompt_attention
 from models.network import Network
 from models.reference.attention import Attention
@@ -194,7 +193,7 @@ class PaddedPrefill:
         ids, positions, slots, span_rows, last, q_ends, k_ends, tables = self._given.parts
         size, spans = shape.tokens, shape.spans
         table = tables.view(last.shape[0], -1)[:spans]
-        write = _Write(self._cache, slots)
+        write = partial(_write, self._cache, slots)
         attention: Attention
         if self._backend is None:
             attention = _Slab(self._cache, self._unusual, write, span_rows, table[0])
@@ -205,33 +204,9 @@ class PaddedPrefill:
         self._logits[:spans].copy_(self._model.logits(hidden.index_select(0, last[:spans])))
 
 
-class _Write:
-    """Writes the K and V of a step's tokens into the cache."""
-
-    def __init__(self, cache: KVCache, slots: Tensor) -> None:
-        """Write to slots, int32 [tokens or more]: the cache slot of each token, -1 for padding."""
-        self._cache = cache
-        self._slots = slots
-
-    def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
-        if self._cache.row.is_quantized:
-            cache = self._cache
-            rows = cache.k[layer_index], cache.v[layer_index]
-            write_rows(rows, cache.told(layer_index), self._slots, k, v)
-            return
-        keys = self._cache.k[layer_index]
-        width = keys.shape[1] * keys.shape[2]
-        write_kernel[(k.shape[0],)](
-            k,
-            v,
-            keys,
-            self._cache.v[layer_index],
-            self._slots,
-            STRIDE=k.stride(0),
-            WIDTH=width,
-            PADDED=triton.next_power_of_2(width),
-            num_warps=4,
-        )
+def _write(cache: KVCache, slots: Tensor, layer_index: int, k: Tensor, v: Tensor) -> None:
+    """Write K and V of a step's tokens to slots of the cache, int32 [tokens or more], -1 for padding."""
+    write_rows((cache.k[layer_index], cache.v[layer_index]), cache.told(layer_index), slots, k, v)
 
 
 @dataclass(frozen=True, slots=True)

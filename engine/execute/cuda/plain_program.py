@@ -65,10 +65,13 @@ class _Step:
         self._spans = torch.stack((numbers, self._row, real), dim=-1)
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._write(layer_index, k, v)
+        from engine.kernels.triton.kv_rows import write_newest
+
+        given, told, size = self._given, self._cache.told(layer_index), self._cache.block_size
         keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
+        write_newest((keys, values), told, given.active, given.counters, given.tables, size, k, v)
         if self._flash:
-            pages = (-1, self._cache.block_size, *k.shape[1:])
+            pages = (-1, size, *k.shape[1:])
             seen, rows = (keys.view(pages), values.view(pages)), self._row + self._real
             return attend_pages(q.unsqueeze(1), seen, rows=rows, table=self._tables).squeeze(1)
         from engine.kernels.triton.paged_attention import paged_attention
@@ -80,56 +83,8 @@ class _Step:
             self._spans,
             self._tables,
             kv_heads=self._cache.row.heads,
-            block_size=self._cache.block_size,
+            block_size=size,
             most_tokens=1,
             most_rows=self._limit,
-            **self._cache.told(layer_index),
-        )
-
-    def _write(self, layer_index: int, k: Tensor, v: Tensor) -> None:
-        import triton
-
-        from engine.kernels.triton.prefill import slot_write_kernel
-
-        given, keys = self._given, self._cache.k[layer_index]
-        if self._cache.row.is_quantized:
-            self._write_quantized(layer_index, k, v)
-            return
-        width = keys.shape[1] * keys.shape[2]
-        slot_write_kernel[(k.shape[0],)](
-            k,
-            v,
-            keys,
-            self._cache.v[layer_index],
-            given.active,
-            given.counters,
-            given.tables,
-            given.tables.shape[1],
-            K_STRIDE=k.stride(0),
-            V_STRIDE=v.stride(0),
-            WIDTH=width,
-            PADDED=triton.next_power_of_2(width),
-            BLOCK=self._cache.block_size,
-            num_warps=4,
-        )
-
-    def _write_quantized(self, layer_index: int, k: Tensor, v: Tensor) -> None:
-        from engine.kernels.triton.kv_rows import head_constants, write_slots_kernel
-
-        given, cache = self._given, self._cache
-        write_slots_kernel[(k.shape[0],)](
-            k,
-            v,
-            cache.k[layer_index],
-            cache.v[layer_index],
-            given.active,
-            given.counters,
-            given.tables,
-            given.tables.shape[1],
-            **cache.told(layer_index),
-            **head_constants(k),
-            K_STRIDE=k.stride(0),
-            V_STRIDE=v.stride(0),
-            BLOCK=cache.block_size,
-            num_warps=4,
+            **told,
         )

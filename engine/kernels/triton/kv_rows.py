@@ -1,6 +1,7 @@
-"""Encodes numbers as rows of a quantised KV cache, and decodes them.
+"""Writes rows of the KV cache, encodes numbers as quantised rows, and decodes them.
 
-The plain twin is `engine/cache/kv_rows.py`. FP8 selects one of the two kinds of rows; ROW is the bytes of a row.
+The plain twin is `engine/cache/kv_rows.py`. ROW is the bytes of a quantised row, 0 if rows are plain; FP8 selects one
+of the two kinds of quantised rows.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
@@ -67,23 +68,27 @@ def _write(
     head, column = tl.arange(0, PADDED), tl.arange(0, D)
     inside = there & (head < HEADS)[:, None] & (column < DIM)[None, :]
     at = head[:, None] * DIM + column[None, :]
-    x = tl.load(source + first + at, inside, 0.0).to(tl.float32)
-    scale, inverse = row_scale(tl.max(tl.abs(x), 1), FP8)
-    tl.store(rows + slot * ROW + at, coded(x, inverse[:, None], FP8).to(tl.uint8), inside)
-    tl.store(scales + slot * (ROW // 4) + head, scale, there & (head < HEADS))
+    x = tl.load(source + first + at, inside, 0.0)
+    if ROW == 0:
+        tl.store(rows + slot * (HEADS * DIM) + at, x, inside)
+    else:
+        x = x.to(tl.float32)
+        scale, inverse = row_scale(tl.max(tl.abs(x), 1), FP8)
+        tl.store(rows + slot * ROW + at, coded(x, inverse[:, None], FP8).to(tl.uint8), inside)
+        tl.store(scales + slot * (ROW // 4) + head, scale, there & (head < HEADS))
 
 
 @triton.jit
-def write_rows_kernel(
-    k, v, cache_k, cache_v, slots, k_scales, v_scales, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
+def _write_kernel(
+    k, v, cache_k, cache_v, slots, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
-    ROW: tl.constexpr, FP8: tl.constexpr,
+    k_scales=None, v_scales=None, ROW: tl.constexpr = 0, FP8: tl.constexpr = False,
 ):  # fmt: skip
     """Write K and V of a step's tokens into the cache, with one program per token.
 
-    k and v [tokens, HEADS * DIM], K_STRIDE and V_STRIDE apart; cache_k and cache_v bytes [slots, ROW], with their
-    k_scales and v_scales; slots [tokens]: where each token goes, -1 for padding, which is not written. PADDED and D are
-    HEADS and DIM rounded up to powers of two.
+    k and v [tokens, HEADS * DIM], K_STRIDE and V_STRIDE apart; cache_k and cache_v [slots, HEADS * DIM], or bytes
+    [slots, ROW] with their k_scales and v_scales; slots [tokens]: where each token goes, -1 for padding, which is not
+    written. PADDED and D are HEADS and DIM rounded up to powers of two.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
@@ -92,12 +97,17 @@ def write_rows_kernel(
 
 
 @triton.jit(do_not_specialize=["table_stride"])
-def write_slots_kernel(
-    k, v, cache_k, cache_v, active, counters, tables, table_stride, k_scales, v_scales,
+def _write_newest_kernel(
+    k, v, cache_k, cache_v, active, counters, tables, table_stride,
     K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, ROW: tl.constexpr, FP8: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr,
+    k_scales=None, v_scales=None, ROW: tl.constexpr = 0, FP8: tl.constexpr = False,
 ):  # fmt: skip
-    """Write one token of each of several sequences, as `slot_write_kernel` describes."""
+    """Write K and V of one token of each of several sequences into the cache, with one program per token.
+
+    active int32 [tokens]: the slot of each, -1 for none; counters int64 [slots, 2]: first the token's row; tables int32
+    [slots, table_stride]. Other arguments are as in `_write_kernel`.
+    """
     token = tl.program_id(0).to(tl.int64)
     sequence = tl.load(active + token)
     if sequence >= 0:
@@ -124,31 +134,47 @@ def _read_kernel(
     tl.store(target, numbers.to(out.dtype.element_ty), inside)
 
 
-def head_constants(x: Tensor) -> dict[str, int]:
-    """Return the kernel constants for heads [n, heads, dim]."""
-    _, heads, dim = x.shape
-    padded = {"PADDED": triton.next_power_of_2(heads), "D": triton.next_power_of_2(dim)}
-    return {"HEADS": heads, "DIM": dim, **padded}
-
-
 def write_rows(
     rows: tuple[Tensor, Tensor], told: dict[str, Any], slots: Tensor, k: Tensor, v: Tensor
 ) -> None:
-    """Write K and V [n, heads, dim] as quantised rows, those of K and those of V [slots, ROW]; slots [n or more].
+    """Write K and V [n, heads, dim] to slots [n or more] of the cache's `rows`: those of K and those of V.
 
     Tokens with a negative slot are left out. `told` is the result of `KVCache.told`.
     """
-    write_rows_kernel[(k.shape[0],)](
+    _write_kernel[(k.shape[0],)](k, v, *rows, slots, **told, **_constants(k, v), num_warps=4)
+
+
+def write_newest(
+    rows: tuple[Tensor, Tensor],
+    told: dict[str, Any],
+    active: Tensor,
+    counters: Tensor,
+    tables: Tensor,
+    block_size: int,
+    k: Tensor,
+    v: Tensor,
+) -> None:
+    """Write K and V [n, heads, dim] of the newest tokens of sequences, as `StepInput` describes these."""
+    _write_newest_kernel[(k.shape[0],)](
         k,
         v,
         *rows,
-        slots,
+        active,
+        counters,
+        tables,
+        tables.shape[1],
         **told,
-        **head_constants(k),
-        K_STRIDE=k.stride(0),
-        V_STRIDE=v.stride(0),
+        **_constants(k, v),
+        BLOCK=block_size,
         num_warps=4,
     )
+
+
+def _constants(k: Tensor, v: Tensor) -> dict[str, int]:
+    """Return the constants of the kernels that write K and V [n, heads, dim]."""
+    _, heads, dim = k.shape
+    padded = {"PADDED": triton.next_power_of_2(heads), "D": triton.next_power_of_2(dim)}
+    return {"K_STRIDE": k.stride(0), "V_STRIDE": v.stride(0), "HEADS": heads, "DIM": dim, **padded}
 
 
 def read_rows(rows: Tensor, scales: Tensor, out: Tensor, fp8: bool) -> Tensor:
