@@ -73,7 +73,7 @@ from engine.kernels.triton.unpack import packed_embedding_kernel
 from models.network import ExpertWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, ModelSpec
-from models.weights.formats.blocks import BLOCKS
+from models.weights.formats.blocks import BLOCKS, COLUMNS
 
 
 def unsupported(network: Network) -> str | None:
@@ -213,14 +213,15 @@ class FusedDecoder:
         """Write the embedding of token[active[row]] for each row; zeros where `active` is -1."""
         size, embedding = self._x.shape[1], self._network.embedding
         plain = embedding.planes is None
-        launch = (embedding_kernel if plain else packed_embedding_kernel)[(triton.cdiv(size, 1024), rows)]
+        block = 1024 if plain else COLUMNS
+        launch = (embedding_kernel if plain else packed_embedding_kernel)[(triton.cdiv(size, block), rows)]
         kernel = launch(
             active,
             token,
             **({"weight": embedding.data} if plain else plane_args(embedding)),
             out=self._x,
             SIZE=size,
-            BLOCK=1024,
+            BLOCK=block,
             SCALE=self._embedding_scale,
         )
         split_alike(kernel)

@@ -87,8 +87,9 @@ def packed_embedding(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> T
     if weight.planes is None:
         return weight.data.index_select(0, token_ids)
     out = torch.empty(len(token_ids), weight.columns, dtype=dtype, device=token_ids.device)
-    packed_rows_kernel[(triton.cdiv(weight.columns, 1024), len(token_ids))](
-        token_ids, out=out, K=weight.columns, **plane_args(weight), BLOCK=1024, num_warps=4
+    count, columns = out.shape
+    packed_rows_kernel[(tiles(columns, COLUMNS), triton.cdiv(count, _HEIGHT))](
+        token_ids, out=out, count=count, K=columns, **plane_args(weight), HEIGHT=_HEIGHT, num_warps=4
     )
     return out
 

@@ -1,4 +1,4 @@
-"""Expands single numbers of weights in planes (`models/weights/packing.py`), for prompts and embeddings.
+"""Expands weights in planes (`models/weights/packing.py`), for prompts and embeddings.
 
 The plain twin is `unpack` in `models/weights/packing.py`: it gives the same numbers in fp32, rounded once.
 """
@@ -30,19 +30,6 @@ class Codes(NamedTuple):
     values: int
     supers: bool
     floats: int
-
-
-@triton.jit
-def _code(codes, tile, lane, place, BITS: tl.constexpr):
-    """Return code number `place` of the thread `lane` of a tile, in one plane."""
-    PER: tl.constexpr = 32 // BITS
-    word = place // PER
-    # The words of a thread are stored 16 bytes at a time.
-    at = word // 4 * 128 + lane * 4 + word % 4 if BITS == 8 else lane * BITS + word
-    number = place % PER
-    return tl.load(codes + tile * (32 * BITS) + at) >> (number // 2 * BITS + number % 2 * 16) & (
-        (1 << BITS) - 1
-    )
 
 
 @triton.jit
@@ -95,36 +82,6 @@ def _number(code, LESS: tl.constexpr):
 
 
 @triton.jit
-def numbers(codes, more, scales, supers, row, column, K: tl.constexpr, CODES: tl.constexpr):
-    """Return the numbers of a matrix with K columns at row and column, int32 tensors of any one shape, in fp32.
-
-    See `packed_linear_kernel` for the planes. Rows and columns must lie in existing tiles.
-    """
-    ACROSS: tl.constexpr = (K + 127) // 128
-    EACH: tl.constexpr = CODES.group // 4
-    CHUNKS: tl.constexpr = 128 // CODES.group
-    tile = row // 8 * ACROSS + column // 128
-    chunk, inside = column % 128 // CODES.group, column % CODES.group
-    lane, place = row % 8 * 4 + inside // EACH, chunk * EACH + inside % EACH
-    code = _code(codes, tile, lane, place, CODES.bits)
-    if CODES.more > 0:
-        code |= _code(more, tile, lane, place, CODES.more) << CODES.bits
-    SCALES: tl.constexpr = CHUNKS // CODES.shared
-    at = (tile * 8 + row % 8) * CODES.values + chunk // CODES.shared
-    scale, low = _scale_and_minimum(scales, at, SCALES, CODES.values)
-    common = supers + ((row // 8 * (ACROSS // 2) + column // 256) * 8 + row % 8) * 2
-    if CODES.supers:
-        scale *= tl.load(common).to(tl.float32)
-    number = _meant(code, CODES.bits, CODES.less, CODES.floats) * scale
-    if CODES.values > SCALES or scales.dtype.element_ty == tl.uint8:
-        if CODES.supers:
-            number -= low * tl.load(common + 1).to(tl.float32)
-        else:
-            number += low
-    return number
-
-
-@triton.jit
 def tile_numbers(
     codes, more, scales, supers, row, first, DEPTH: tl.constexpr, K: tl.constexpr, CODES: tl.constexpr
 ):
@@ -145,9 +102,9 @@ def tile_numbers(
         column // CODES.group * EACH + column % EACH,
     )
     number = tl.arange(0, UNIT)[None, None, :]
-    code = _some(codes, tile, lane, place, number, CODES.bits)
+    code = _code(codes, tile, lane, place, number, CODES.bits)
     if CODES.more > 0:
-        code |= _some(more, tile, lane, place, number, CODES.more) << CODES.bits
+        code |= _code(more, tile, lane, place, number, CODES.more) << CODES.bits
     found = tl.reshape(
         _meant(code, CODES.bits, CODES.less, CODES.floats), [row.shape[0], GROUPS, CODES.group]
     )
@@ -168,13 +125,27 @@ def tile_numbers(
 
 
 @triton.jit
-def _some(codes, tile, lane, place, number, BITS: tl.constexpr):
-    """Return codes like `_code`, for places [rows, n] and the next ones by `number` [1, 1, UNIT], all in one word."""
+def _code(codes, tile, lane, place, number, BITS: tl.constexpr):
+    """Return the codes at places [rows, n] of the threads `lane` of a tile, in one plane, and the next ones by `number`
+    [1, 1, UNIT], all in one word."""
     PER: tl.constexpr = 32 // BITS
     word = place // PER
+    # The words of a thread are stored 16 bytes at a time.
     at = word // 4 * 128 + lane * 4 + word % 4 if BITS == 8 else lane * BITS + word
     shift = (place % PER // 2 * BITS)[:, :, None] + (number // 2 * BITS + number % 2 * 16)
     return tl.load(codes + (tile * (32 * BITS) + at))[:, :, None] >> shift & ((1 << BITS) - 1)
+
+
+@triton.jit
+def _expand(codes, more, scales, supers, out, row, line, there, K: tl.constexpr, CODES: tl.constexpr):
+    """Write 128 columns of rows int32 [n] of a matrix to the lines of `out` that are `there`."""
+    first = tl.program_id(0) * 128
+    column = first + tl.arange(0, 128)
+    value = tile_numbers(codes, more, scales, supers, row, first, 128, K, CODES)
+    at, there = out + line.to(tl.int64)[:, None] * K + column[None, :], there[:, None]
+    if K % 128 != 0:
+        there &= (column < K)[None, :]
+    tl.store(at, value.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["start"])
@@ -183,28 +154,19 @@ def unpack_kernel(
     HEIGHT: tl.constexpr,
 ):  # fmt: skip
     """Write out [N, K] = the rows from `start` on of a matrix in planes. The grid is [tiles of K, cdiv(N, HEIGHT)]."""
-    first = tl.program_id(0) * 128
     line = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
-    column = first + tl.arange(0, 128)
     row = start + tl.minimum(line, N - 1)
-    value = tile_numbers(codes, more, scales, supers, row, first, 128, K, CODES)
-    at, there = out + line.to(tl.int64)[:, None] * K + column[None, :], (line < N)[:, None]
-    if K % 128 != 0:
-        there &= (column < K)[None, :]
-    tl.store(at, value.to(out.dtype.element_ty), mask=there)
+    _expand(codes, more, scales, supers, out, row, line, line < N, K, CODES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def packed_rows_kernel(
-    ids, codes, more, scales, supers, out, K: tl.constexpr, CODES: tl.constexpr, BLOCK: tl.constexpr
+    ids, codes, more, scales, supers, out, count, K: tl.constexpr, CODES: tl.constexpr, HEIGHT: tl.constexpr
 ):
-    """Write out [T, K] = the rows ids, int64 [T], of a matrix in planes. The grid is [cdiv(K, BLOCK), T]."""
-    token = tl.program_id(1)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(ids + token).to(tl.int32)
-    inside = tl.minimum(column, K - 1)
-    value = numbers(codes, more, scales, supers, row, inside, K, CODES)
-    tl.store(out + token.to(tl.int64) * K + column, value.to(out.dtype.element_ty), mask=column < K)
+    """Write out [count, K] = the rows ids, int64 [count]. The grid is [tiles of K, cdiv(count, HEIGHT)]."""
+    line = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
+    row = tl.load(ids + line, mask=line < count, other=0).to(tl.int32)
+    _expand(codes, more, scales, supers, out, row, line, line < count, K, CODES)
 
 
 @triton.jit
@@ -212,14 +174,16 @@ def packed_embedding_kernel(
     active, token, codes, more, scales, supers, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr,
     CODES: tl.constexpr,
 ):  # fmt: skip
-    """Do the work of `embedding_kernel` on a matrix in planes. Numbers are rounded before they are scaled, too."""
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    batch = tl.program_id(1)
+    """Do the work of `embedding_kernel` on a matrix in planes. Numbers are rounded before they are scaled, too.
+
+    BLOCK is 128: a program reads one tile of columns.
+    """
+    first, batch = tl.program_id(0) * BLOCK, tl.program_id(1) + tl.arange(0, 1)
+    column = first + tl.arange(0, BLOCK)[None, :]
     slot = tl.load(active + batch)
     row = tl.maximum(tl.load(token + slot, mask=slot >= 0, other=0), 0).to(tl.int32)
-    inside = tl.minimum(column, SIZE - 1)
-    value = numbers(codes, more, scales, supers, row, inside, SIZE, CODES)
-    x = tl.where(slot >= 0, value, 0.0).to(out.dtype.element_ty)
+    value = tile_numbers(codes, more, scales, supers, row, first, BLOCK, SIZE, CODES)
+    x = tl.where((slot >= 0)[:, None], value, 0.0).to(out.dtype.element_ty)
     if SCALE != 1.0:
         x = (x.to(tl.float32) * SCALE).to(x.dtype)
-    tl.store(out + batch * SIZE + column, x, mask=column < SIZE)
+    tl.store(out + batch[:, None] * SIZE + column, x, mask=column < SIZE)
