@@ -38,8 +38,8 @@ ONE_LAUNCH = 8
 
 RACE_BLOCK, MANY_RACE_BLOCK = 1024, 2048
 RACE_WARPS = 4
-"""How many tokens a program of `race_kernel` reads, for one row and for more: greedy draws of one row take 4.4 us with
-1,024 and 4.7 with 2,048 on an H200, of eight 7.5 and 6.5, of 64 32.6 and 22.6 (with 4,096 6.1 and 23.0)."""
+"""How many tokens a program reads if all rows are races, for one row and for more: greedy draws of one row take 4.4 us
+with 1,024 and 4.7 with 2,048 on an H200, of eight 7.5 and 6.5, of 64 32.6 and 22.6 (with 4,096 6.1 and 23.0)."""
 
 
 class DeviceSampler:
@@ -230,18 +230,21 @@ class DeviceSampler:
             "COUNTERS": 0 if counters is None else counters.shape[1],
             **overlapping,
         }
+        block, warps = self._block, 16
         if draw.race:
-            block = RACE_BLOCK if rows == 1 else MANY_RACE_BLOCK
-            kernel = self._kernels.race_kernel[(-(-self.vocab_size // block), rows)](
-                *arguments, **constants, BLOCK=block, num_warps=RACE_WARPS
+            block, warps = RACE_BLOCK if rows == 1 else MANY_RACE_BLOCK, RACE_WARPS
+        in_one = draw.race or rows <= ONE_LAUNCH
+        for look, finish in [(True, True)] if in_one else [(True, False), (False, True)]:
+            kernel = self._kernels.sampling_kernel[(-(-self.vocab_size // block) if look else 1, rows)](
+                *arguments,
+                **constants,
+                BLOCK=block,
+                RACES=draw.race,
+                LOOK=look,
+                FINISH=finish,
+                num_warps=warps,
             )
             self._split_alike(kernel)
-        else:
-            for look, finish in [(True, True)] if rows <= ONE_LAUNCH else [(True, False), (False, True)]:
-                kernel = self._kernels.sampling_kernel[(self._blocks if look else 1, rows)](
-                    *arguments, **constants, BLOCK=self._block, LOOK=look, FINISH=finish, num_warps=16
-                )
-                self._split_alike(kernel)
         if draw.tells:
             self._tell(logits, active, overlapping)
 

@@ -118,44 +118,15 @@ def _best_of_winners(
 
 # The alignment of active differs: it points to a step's rows, or to the one row of a slot.
 @triton.jit(do_not_specialize_on_alignment=["active"])
-def race_kernel(
-    logits, stride, active, marks, settings, numbers, peaks, values, names, masses, arrived, token, history, counters,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr,
-    COUNTERS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Do the work of `sampling_kernel` for rows that are all of the kind RACE."""
-    row = tl.program_id(1)
-    slot = tl.load(active + row).to(tl.int64)
-    gdc_launch_dependents(PDL)
-    gdc_wait(PDL)
-    if slot < 0:
-        return
-    logits += row.to(tl.int64) * stride
-    marks += slot * VOCAB
-    settings += slot * (2 * NUMBERS)
-    numbers += slot * NUMBERS
-    peaks += row * GROUPS
-    values += row * PLACES
-    names += row * PLACES
-    _store_winners(logits, marks, settings, numbers, peaks, values, names, tl.program_id(0), VOCAB, BLOCK)
-    if _last_to_arrive(arrived + row):
-        chosen, peak = _best_of_winners(logits, marks, settings, numbers, peaks, values, names, VOCAB, PLACES)
-        _commit(
-            chosen, peak, settings, numbers, marks, token + slot, history + slot * SLOTS,
-            counters + slot * COUNTERS, arrived + row, SLOTS, COUNTERS,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize_on_alignment=["active"])
 def sampling_kernel(
     logits, stride, active, marks, settings, numbers, peaks, values, names, masses, arrived, token, history, counters,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr,
-    COUNTERS: tl.constexpr, PDL: tl.constexpr, LOOK: tl.constexpr, FINISH: tl.constexpr,
+    COUNTERS: tl.constexpr, PDL: tl.constexpr, RACES: tl.constexpr, LOOK: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
     """Draw a token for each row, of any kind, with BLOCK tokens per program.
 
     It runs in one launch, or in two: all programs LOOK, then one program per row has to FINISH. Finishing takes many
-    registers, so a GPU runs fewer programs at once that may have to do it.
+    registers, so a GPU runs fewer programs at once that may have to do it; few if all rows are RACES.
 
     logits: rows of VOCAB, any float dtype, `stride` apart; active int32 [rows]: the slot of a row, -1 for none, set
     before the kernels that this one may overlap. By slot: marks int16 [VOCAB], settings and numbers (NUMBERS apart),
@@ -181,14 +152,14 @@ def sampling_kernel(
     kind = tl.load(settings + 5)
     last = FINISH
     if LOOK:
-        if kind == RACE:
+        if RACES or kind == RACE:
             _store_winners(logits, marks, settings, numbers, peaks, values, names, block, VOCAB, BLOCK)
         else:
             store_groups(logits, marks, settings, peaks, masses, block, kind == WIDE, VOCAB, BLOCK)
         if FINISH:
             last = _last_to_arrive(arrived + row)
     if last:
-        if kind == RACE:
+        if RACES or kind == RACE:
             chosen, peak = _best_of_winners(
                 logits, marks, settings, numbers, peaks, values, names, VOCAB, PLACES
             )
