@@ -50,7 +50,7 @@ from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.kernel_configs import KernelConfigs, table_cuts
 from engine.execute.cuda.many_row_linear import WideProducts
-from engine.execute.cuda.packed import ordered_plane_args, packed_embedding, packed_product, plane_args
+from engine.execute.cuda.packed import matrix_args, ordered_plane_args, packed_embedding, packed_product
 from engine.execute.cuda.prefill import OnHost, run_layers
 from engine.execute.cuda.prefix_groups import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
@@ -69,7 +69,6 @@ from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import has_warpgroups, split_alike
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
-from engine.kernels.triton.unpack import packed_embedding_kernel
 from models.network import ExpertWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, ModelSpec
@@ -212,13 +211,11 @@ class FusedDecoder:
     def _look_up(self, active: Tensor, token: Tensor, rows: int) -> None:
         """Write the embedding of token[active[row]] for each row; zeros where `active` is -1."""
         size, embedding = self._x.shape[1], self._network.embedding
-        plain = embedding.planes is None
-        block = 1024 if plain else COLUMNS
-        launch = (embedding_kernel if plain else packed_embedding_kernel)[(triton.cdiv(size, block), rows)]
-        kernel = launch(
+        block = 1024 if embedding.planes is None else COLUMNS
+        kernel = embedding_kernel[(triton.cdiv(size, block), rows)](
             active,
             token,
-            **({"weight": embedding.data} if plain else plane_args(embedding)),
+            **matrix_args(embedding),
             out=self._x,
             SIZE=size,
             BLOCK=block,

@@ -167,23 +167,3 @@ def packed_rows_kernel(
     line = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
     row = tl.load(ids + line, mask=line < count, other=0).to(tl.int32)
     _expand(codes, more, scales, supers, out, row, line, line < count, K, CODES)
-
-
-@triton.jit
-def packed_embedding_kernel(
-    active, token, codes, more, scales, supers, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr,
-    CODES: tl.constexpr,
-):  # fmt: skip
-    """Do the work of `embedding_kernel` on a matrix in planes. Numbers are rounded before they are scaled, too.
-
-    BLOCK is 128: a program reads one tile of columns.
-    """
-    first, batch = tl.program_id(0) * BLOCK, tl.program_id(1) + tl.arange(0, 1)
-    column = first + tl.arange(0, BLOCK)[None, :]
-    slot = tl.load(active + batch)
-    row = tl.maximum(tl.load(token + slot, mask=slot >= 0, other=0), 0).to(tl.int32)
-    value = tile_numbers(codes, more, scales, supers, row, first, BLOCK, SIZE, CODES)
-    x = tl.where((slot >= 0)[:, None], value, 0.0).to(out.dtype.element_ty)
-    if SCALE != 1.0:
-        x = (x.to(tl.float32) * SCALE).to(x.dtype)
-    tl.store(out + batch[:, None] * SIZE + column, x, mask=column < SIZE)
