@@ -82,7 +82,7 @@ class FlashBackend:
         if self._bytes is not None:
             return self._bytes.ragged(write, q_ends, k_ends, tables, tokens, rows)
         if len(tables) == 1:
-            return _Last(self._cache, self._options, write, k_ends[1:], tables)
+            return LastTokens(self._cache, self._options, write, k_ends[1:], tables)
         return _Ragged(self._cache, self._options, write, q_ends, k_ends, tables, tokens, rows)
 
     def _is_whole(self, span: Span) -> bool:
@@ -138,10 +138,9 @@ class _Paged:
         self._starts = starts.to(cache.device, non_blocking=True)
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pages = (-1, self._cache.block_size, *k.shape[1:])
         out = attend_pages(
             q.view(*self._shape, *q.shape[1:]),
-            (self._cache.k[layer_index].view(pages), self._cache.v[layer_index].view(pages)),
+            _pages(self._cache, layer_index),
             new=(k.view(*self._shape, *k.shape[1:]), v.view(*self._shape, *v.shape[1:])),
             rows=self._starts,
             table=self._tables,
@@ -151,28 +150,29 @@ class _Paged:
 
 
 @dataclass(frozen=True, slots=True)
-class _Last:
-    """Attention of one span at the end of a step. Tokens before it are padding, as if they preceded its first row."""
+class LastTokens:
+    """Attention of the last tokens of sequences, as many of each. Of a single one, tokens before its first row are
+    padding."""
 
     cache: KVCache
     options: Options
     write: Write
     rows: Tensor
-    """int32 [1]: the number of rows that the last token sees."""
-    table: Tensor
-    """int32 [1, blocks]"""
+    """int32 [sequences]: the number of rows that the last token sees."""
+    tables: Tensor
+    """int32 [sequences, blocks]"""
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `models.reference.attention.Attention`."""
         self.write(layer_index, k, v)
-        pages = (-1, self.cache.block_size, *k.shape[1:])
         out = attend_pages(
-            q.unsqueeze(0),
-            (self.cache.k[layer_index].view(pages), self.cache.v[layer_index].view(pages)),
+            q.view(len(self.tables), -1, *q.shape[1:]),
+            _pages(self.cache, layer_index),
             rows=self.rows,
-            table=self.table,
+            table=self.tables,
             **self.options.get(layer_index, {}),
         )
-        return out.squeeze(0)
+        return out.flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +190,18 @@ class _Ragged:
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.write(layer_index, k, v)
-        pages = (-1, self.cache.block_size, *k.shape[1:])
         return attend_ragged(
             q,
-            (self.cache.k[layer_index].view(pages), self.cache.v[layer_index].view(pages)),
+            _pages(self.cache, layer_index),
             (self.q_ends, self.k_ends),
             self.tables,
             (max(self.most_tokens, 2), self.most_rows),  # it would take 1 for a batch without padding
             **self.options.get(layer_index, {}),
         )
+
+
+def _pages(cache: KVCache, layer_index: int) -> tuple[Tensor, Tensor]:
+    """Return K and V of a layer, [blocks, rows of a block, Hkv, D] each."""
+    row = cache.rows[layer_index]
+    shape = (-1, cache.block_size, row.heads, row.dim)
+    return cache.k[layer_index].view(shape), cache.v[layer_index].view(shape)

@@ -142,6 +142,22 @@ class PagedStep:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class WriteTokens:
+    """An `engine.attention.Write` that reads on the device where each token goes."""
+
+    cache: KVCache
+    slots: Tensor
+    """int32 [tokens or more]: the cache slot of each token, -1 for padding, which is not written."""
+
+    def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
+        """See `engine.attention.Write`."""
+        from engine.kernels.triton.kv_rows import write_rows
+
+        rows = self.cache.k[layer_index], self.cache.v[layer_index]
+        write_rows(rows, self.cache.told(layer_index), self.slots, k, v)
+
+
 def _paged_step(cache: KVCache, spans: tuple[Span, ...]) -> PagedStep:
     given = [(tokens.start, span.start, span.count) for tokens, span in places(StepBatch(spans))]
     return PagedStep(

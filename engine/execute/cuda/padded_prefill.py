@@ -22,19 +22,18 @@ The plain twin is `engine.execute.runner.Runner.run`.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from engine.attention import RaggedBackend, Write
+from engine.attention.triton import WriteTokens
 from engine.attention.unusual import Layers, unusual_layers
 from engine.batch import Recorded, Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.input_buffers import StagedInputs
-from engine.kernels.triton.kv_rows import write_rows
 from engine.kernels.triton.prompt_attention import prompt_attention
 from models.network import Network
 from models.reference.attention import Attention
@@ -193,7 +192,7 @@ class PaddedPrefill:
         ids, positions, slots, span_rows, last, q_ends, k_ends, tables = self._given.parts
         size, spans = shape.tokens, shape.spans
         table = tables.view(last.shape[0], -1)[:spans]
-        write = partial(_write, self._cache, slots)
+        write = WriteTokens(self._cache, slots)
         attention: Attention
         if self._backend is None:
             attention = _Slab(self._cache, self._unusual, write, span_rows, table[0])
@@ -202,11 +201,6 @@ class PaddedPrefill:
             attention = self._backend.ragged(write, q_ends, k_ends, table, shape.longest, self._rows)
         hidden = self._model.forward(ids[:size], positions[:size], attention, slots[:size], real)
         self._logits[:spans].copy_(self._model.logits(hidden.index_select(0, last[:spans])))
-
-
-def _write(cache: KVCache, slots: Tensor, layer_index: int, k: Tensor, v: Tensor) -> None:
-    """Write K and V of a step's tokens to slots of the cache, int32 [tokens or more], -1 for padding."""
-    write_rows((cache.k[layer_index], cache.v[layer_index]), cache.told(layer_index), slots, k, v)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ if their attention is a plain softmax over all preceding rows.
 import torch
 from torch import Tensor
 
+from engine.attention.flash import LastTokens
+from engine.attention.triton import PagedStep, WriteTokens
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.plain_modules import plain_modules
 from engine.execute.cuda.slots import StepInput
-from engine.kernels.flash import attend_pages
 from models.network import Network
+from models.reference.attention import Attention
 
 
 class PlainDecoder:
@@ -43,48 +45,22 @@ class PlainDecoder:
         slots = given.active[:rows].clamp(min=0)
         token = given.token.index_select(0, slots).clamp(min=0)
         positions = given.counters.index_select(0, slots)[:, 1].clamp(min=0)
-        hidden = self._model.forward(token, positions, _Step(self._cache, given, rows, limit, self._flash))
+        hidden = self._model.forward(token, positions, self._attention(slots, rows, limit))
         return self._model.logits(hidden)
 
+    def _attention(self, slots: Tensor, rows: int, limit: int) -> Attention:
+        """Return the attention of the newest token in each of `slots` int32 [rows], which lies in a row below `limit`.
 
-class _Step:
-    """The attention of one token of each sequence. Implements `models.reference.attention.Attention`."""
-
-    def __init__(self, cache: KVCache, given: StepInput, rows: int, limit: int, flash: bool) -> None:
-        self._cache = cache
-        self._given = given
-        self._flash = flash
-        self._limit = limit
+        Rows of the step without a slot write nothing and see nothing.
+        """
+        given, cache, size = self._given, self._cache, self._cache.block_size
         real = (given.active[:rows] >= 0).int()
-        slots = given.active[:rows].clamp(min=0)
-        self._row = (given.counters.index_select(0, slots)[:, 0] * real).int()
-        blocks = -(-limit // cache.block_size)
-        self._tables = given.tables.index_select(0, slots)[:, :blocks].contiguous()
-        self._real = real
-        numbers = torch.arange(rows, dtype=torch.int32, device=real.device)
-        self._spans = torch.stack((numbers, self._row, real), dim=-1)
-
-    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from engine.kernels.triton.kv_rows import write_newest
-
-        given, told, size = self._given, self._cache.told(layer_index), self._cache.block_size
-        keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
-        write_newest((keys, values), told, given.active, given.counters, given.tables, size, k, v)
+        row = (given.counters.index_select(0, slots)[:, 0] * real).int()
+        tables = given.tables.index_select(0, slots)[:, : -(-limit // size)].contiguous()
+        block = tables.gather(1, (row // size).long()[:, None])[:, 0]
+        write = WriteTokens(cache, torch.where(real > 0, block * size + row % size, -1))
         if self._flash:
-            pages = (-1, size, *k.shape[1:])
-            seen, rows = (keys.view(pages), values.view(pages)), self._row + self._real
-            return attend_pages(q.unsqueeze(1), seen, rows=rows, table=self._tables).squeeze(1)
-        from engine.kernels.triton.paged_attention import paged_attention
-
-        return paged_attention(
-            q,
-            keys,
-            values,
-            self._spans,
-            self._tables,
-            kv_heads=self._cache.row.heads,
-            block_size=size,
-            most_tokens=1,
-            most_rows=self._limit,
-            **told,
-        )
+            return LastTokens(cache, {}, write, row + real, tables)
+        numbers = torch.arange(rows, dtype=torch.int32, device=real.device)
+        spans = torch.stack((numbers, row, real), dim=-1)
+        return PagedStep(cache, write, spans, tables, most_tokens=1, most_rows=limit)

@@ -96,28 +96,6 @@ def _write_kernel(
     _write(v, cache_v, v_scales, slot, token * V_STRIDE, slot >= 0, HEADS, DIM, PADDED, D, ROW, FP8)
 
 
-@triton.jit(do_not_specialize=["table_stride"])
-def _write_newest_kernel(
-    k, v, cache_k, cache_v, active, counters, tables, table_stride,
-    K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr,
-    k_scales=None, v_scales=None, ROW: tl.constexpr = 0, FP8: tl.constexpr = False,
-):  # fmt: skip
-    """Write K and V of one token of each of several sequences into the cache, with one program per token.
-
-    active int32 [tokens]: the slot of each, -1 for none; counters int64 [slots, 2]: first the token's row; tables int32
-    [slots, table_stride]. Other arguments are as in `_write_kernel`.
-    """
-    token = tl.program_id(0).to(tl.int64)
-    sequence = tl.load(active + token)
-    if sequence >= 0:
-        row = tl.load(counters + 2 * sequence)
-        block = tl.load(tables + sequence.to(tl.int64) * table_stride + row // BLOCK).to(tl.int64)
-        slot = block * BLOCK + row % BLOCK
-        _write(k, cache_k, k_scales, slot, token * K_STRIDE, slot >= 0, HEADS, DIM, PADDED, D, ROW, FP8)
-        _write(v, cache_v, v_scales, slot, token * V_STRIDE, slot >= 0, HEADS, DIM, PADDED, D, ROW, FP8)
-
-
 @triton.jit(do_not_specialize=["count"])
 def _read_kernel(
     rows, scales, out, count, ROWS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
@@ -141,40 +119,21 @@ def write_rows(
 
     Tokens with a negative slot are left out. `told` is the result of `KVCache.told`.
     """
-    _write_kernel[(k.shape[0],)](k, v, *rows, slots, **told, **_constants(k, v), num_warps=4)
-
-
-def write_newest(
-    rows: tuple[Tensor, Tensor],
-    told: dict[str, Any],
-    active: Tensor,
-    counters: Tensor,
-    tables: Tensor,
-    block_size: int,
-    k: Tensor,
-    v: Tensor,
-) -> None:
-    """Write K and V [n, heads, dim] of the newest tokens of sequences, as `StepInput` describes these."""
-    _write_newest_kernel[(k.shape[0],)](
+    count, heads, dim = k.shape
+    _write_kernel[(count,)](
         k,
         v,
         *rows,
-        active,
-        counters,
-        tables,
-        tables.shape[1],
+        slots,
         **told,
-        **_constants(k, v),
-        BLOCK=block_size,
+        K_STRIDE=k.stride(0),
+        V_STRIDE=v.stride(0),
+        HEADS=heads,
+        DIM=dim,
+        PADDED=triton.next_power_of_2(heads),
+        D=triton.next_power_of_2(dim),
         num_warps=4,
     )
-
-
-def _constants(k: Tensor, v: Tensor) -> dict[str, int]:
-    """Return the constants of the kernels that write K and V [n, heads, dim]."""
-    _, heads, dim = k.shape
-    padded = {"PADDED": triton.next_power_of_2(heads), "D": triton.next_power_of_2(dim)}
-    return {"K_STRIDE": k.stride(0), "V_STRIDE": v.stride(0), "HEADS": heads, "DIM": dim, **padded}
 
 
 def read_rows(rows: Tensor, scales: Tensor, out: Tensor, fp8: bool) -> Tensor:
