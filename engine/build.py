@@ -33,6 +33,7 @@ from engine.execute.cuda.draft_runner import DraftRunner, make_draft_runner
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.kernel_configs import KernelConfigs
+from engine.execute.faults import first_line
 from engine.execute.runner import Runner
 from engine.execute.sized import size_up
 from engine.kernels import on_gpu
@@ -145,7 +146,7 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
             try:
                 pieces.draft = _build_draft(options.drafter, network, pieces, plan, options)
             except Exception as error:  # noqa: BLE001 - a draft model is optional
-                why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
+                why = first_line(error)
         if why is not None:
             pieces.notes += (f"No draft model is used: {why}.",)
     return pieces
@@ -205,9 +206,9 @@ def _host_experts(network: Network, device: torch.device, options: BuildOptions)
     try:
         found = HostExperts(network, Pool(options.threads or default_threads()))
     except (NativeError, RuntimeError) as error:  # RuntimeError: torch could not pin a little memory
-        why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
         raise EngineError(
-            f"The GPU has no room for all experts, and the CPU cannot compute them: {why}. Choose a smaller model."
+            "The GPU has no room for all experts, and the CPU cannot compute them: "
+            f"{first_line(error)}. Choose a smaller model."
         ) from None
     found.prepare(options.fused and _not_fused(network, device) is None, options.deterministic)
     return found
@@ -313,7 +314,7 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
     except Exception as error:  # noqa: BLE001 - the plain modules still work
         pieces.runner = Runner(network, pieces.backend, device, pieces.on_host)
         pieces.decode_runner = None
-        why = (str(error).splitlines() or [repr(error)])[0][:200]
+        why = first_line(error)
         _refuse_deterministic(options, why)
         pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({why}).",)
     pieces.scheduler.recorded = pieces.runner.recorded

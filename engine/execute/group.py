@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.errors import EngineError
+from engine.execute.faults import first_line
 
 PATIENCE = timedelta(seconds=10)
 """How long rank 0 waits before it takes the others to hang; they compute as much as it does."""
@@ -64,7 +65,7 @@ class Group:
             return cls(dist.ProcessGroupNCCL(store, rank, ranks, nccl), ranks, device, rank, store)
         except RuntimeError as error:
             raise EngineError(
-                f"The processes of the model could not connect to each other ({_line(error)}). "
+                f"The processes of the model could not connect to each other ({first_line(error)}). "
                 "If it happens again, load it with --tensor-parallel 1."
             ) from None
 
@@ -131,7 +132,3 @@ def _wait(work: Any) -> None:
         if work.is_completed():
             break
     raise RuntimeError("the other processes did not answer in time")
-
-
-def _line(error: RuntimeError) -> str:
-    return (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")

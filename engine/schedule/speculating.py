@@ -21,6 +21,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner
+from engine.execute.faults import first_line
 from engine.execute.runner import Runner
 from engine.sampling.sampler import sample
 from engine.schedule.forced_tokens import is_to_jump, permitted
@@ -292,7 +293,7 @@ class Speculating:
         try:
             return function(self.drafts)
         except Exception as error:  # noqa: BLE001 - whatever it is, answers go on without the draft model
-            why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
+            why = first_line(error)
             self.notes = (f"The {self.drafts.told} is no longer used, because it failed: {why}.",)
             self.drafts = None
         return None

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from engine.execute.faults import first_line
 from engine.kernels.recording import recording
 from models.loading.load import is_out_of_memory
 
@@ -54,7 +55,7 @@ class Graphs:
             if is_out_of_memory(error):
                 self._too_large.add(key)
                 return None
-            self.problem = (str(error).splitlines() or ["unknown"])[0][:200]
+            self.problem = first_line(error)
             return None
         self._graphs[key] = graph
         return graph

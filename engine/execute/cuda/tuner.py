@@ -25,6 +25,7 @@ from engine.execute.cuda.kernel_configs import KernelConfigs, table_cuts
 from engine.execute.cuda.step_bench import PROMPT, Compute, GraphStopwatch, StepBench
 from engine.execute.cuda.step_profile import ProfiledKernel, Ran, median_kernels
 from engine.execute.cuda.tiles import FEW, FUSED
+from engine.execute.faults import first_line
 from engine.execute.tuning import store
 from engine.execute.tuning.search import Choice, Measure, Numbers, search
 from engine.execute.tuning.store import Tuning
@@ -237,14 +238,14 @@ class Tuner:
         except (StoppedError, EngineError):
             raise
         except Exception as error:  # noqa: BLE001 - compilers and drivers raise all sorts
-            raise EngineError(f"The kernels could not be tuned: {_line(error)}.") from None
+            raise EngineError(f"The kernels could not be tuned: {first_line(error)}.") from None
         finally:
             self._bench = None
             bench.close()
         try:
             store.keep(self._identity, found)
         except OSError as error:
-            raise EngineError(f"The result of tuning could not be written: {_line(error)}.") from None
+            raise EngineError(f"The result of tuning could not be written: {first_line(error)}.") from None
         return found
 
     def profile(self, trace: Path) -> list[ProfiledKernel]:
@@ -253,9 +254,9 @@ class Tuner:
         try:
             parts = median_kernels(bench.profile(trace))
         except OSError as error:
-            raise EngineError(f"The trace could not be written: {_line(error)}.") from None
+            raise EngineError(f"The trace could not be written: {first_line(error)}.") from None
         except RuntimeError as error:
-            raise EngineError(f"The step could not be profiled: {_line(error)}.") from None
+            raise EngineError(f"The step could not be profiled: {first_line(error)}.") from None
         finally:
             bench.close()
         if not parts:
@@ -328,7 +329,3 @@ def _gpu_bench(network: Network, cache: KVCache, prompts: bool, used: Choice, co
         used,
         sequences=min(room, FEW),
     )
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
