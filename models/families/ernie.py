@@ -5,7 +5,7 @@ from dataclasses import replace
 from models.errors import ModelError
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.experts import gguf_expert_layers, with_experts
-from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
+from models.families.family import NAMES, Family, GGUFConfig
 from models.families.fields import Fields
 from models.spec import Experts, FeedForward, ModelSpec, each_attention
 
@@ -42,10 +42,6 @@ def _sparse(architecture: str, fields: Fields) -> ModelSpec:
     )
     sparse = [i for i in range(len(spec.layers)) if first <= i <= last and (i + 1) % step == 0]
     return with_experts(spec, experts, sparse)
-
-
-def _dense_of_gguf(config: GGUFConfig) -> ModelSpec:
-    return _rotated(base_spec_of_gguf("Ernie4_5ForCausalLM", "ernie4_5", config))
 
 
 def _sparse_of_gguf(config: GGUFConfig) -> ModelSpec:
@@ -87,7 +83,7 @@ FAMILY = Family(
     model_types=("ernie4_5", "ernie4_5"),
     from_hf=_dense,
     gguf_architecture="ernie4_5",
-    from_gguf=_dense_of_gguf,
+    from_gguf=lambda config: _rotated(base_spec_of_gguf("Ernie4_5ForCausalLM", "ernie4_5", config)),
     rename=_name,
 )
 SPARSE = Family(
@@ -102,13 +98,6 @@ SPARSE = Family(
         "shared.gate": "mlp.shared_experts.gate_proj",
         "shared.up": "mlp.shared_experts.up_proj",
         "shared.down": "mlp.shared_experts.down_proj",
-    },
-    gguf_names={
-        **GGUF_NAMES,
-        "selection_bias": "exp_probs_b.bias",
-        "shared.gate": "ffn_gate_shexp",
-        "shared.up": "ffn_up_shexp",
-        "shared.down": "ffn_down_shexp",
     },
     rename=_name,
 )

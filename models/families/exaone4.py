@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from models.errors import ModelError
 from models.families.common import base_spec, base_spec_of_gguf
-from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
+from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.windows import sliding_layers, windows
 from models.spec import Layer, ModelSpec, each_layer
@@ -62,14 +62,4 @@ FAMILY = Family(
     from_hf=_from_hf,
     gguf_architecture="exaone4",
     from_gguf=_from_gguf,
-    names={
-        **NAMES,
-        "attention_post_norm": "post_attention_layernorm",
-        "feed_forward_post_norm": "post_feedforward_layernorm",
-    },
-    gguf_names={
-        **GGUF_NAMES,
-        "attention_post_norm": "post_attention_norm",
-        "feed_forward_post_norm": "post_ffw_norm",
-    },
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from models.errors import ModelError
 from models.families.common import base_spec, base_spec_of_gguf, text_name
-from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
+from models.families.family import NAMES, Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import rope_from_hf, ropes_by_layer, unscaled_of_gguf
 from models.spec import FeedForward, Layer, ModelSpec, Rope, each_layer
@@ -160,17 +160,7 @@ def _with(fields: Fields, defaults: dict[str, Any]) -> Fields:
     return replace(fields, raw={**defaults, **fields.raw})
 
 
-_NAMES = {
-    **NAMES,
-    "attention_post_norm": "post_attention_layernorm",
-    "feed_forward_norm": "pre_feedforward_layernorm",
-    "feed_forward_post_norm": "post_feedforward_layernorm",
-}
-_GGUF_NAMES = {
-    **GGUF_NAMES,
-    "attention_post_norm": "post_attention_norm",
-    "feed_forward_post_norm": "post_ffw_norm",
-}
+_NAMES = {**NAMES, "feed_forward_norm": "pre_feedforward_layernorm"}
 
 
 FAMILY_2 = Family(
@@ -180,7 +170,6 @@ FAMILY_2 = Family(
     gguf_architecture="gemma2",
     from_gguf=partial(_from_gguf, name="gemma2"),
     names=_NAMES,
-    gguf_names=_GGUF_NAMES,
     gguf_norm_offset=1.0,
 )
 FAMILY_3 = Family(
@@ -190,7 +179,6 @@ FAMILY_3 = Family(
     gguf_architecture="gemma3",
     from_gguf=partial(_from_gguf, name="gemma3"),
     names=_NAMES,
-    gguf_names=_GGUF_NAMES,
     rename=text_name,
     gguf_norm_offset=1.0,
 )

@@ -101,7 +101,7 @@ FAMILY = Family(
     gguf_architecture="gpt-oss",
     from_gguf=_from_gguf,
     names={**NAMES, "router": "mlp.router", "sinks": "self_attn.sinks"},
-    gguf_names={**GGUF_NAMES, "feed_forward_norm": "post_attention_norm", "sinks": "attn_sinks.weight"},
+    gguf_names={**GGUF_NAMES, "feed_forward_norm": "post_attention_norm"},
     packed={
         "mlp.experts.gate_up_proj.{field}": ("experts.gate", "experts.up"),
         "mlp.experts.down_proj.{field}": ("experts.down",),

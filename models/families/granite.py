@@ -5,9 +5,9 @@ from dataclasses import replace
 from models.errors import ModelError
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.experts import with_experts
-from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
+from models.families.family import NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.spec import Experts, FeedForward, ModelSpec, each_attention, each_layer
+from models.spec import Experts, FeedForward, Layer, ModelSpec, each_attention, each_layer
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
@@ -82,16 +82,12 @@ def _multiplied(
     spec: ModelSpec, embedding: float, attention: float, residual: float, logits: float
 ) -> ModelSpec:
     """Return `spec` with the multipliers; logits are divided by `logits`."""
-    usual = attention == spec.attention.softmax_scale
-    layers = (
-        replace(
-            layer,
-            attention=replace(layer.attention, scale=None if usual else attention),
-            residual_scale=residual,
-        )
-        for layer in spec.layers
-    )
-    return replace(spec, layers=tuple(layers), embedding_scale=embedding, logit_scale=1.0 / logits)
+    scale = None if attention == spec.attention.softmax_scale else attention
+
+    def multiplied(_: int, layer: Layer) -> Layer:
+        return replace(layer, attention=replace(layer.attention, scale=scale), residual_scale=residual)
+
+    return replace(each_layer(spec, multiplied), embedding_scale=embedding, logit_scale=1.0 / logits)
 
 
 FAMILY = Family(
@@ -114,12 +110,6 @@ SPARSE = Family(
         "shared.gate": "shared_mlp.gate",
         "shared.up": "shared_mlp.up",
         "shared.down": "shared_mlp.output_linear",
-    },
-    gguf_names={
-        **GGUF_NAMES,
-        "shared.gate": "ffn_gate_shexp",
-        "shared.up": "ffn_up_shexp",
-        "shared.down": "ffn_down_shexp",
     },
     packed={
         "block_sparse_moe.input_linear.{field}": ("experts.gate", "experts.up"),

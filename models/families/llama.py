@@ -1,7 +1,9 @@
 """Llama, Mistral and Ministral: rotary embedding right after the projection, with or without a sliding window."""
 
+from functools import partial
+
 from models.families.common import base_spec, base_spec_of_gguf
-from models.families.family import Family, GGUFConfig
+from models.families.family import Family
 from models.families.fields import Fields
 from models.families.windows import windows
 from models.spec import ModelSpec
@@ -18,15 +20,11 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     return windows(base_spec(architecture, fields), fields, fields.raw.get("sliding_window", _MISTRAL_WINDOW))
 
 
-def _from_gguf(config: GGUFConfig) -> ModelSpec:
-    return base_spec_of_gguf("LlamaForCausalLM", "llama", config)
-
-
 FAMILY = Family(
     architectures=("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM"),
     model_types=("llama", "mistral", "ministral"),
     from_hf=_from_hf,
     gguf_architecture="llama",
-    from_gguf=_from_gguf,
+    from_gguf=partial(base_spec_of_gguf, "LlamaForCausalLM", "llama"),
     gguf_interleaved=("q", "k"),
 )

@@ -1,9 +1,10 @@
 """Phi-3, Phi-3.5 and Phi-4-mini: Llama with packed projections, partly rotated heads and longrope."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from models.families.common import base_spec, base_spec_of_gguf
-from models.families.family import Family, GGUFConfig
+from models.families.family import Family
 from models.families.fields import Fields
 from models.families.windows import windows
 from models.spec import ModelSpec
@@ -22,16 +23,12 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     return windows(base_spec(architecture, fields), fields, raw.get("sliding_window"))
 
 
-def _from_gguf(config: GGUFConfig) -> ModelSpec:
-    return base_spec_of_gguf("Phi3ForCausalLM", "phi3", config, partial=True)
-
-
 FAMILY = Family(
     architectures=("Phi3ForCausalLM",),
     model_types=("phi3",),
     from_hf=_from_hf,
     gguf_architecture="phi3",
-    from_gguf=_from_gguf,
+    from_gguf=partial(base_spec_of_gguf, "Phi3ForCausalLM", "phi3", partial=True),
     packed={"self_attn.qkv_proj.{field}": ("q", "k", "v"), "mlp.gate_up_proj.{field}": ("gate", "up")},
     gguf_packed={"attn_qkv.{field}": ("q", "k", "v"), "ffn_up.{field}": ("gate", "up")},
 )

@@ -1,7 +1,9 @@
 """Qwen3, dense: every q and k head is normed between the projection and the rotary embedding."""
 
+from functools import partial
+
 from models.families.common import base_spec, base_spec_of_gguf
-from models.families.family import Family, GGUFConfig
+from models.families.family import Family
 from models.families.fields import Fields
 from models.families.windows import windows_of_qwen
 from models.spec import ModelSpec
@@ -17,14 +19,10 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     return windows_of_qwen(without_windows(architecture, fields), fields)
 
 
-def _from_gguf(config: GGUFConfig) -> ModelSpec:
-    return base_spec_of_gguf("Qwen3ForCausalLM", "qwen3", config, head_norm=True)
-
-
 FAMILY = Family(
     architectures=("Qwen3ForCausalLM",),
     model_types=("qwen3",),
     from_hf=_from_hf,
     gguf_architecture="qwen3",
-    from_gguf=_from_gguf,
+    from_gguf=partial(base_spec_of_gguf, "Qwen3ForCausalLM", "qwen3", head_norm=True),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from models.errors import ModelError
 from models.families.fields import Fields
-from models.spec import ModelSpec
+from models.spec import ModelSpec, each_attention
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -52,10 +52,7 @@ def windows_of_gguf(spec: ModelSpec, fields: Fields, name: str) -> ModelSpec:
 def _windowed(spec: ModelSpec, window: Any, sliding: Sequence[bool]) -> ModelSpec:
     if not isinstance(window, int) or isinstance(window, bool) or not 0 < window < spec.max_positions:
         return spec
-    return replace(
+    return each_attention(
         spec,
-        layers=tuple(
-            replace(layer, attention=replace(layer.attention, window=window)) if slides else layer
-            for layer, slides in zip(spec.layers, sliding or [True] * len(spec.layers), strict=True)
-        ),
+        lambda i, attention: replace(attention, window=window) if not sliding or sliding[i] else attention,
     )
