@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, field
+from typing import Self
 
 from engine.events import Kind
+from engine.schedule.reasoning import Tracker
 from models.text.tokenizer_parts import Channels
 
 _RECIPIENT = re.compile(rb"[\s>]to=[^\s<>]")
@@ -14,54 +15,29 @@ _NAMED = b" to="
 
 
 @dataclass(slots=True)
-class ChannelTracker:
+class ChannelTracker(Tracker):
     """Follows generated tokens through `HEADER thinking <|end|> HEADER answer`, as `ThinkTracker` does for one span.
 
-    A header goes from `<|start|>` or `<|channel|>` to `<|message|>`. A message outside the answer's channel is
-    thinking, whatever its channel is called. The answer is one message; what a model writes after it is dropped. An
-    answer that begins without a header counts as one. If tools can be called, a message to a tool is an answer, too,
-    and its header is part of it.
+    A header goes from `<|start|>` or `<|channel|>` to `<|message|>`. It counts as thinking, and so does a message
+    outside the answer's channel, whatever its channel is called. The answer is one message; what a model writes after
+    it is dropped. An answer that begins without a header counts as one. If tools can be called, a message to a tool is
+    an answer, too, and its header is part of it.
     """
 
     channels: Channels
-    inside: bool = False
-    """Whether the next token belongs to a header or to the thinking; at first, whether the prompt ended there."""
     spells: Callable[[int], bytes] | None = None
     """Returns the bytes of a token; None: there are no tools to call."""
-    given: bool = field(init=False)
-    """The initial value of `inside`."""
-    count: int = 0
-    """Tokens seen."""
-    span: tuple[int, int] | None = None
-    """The range of headers and thinking among the tokens seen: the first index, and the index after the last so far."""
-    markers: list[int] = field(default_factory=list)
-    """The indices, among the tokens seen, of tokens in headers and of tokens that end messages."""
-    answering: bool = False
-    """Whether the answer has begun."""
-    breaks: bool = False
-    """Whether the latest token began another message of thinking, which is separated from the one before by a gap."""
-    over: bool = False
-    """Whether the answer has ended, so that nothing may follow."""
-    header: list[int] | None = None
+    header: list[int] | None = field(default=None, init=False)
     """The header being written, from the end of the message before it; None inside a message."""
-    said: list[int] = field(default_factory=list)
-    """Tokens that the latest one has shown to be text of the answer, itself included: the header of a call."""
-    _thoughts: int = 0
+    _thoughts: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.given = self.inside
-        if self.inside:
-            self.span, self._thoughts = (0, 0), 1
+        Tracker.__post_init__(self)
+        self._thoughts = int(self.inside)
 
-    @property
-    def answer_start(self) -> int:
-        """The index of the first token of the answer; 0 if nothing precedes it."""
-        return self.span[1] if self.span is not None else 0
-
-    def copy(self) -> "ChannelTracker":
-        """Return a copy that can move on independently."""
-        found = copy(self)
-        found.markers = list(self.markers)
+    def copy(self) -> Self:
+        """Return a copy as `Tracker.copy` does."""
+        found = Tracker.copy(self)
         found.header = None if self.header is None else list(self.header)
         return found
 

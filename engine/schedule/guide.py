@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.sampling.sampler import Words
-from engine.schedule.channels import ChannelTracker
-from engine.schedule.reasoning import ThinkTracker
+from engine.schedule.reasoning import Tracker
 from models.text.pieces import PromptPiece
 from models.text.tokenizer import Tokenizer
 
@@ -28,7 +27,7 @@ class Guide:
 
     start: "Matcher"
     """A matcher at the beginning of an answer."""
-    track: Callable[[], ThinkTracker | ChannelTracker]
+    track: Callable[[], Tracker]
     """Makes a tracker at the beginning of an answer."""
     stop_ids: tuple[int, ...]
     opener: int | None
@@ -40,7 +39,7 @@ class Guide:
     count: int = 0
     """The number of tokens followed."""
     _matcher: "Matcher" = field(init=False)
-    _tracker: ThinkTracker | ChannelTracker = field(init=False)
+    _tracker: Tracker = field(init=False)
     _due: list[int] = field(default_factory=list)
     """The rest of `lead`."""
     _thought: bool = False
@@ -54,7 +53,7 @@ class Guide:
         cls,
         tokenizer: Tokenizer,
         start: "Matcher",
-        track: Callable[[], ThinkTracker | ChannelTracker],
+        track: Callable[[], Tracker],
         thinks: bool = True,
     ) -> "Guide":
         """Return a guide for an answer of this tokenizer's model. With `thinks`, it may begin with thinking."""

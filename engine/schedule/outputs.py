@@ -51,8 +51,8 @@ class Outputs:
         known = self.tokenizer
         if (channels := known.channels) is not None:
             spells = known.token_bytes if channels.channel in shown else None
-            return ChannelTracker(channels, inside_think, spells)
-        return ThinkTracker(known.think_start, known.think_end, inside_think)
+            return ChannelTracker(channels, spells, inside=inside_think)
+        return ThinkTracker(known.think_start, known.think_end, inside=inside_think)
 
     def _guide(self, constraint: Constraint, inside_think: bool, thinks: bool) -> Guide | ChannelGuide:
         from engine.sampling.grammar import Grammars  # only when needed, because its library takes memory

@@ -149,7 +149,7 @@ class Served:
     def arrive(self, rows: int, answer: int) -> Sequence:
         """A prompt like no other."""
         params = SamplingParams(max_tokens=answer)
-        output = Output(tiny_tokenizer().stream(), ThinkTracker(None, None, False), ())
+        output = Output(tiny_tokenizer().stream(), ThinkTracker(None, None), ())
         prompt = [1 + len(self._made), *[1] * (rows - 1)]
         self._made.append(Sequence(Rows.of(prompt), Priority.PERSON, params, output))
         self.scheduler.add(self._made[-1])

@@ -110,7 +110,7 @@ def output(params: SamplingParams) -> Output:
     if params.constraint is not None:
         rule: Any = Rule()
         guide = Guide(rule, lambda: ThinkTracker(None, None), (EOS,), None, (), frozenset())
-    return Output(tokenizer().stream(), ThinkTracker(None, None, False), params.stop, guide=guide)
+    return Output(tokenizer().stream(), ThinkTracker(None, None), params.stop, guide=guide)
 
 
 def prompt_of(family: int, length: int) -> list[int]:

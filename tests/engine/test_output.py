@@ -19,7 +19,7 @@ def push_all(
     tokenizer: Tokenizer, text: str, *, inside: bool = False, stop: tuple[str, ...] = ()
 ) -> list[TokenEvent]:
     output = Output(
-        tokenizer.stream(), ThinkTracker(tokenizer.think_start, tokenizer.think_end, inside), stop
+        tokenizer.stream(), ThinkTracker(tokenizer.think_start, tokenizer.think_end, inside=inside), stop
     )
     markers = tokenizer.think_markers
     assert markers is not None

@@ -84,9 +84,7 @@ class World:
             if number == ruled:
                 rule: Any = Rule()
                 guide = Guide(rule, lambda: ThinkTracker(None, None), (), None, (), frozenset())
-                sequence.output = Output(
-                    tokenizer().stream(), ThinkTracker(None, None, False), (), guide=guide
-                )
+                sequence.output = Output(tokenizer().stream(), ThinkTracker(None, None), (), guide=guide)
             sequence.seed = 5 + number
             sequence.table = BlockTable(list(self.case.tables[number]))
             self.sequences.append(sequence)
