@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine import Engine
+from engine.cache.kv_rows import token_bytes
 from engine.execute.build_options import BuildOptions
 from engine.machine.shapes import known_shape
 from engine.schedule.loop import Loop
@@ -193,7 +194,7 @@ def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
 
 def kv_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Return the bytes of K and V of one token in all layers."""
-    return spec.kv_numbers * dtype.itemsize
+    return token_bytes(spec, dtype)
 
 
 def moved_bytes(spec: ModelSpec, dtype: torch.dtype, context: int, steps: int) -> float:

@@ -8,11 +8,11 @@ import subprocess
 import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 
 from engine.errors import EngineError, check_device
+from models.weights.cgroups import PROC, lines
 from models.weights.memory import available_bytes
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
@@ -23,6 +23,7 @@ FULL_SPEED = (8, 0)
 MOST_ON_CPU = 16
 """The most processes that may compute a model together on a CPU, which is meant for tests."""
 _CUDA = torch.device("cuda")
+_DRIVER = PROC / "driver/nvidia/version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def cuda_problem(device: torch.device = _CUDA) -> CudaProblem | None:
 
 def has_nvidia_driver() -> bool:
     """Return whether an NVIDIA driver is installed on this machine, without asking torch."""
-    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+    return _DRIVER.exists() or shutil.which("nvidia-smi") is not None
 
 
 def driver_cuda() -> tuple[int, int] | None:
@@ -130,24 +131,17 @@ def driver_cuda() -> tuple[int, int] | None:
 
 def driver_version() -> str | None:
     """Return the version of the NVIDIA driver; None without one. Raises EngineError if nvidia-smi fails."""
-    found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", _kernel_module())
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", "\n".join(lines(_DRIVER)))
     if found:
         return found[1]
     if not has_nvidia_driver():
         return None
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
-    lines = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).split("\n")
+    said, *_ = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).split("\n")
     if done.returncode:
-        raise EngineError(f"nvidia-smi says: {lines[0] or f'exit code {done.returncode}'}")
-    return lines[0].strip() or None
-
-
-def _kernel_module() -> str:
-    try:
-        return Path("/proc/driver/nvidia/version").read_text(errors="replace")
-    except OSError:
-        return ""
+        raise EngineError(f"nvidia-smi says: {said or f'exit code {done.returncode}'}")
+    return said.strip() or None
 
 
 def _failed_start(error: Exception) -> CudaProblem:

@@ -188,12 +188,6 @@ class ModelSpec:
         windows = [layer.attention.window for layer in self.layers]
         return None if None in windows else max(window for window in windows if window is not None)
 
-    @property
-    def kv_numbers(self) -> int:
-        """How many numbers each token adds to the KV cache: K and V of every layer that has its own."""
-        own = [layer.attention for layer in self.layers if layer.attention.kv_from is None]
-        return sum(2 * attention.kv_heads * attention.head_dim for attention in own)
-
 
 def for_context(spec: ModelSpec, context: int) -> ModelSpec:
     """Return `spec` for texts of at most `context` tokens: longrope keeps only its short divisors if those suffice."""

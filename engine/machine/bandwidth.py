@@ -10,6 +10,7 @@ import torch
 
 from models.files import write_whole
 from models.hub.catalogue import cache_folder
+from models.weights.cgroups import PROC, lines
 
 
 def keep_bandwidth(device: torch.device | str, bytes_per_s: float) -> None:
@@ -47,8 +48,5 @@ def _name(device: torch.device) -> str:
 
 def cpu_name() -> str:
     """Return the name of the processor, for people."""
-    with suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return found[1].strip()
-    return platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", "\n".join(lines(PROC / "cpuinfo")), re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TypeVar
@@ -41,6 +40,7 @@ from engine.machine.expected import NATIVE, PROGRAMS, Here, Program, Speed, cata
 from engine.machine.links import Links, SplitSpeed, find_links, split
 from engine.machine.shapes import COMMON, known_shape
 from models.hub.catalogue import HUB_FILES, names
+from models.weights.cgroups import PROC, lines
 from models.weights.memory import group_limits
 
 T = TypeVar("T")
@@ -436,7 +436,7 @@ def _architecture(device: torch.device) -> str:
 
 
 def _cpu() -> Cpu:
-    text = _read("/proc/cpuinfo")
+    text = "\n".join(lines(PROC / "cpuinfo"))
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
     present = set(flags[1].split()) if flags else set()
     try:
@@ -474,10 +474,3 @@ def _installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""

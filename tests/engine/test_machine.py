@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine import device as device_module
+from engine.cache.kv_rows import token_bytes
 from engine.device import CudaProblem
 from engine.kernels.native import library as native
 from engine.machine import report as machine_module
@@ -219,7 +220,7 @@ def test_of_experts_the_chosen_ones_are_read() -> None:
     sparse, here = known_shape("qwen3:30b-a3b"), replace(ON_A_CPU, keeps_blocks=False, free=128 * GIB)
     found = expected_speed("x", sparse, here)
     assert found.tokens_per_s is not None
-    read = 46e9 / found.tokens_per_s - CONTEXT * sparse.kv_numbers * 2
+    read = 46e9 / found.tokens_per_s - CONTEXT * token_bytes(sparse, torch.bfloat16)
     assert 2 * 2.9e9 < read < 2 * 3.4e9
 
 
@@ -365,7 +366,7 @@ def test_every_probe_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_version_of_the_driver(monkeypatch: pytest.MonkeyPatch, text: str, version: str) -> None:
-    monkeypatch.setattr(device_module, "_kernel_module", lambda: text)
+    monkeypatch.setattr(device_module, "lines", lambda path: [text])
     assert device_module.driver_version() == version
 
 
@@ -374,7 +375,7 @@ def test_a_driver_tool_that_fails_is_a_failure(monkeypatch: pytest.MonkeyPatch, 
     tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2\nexit 9\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(device_module, "_kernel_module", lambda: "")
+    monkeypatch.setattr(device_module, "lines", lambda path: [])
     with pytest.raises(Exception, match="nvidia-smi says: NVIDIA-SMI has failed"):
         device_module.driver_version()
     tool.write_text("#!/bin/sh\necho 580.65.06\n")
