@@ -38,20 +38,15 @@ def peek(model: HubModel) -> Iterator[Peek]:
         meter = Meter(model.name, None, None)
         listing = connection.listing(model.repo, model.revision, meter)
         names = select(listing.files, model)
-
-        def measured(name: str) -> RemoteFile:
-            return connection.measured(model.repo, listing.commit, listing.files[name], meter)
-
+        commit = listing.commit
+        files = [connection.measured(model.repo, commit, listing.files[name], meter) for name in names]
         if names[0].endswith(".gguf"):
-            files = [measured(name) for name in names]
             for file in files:
-                _fetch_header(connection, model, listing.commit, file, Path(folder))
+                _fetch_header(connection, model, commit, file, Path(folder))
         else:
-            files = [measured(name) for name in names]
             config = next(file for file in files if file.path == "config.json")
             check_sizes([config], model.repo)
-            path = Path(folder, "config.json")
-            connection.download(model.repo, listing.commit, config, path, meter, 0)
+            connection.download(model.repo, commit, config, Path(folder, "config.json"), meter, 0)
         yield Peek(Path(folder), tuple((file.path, file.size or 0) for file in files))
 
 
