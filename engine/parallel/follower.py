@@ -16,55 +16,21 @@ from typing import Any
 import torch
 
 from engine.batch import StepBatch
-from engine.build import build
-from engine.cache.kv_cache import KVCache, Runs
+from engine.build import Pieces, build
 from engine.cache.offload import Offload, Restore
 from engine.device import DTYPES
 from engine.execute.build_options import BuildOptions
-from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.cuda.slots import DividedCheck, DividedStep
 from engine.execute.group import Group
 from engine.execute.loading import load_here, plan_here
-from engine.execute.runner import Runner
 from engine.parallel.link import hear, receive, tell
-from engine.parallel.messages import follow
+from engine.parallel.messages import Message, read_message
 from engine.parallel.ranks import decode_load, failure
 from engine.parallel.ring import Ring
-from engine.schedule.sequence import Sequence
 
 _LOOK_S = 1.0
 """Longest sleep, in seconds, before the ring is checked again: on a processor with weak memory ordering rank 0 might
 not see in time that this rank sleeps."""
-
-
-class _Follower:
-    """The runner and the KV cache of this rank."""
-
-    def __init__(self, runner: Runner, decode_runner: DecodeRunner[Sequence] | None, cache: KVCache) -> None:
-        self._runner = runner
-        self._decode_runner = decode_runner
-        self._cache = cache
-
-    def run(self, batch: StepBatch) -> None:
-        """Compute a step; rank 0 samples."""
-        self._runner.run(batch)
-
-    def copy_rows(self, source: Runs, target: Runs) -> None:
-        """Copy rows of the KV cache."""
-        self._cache.copy_rows(source, target)
-
-    def copy_block(self, copy: Offload | Restore | None) -> None:
-        """Copy a block from or to host memory; None: free that memory."""
-        assert self._cache.host is not None
-        if copy is None:
-            self._cache.host.close()
-        else:
-            self._cache.carry_out(copy)
-
-    def decode(self, step: DividedStep | DividedCheck) -> None:
-        """Enqueue a step of the decode runner."""
-        assert self._decode_runner is not None
-        self._decode_runner.follow(step)
 
 
 def main(link: socket.socket, memory: int) -> None:
@@ -99,10 +65,26 @@ def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
     # On a CPU, only rank 0 knows how much memory all ranks may use.
     free = sys.maxsize if device.type == "cpu" else None
     pieces = build(network, device, BuildOptions.of(options, group=group, free=free))
-    follower = _Follower(pieces.runner, pieces.decode_runner, pieces.cache)
     tell(link, {"said": "ready"})
     while True:
-        follow(told.next(), follower)
+        _carry_out(read_message(told.next()), pieces)
+
+
+def _carry_out(message: Message, pieces: Pieces) -> None:
+    """Do what rank 0 does; only it samples."""
+    match message:
+        case StepBatch():
+            pieces.runner.run(message)
+        case DividedStep() | DividedCheck():
+            assert pieces.decode_runner is not None
+            pieces.decode_runner.follow(message)
+        case Offload() | Restore():
+            pieces.cache.carry_out(message)
+        case None:
+            assert pieces.cache.host is not None
+            pieces.cache.host.close()
+        case source, target:
+            pieces.cache.copy_rows(source, target)
 
 
 class _LeaderMessages:

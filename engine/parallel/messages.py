@@ -3,7 +3,6 @@
 from array import array
 from collections.abc import Iterator
 from itertools import chain
-from typing import Protocol
 
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import Runs
@@ -15,20 +14,9 @@ _SPAN = 7
 """How many numbers come before the lists of a span."""
 
 
-class Follower(Protocol):
-    """The interface that carries out messages."""
-
-    def run(self, batch: StepBatch) -> object:
-        """Compute a step."""
-
-    def copy_rows(self, source: Runs, target: Runs) -> None:
-        """Copy rows of the KV cache."""
-
-    def decode(self, step: DividedStep | DividedCheck) -> None:
-        """Enqueue a step of the decode runner."""
-
-    def copy_block(self, copy: Offload | Restore | None) -> None:
-        """Copy a block from or to host memory; None: free that memory."""
+Message = StepBatch | tuple[Runs, Runs] | DividedStep | DividedCheck | Offload | Restore | None
+"""A step to compute; KV rows to copy, from and to; a step of the decode runner; a block to copy from or to host memory;
+None: free that memory."""
 
 
 def of_step(batch: StepBatch) -> bytes:
@@ -68,31 +56,30 @@ def of_host(copy: Offload | Restore | None) -> bytes:
     return array("q", (OFFLOAD if isinstance(copy, Offload) else RESTORE, copy.block, copy.slot)).tobytes()
 
 
-def follow(message: bytes, follower: Follower) -> None:
-    """Decode a message and have `follower` carry it out. Raises ValueError for an unknown kind of message."""
+def read_message(message: bytes) -> Message:
+    """Decode a message. Raises ValueError for an unknown kind of message."""
     numbers = array("q")
     numbers.frombytes(message)
     kind, count = numbers[:2]
     if kind == STEP:
-        follower.run(StepBatch(tuple(_spans(numbers, count))))
-    elif kind == COPY:
+        return StepBatch(tuple(_spans(numbers, count)))
+    if kind == COPY:
         pairs = list(zip(numbers[2::2], numbers[3::2], strict=True))
-        follower.copy_rows(pairs[:count], pairs[count:])
-    elif kind == DECODE:
+        return pairs[:count], pairs[count:]
+    if kind == DECODE:
         rows, limit, own = numbers[2:5]
-        follower.decode(DividedStep(_changes(numbers[5:], count), rows, limit, own))
-    elif kind == CHECK:
+        return DividedStep(_changes(numbers[5:], count), rows, limit, own)
+    if kind == CHECK:
         rows, limit, length = numbers[2:5]
         spans = tuple(_guessed(numbers[5 : 5 + length]))
-        follower.decode(DividedCheck(_changes(numbers[5 + length :], count), rows, limit, spans))
-    elif kind == OFFLOAD:
-        follower.copy_block(Offload(count, numbers[2]))
-    elif kind == RESTORE:
-        follower.copy_block(Restore(slot=numbers[2], block=count))
-    elif kind == END:
-        follower.copy_block(None)
-    else:
-        raise ValueError(f"a message of kind {kind}")
+        return DividedCheck(_changes(numbers[5 + length :], count), rows, limit, spans)
+    if kind == OFFLOAD:
+        return Offload(count, numbers[2])
+    if kind == RESTORE:
+        return Restore(slot=numbers[2], block=count)
+    if kind == END:
+        return None
+    raise ValueError(f"a message of kind {kind}")
 
 
 def _changes(numbers: "array[int]", words: int) -> Changes:

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from engine import build
 from engine.batch import Span, StepBatch
 from engine.cache.host_memory import HostKV
-from engine.cache.kv_cache import Runs
 from engine.cache.offload import Offload, Restore
 from engine.cache.rows import Rows
 from engine.device import DeviceChoice
@@ -32,7 +31,7 @@ from engine.execute.group import Group
 from engine.machine import memory_check
 from engine.machine.memory_check import MemoryNeed, fewest_ranks
 from engine.parallel import ranks
-from engine.parallel.messages import follow, of_copy, of_host, of_step
+from engine.parallel.messages import of_copy, of_host, of_step, read_message
 from engine.params import LoadOptions, SamplingParams
 from models.files import ModelFiles
 from tests.counting import until
@@ -275,29 +274,11 @@ def test_a_cpu_is_not_divided_unasked(folder: Path) -> None:
     st.lists(st.builds(make_span, st.integers(0, 40), st.integers(1, 9), st.integers(0, 2**40)), max_size=4)
 )
 def test_a_step_is_told_as_it_is(spans: list[Span]) -> None:
-    told: list[StepBatch] = []
-    copied: list[tuple[Runs, Runs]] = []
-
-    class Told:
-        def run(self, batch: StepBatch) -> None:
-            told.append(batch)
-
-        def copy_rows(self, source: Runs, target: Runs) -> None:
-            copied.append((source, target))
-
-    follow(of_step(StepBatch(tuple(spans))), Told())
-    assert told == [StepBatch(tuple(spans))]
+    assert read_message(of_step(StepBatch(tuple(spans)))) == StepBatch(tuple(spans))
     runs = [(span.start, span.stop) for span in spans]
-    follow(of_copy(runs, runs[::-1]), Told())
-    assert copied == [(runs, runs[::-1])]
+    assert read_message(of_copy(runs, runs[::-1])) == (runs, runs[::-1])
 
 
 @pytest.mark.parametrize("copy", [Offload(3, 2**40), Restore(2**40, 3), None])
 def test_a_block_from_or_to_host_memory_is_told_as_it_is(copy: Offload | Restore | None) -> None:
-    told: list[Offload | Restore | None] = []
-
-    class Told:
-        copy_block = staticmethod(told.append)
-
-    follow(of_host(copy), Told())
-    assert told == [copy]
+    assert read_message(of_host(copy)) == copy

@@ -26,7 +26,7 @@ from engine.execute.cuda.fused_program import FusedDecoder, unsupported
 from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep, Slots
 from engine.execute.cuda.tiles import FEW
 from engine.execute.cuda.verify import Checking, GuessedRows
-from engine.parallel.messages import follow, of_decode
+from engine.parallel.messages import of_decode, read_message
 from engine.parallel.ring import ROOM, Ring
 from engine.params import SamplingParams
 from engine.sampling.device_sampler import DeviceSampler
@@ -184,9 +184,9 @@ def decoded(
         messages = Ring(file.fileno())
     tokens: list[int] = []
     if rank:
-        follower: Any = SimpleNamespace(decode=runner.follow)
         for _ in range(1 + 2 * count + len(guesses)):
-            follow(messages.take(lambda: sleep(0.01)), follower)
+            step: Any = read_message(messages.take(lambda: sleep(0.01)))
+            runner.follow(step)
         return tokens
     if ranks > 1:
 
@@ -236,21 +236,16 @@ def test_a_runner_that_is_told_follows_the_one_that_draws(tmp_path: Path) -> Non
 def test_who_follows_is_told_what_has_changed() -> None:
     """A rank that gets nothing but the messages has the same numbers in its slots, wherever rank 0 changed some."""
     told, followed = (Slots(3, 4, 5, torch.zeros(3, dtype=torch.int64)) for _ in range(2))
-    heard: list[DividedStep] = []
-
-    class Follows:
-        def decode(self, step: DividedStep) -> None:
-            heard.append(step)
-            followed.change(step.changes)
-
     for blocks, row in (([4, 7], 20), ([4, 7, 9], 40), ([4, 7, 9, 1], 50)):
         told.put(1, row, row + 3)
         told.show(1, blocks)
         told.activate([1, 2], 2)
         told.share([row, 0], [[1, 0], [2]])
         sent = told.send()
-        follow(of_decode(DividedStep(sent, 2, 640, row)), Follows())  # type: ignore[arg-type]
-        assert heard[-1] == DividedStep(sent, 2, 640, row)
+        step = read_message(of_decode(DividedStep(sent, 2, 640, row)))
+        assert step == DividedStep(sent, 2, 640, row)
+        assert isinstance(step, DividedStep)
+        followed.change(step.changes)
         assert torch.equal(told._words, followed._words)
         assert torch.equal(told.given.counters, followed.given.counters)
 
@@ -265,9 +260,8 @@ def test_who_follows_is_told_what_has_changed() -> None:
 def test_a_step_of_guesses_is_told_whole(
     words: dict[int, int], counters: dict[int, int], spans: list[tuple[int, tuple[int, ...]]]
 ) -> None:
-    step, heard = DividedCheck(Changes(words, counters), 8, 640, tuple(spans)), []
-    follow(of_decode(step), SimpleNamespace(decode=heard.append))  # type: ignore[arg-type]
-    assert heard == [step]
+    step = DividedCheck(Changes(words, counters), 8, 640, tuple(spans))
+    assert read_message(of_decode(step)) == step
 
 
 def test_a_follower_counts_where_rank_0_samples() -> None:
