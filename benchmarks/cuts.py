@@ -20,7 +20,7 @@ from benchmarks.formats import FORMATS, random_quantized
 from benchmarks.options import numbers
 from benchmarks.shapes import SHAPES, random_model
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.kernel_configs import Chosen, describe, table_cuts
+from engine.execute.cuda.kernel_configs import Chosen, describe
 from engine.execute.cuda.step_bench import GraphStopwatch, StepBench
 from engine.kernels.triton.precompile import Compilers
 from models.weights.share import Share
@@ -73,10 +73,7 @@ def main() -> None:
         len(spec.layers), 1, BLOCK, heads.kv_heads, heads.head_dim, dtype, device, kind=given.kv_dtype
     )
     compilers = Compilers(max(len(os.sched_getaffinity(0)) - 1, 1))
-    bench = StepBench(
-        network, like, torch.cuda.get_device_capability() >= (9, 0), table_cuts(device), lambda job: job(),
-        compilers, GraphStopwatch(), row=given.context - 1,
-    )  # fmt: skip
+    bench = StepBench(network, like, lambda job: job(), compilers, GraphStopwatch(), row=given.context - 1)
     known = bench.candidates(1)
     print(f"{given.shape} {given.format}, {torch.cuda.get_device_name()}, context {given.context}")
     for name, cuts in known.items():

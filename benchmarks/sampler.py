@@ -17,6 +17,7 @@ from time import perf_counter
 import torch
 
 from benchmarks.machine import describe
+from engine.device import has_pdl
 from engine.params import SamplingParams
 from engine.sampling.device_sampler import DeviceSampler
 from engine.sampling.sampler import SamplerState, sample
@@ -95,7 +96,7 @@ def main() -> None:
         on_cpu(arguments.vocab, arguments.repeats)
         return
     device = torch.device("cuda")
-    pdl_possible = torch.cuda.get_device_capability() >= (9, 0)
+    pdl_possible = has_pdl(torch.device("cuda"))
     print(describe(device))
     logits = torch.randn(arguments.vocab, generator=torch.Generator(device).manual_seed(0), device=device)
     logits = (logits * 3).bfloat16()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.machine import describe
 from benchmarks.sampler import captured, microseconds
+from engine.device import has_pdl
 from engine.execute.cuda.attend_mma import (
     PartsCut,
     attend_mma,
@@ -127,7 +128,7 @@ def main() -> None:
     device = torch.device("cuda")
     print(describe(device))
     q_heads, kv_heads = arguments.heads
-    pdl = torch.cuda.get_device_capability() >= (9, 0)
+    pdl = has_pdl(torch.device("cuda"))
     spec = Attention(q_heads, kv_heads, arguments.dim, head_norm=Norm(), rope=Rope())
     machine = torch.cuda.get_device_properties(device)
     size = machine.multi_processor_count, machine.shared_memory_per_multiprocessor

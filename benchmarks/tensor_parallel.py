@@ -31,6 +31,7 @@ from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.shapes import SHAPES, kv_bytes, random_model
 from engine.batch import Span, StepBatch
 from engine.build import Pieces, build
+from engine.device import has_pdl
 from engine.execute.build_options import BuildOptions
 from engine.execute.group import Group
 from engine.params import SamplingParams
@@ -211,7 +212,7 @@ def ours_s(group: Group, asked: Asked, prompt: int, device: torch.device) -> dic
     most, size = max(asked.rows), asked.spec.hidden_size
     plan = AllReduceLayout(group.ranks, most, size, 2, 2 * group.ranks, _LAYERS, prompt)
     memory = share_memory(plan.nbytes, group.rank, device, lambda data: group.swap("sums", data))
-    pdl = torch.cuda.get_device_capability(device) >= (9, 0)
+    pdl = has_pdl(device)
     peers = AllReduce(memory, plan, group.rank, device, torch.bfloat16, pdl)
     nothing = torch.zeros(most, dtype=torch.int32, device=device)
     token = torch.zeros(most, dtype=torch.int64, device=device)

@@ -203,6 +203,11 @@ def is_unfit(device: torch.device) -> bool:
     return is_amd() or torch.cuda.get_device_capability(device) < FULL_SPEED
 
 
+def has_pdl(device: torch.device) -> bool:
+    """Return whether kernels may start while the previous one ends (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def sm(capability: tuple[int, int]) -> str:
     """Return a compute capability as compilers write it: "sm_90"."""
     return f"sm_{capability[0]}{capability[1]}"

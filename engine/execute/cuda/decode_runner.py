@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
+from engine.device import has_pdl
 from engine.execute.cuda.decode_protocols import Decoded, DecodeProgram, Event
 from engine.execute.cuda.following import NullSampler
 from engine.execute.cuda.graphs import Graphs
@@ -481,7 +482,7 @@ def make_decode_runner(
     from engine.execute.cuda.plain_program import PlainDecoder
 
     device = cache.device
-    pdl = torch.cuda.get_device_capability(device) >= (9, 0)
+    pdl = has_pdl(device)
     sampler = DeviceSampler(network.spec.vocab_size, slots, device, pdl)
     blocks = -(-rows // cache.block_size) + 1
     held = Slots(slots, rows_for(slots), blocks, sampler.token)

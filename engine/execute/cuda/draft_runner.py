@@ -15,6 +15,7 @@ import torch
 
 from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
+from engine.device import has_pdl
 from engine.errors import EngineError
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, rows_for
 from engine.execute.cuda.graphs import Graphs
@@ -117,8 +118,7 @@ def make_draft_runner(
     if (reason := unsupported(network)) is not None:
         raise EngineError(reason)
     device = cache.device
-    is_cuda = device.type == "cuda"
-    pdl = is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+    pdl = has_pdl(device)
     sampler = DeviceSampler(vocab_size, FEW, device, pdl)
     slots = Slots(FEW, FEW, -(-rows // cache.block_size) + 1, sampler.token)
     program = FusedDecoder(network, cache, slots.given, pdl, cuts=cuts)

@@ -15,9 +15,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from engine.cache.kv_cache import KVCache
+from engine.device import has_pdl
 from engine.execute.compatibility import has_experts
 from engine.execute.cuda.fused_program import FusedDecoder
-from engine.execute.cuda.kernel_configs import Chosen, KernelConfigs, numbers
+from engine.execute.cuda.kernel_configs import Chosen, KernelConfigs, numbers, table_cuts
 from engine.execute.cuda.prefix_groups import most_members
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_profile import Ran, record_trace
@@ -94,8 +95,6 @@ class StepBench:
         self,
         network: Network,
         like: KVCache,
-        pdl: bool,
-        cuts: KernelConfigs,
         compute: Compute,
         compilers: Compilers | None,
         stopwatch: Stopwatch,
@@ -107,8 +106,8 @@ class StepBench:
         """`like` is the cache of real sequences, `used` their cuts. `prompts` says whether our kernels compute prompt
         attention, too. Without `compilers`, kernels are compiled when they are first launched. `row` is that of a
         step's token. So many `sequences` have rows of their own; if a step has more, they share them."""
-        self._network, self._like, self._pdl = network, like, pdl
-        self._cuts = cuts
+        self._network, self._like = network, like
+        self._cuts = table_cuts(like.device)
         self._compute = compute
         self._compilers = compilers
         self._stopwatch = stopwatch
@@ -226,7 +225,9 @@ class StepBench:
                 full(0, FUSED),
                 full(-1, most_members(FUSED)),
             )
-            self._program = FusedDecoder(self._network, cache, given, self._pdl, cuts=self._cuts.with_({}))
+            self._program = FusedDecoder(
+                self._network, cache, given, has_pdl(device), cuts=self._cuts.with_({})
+            )
         return self._program
 
     @torch.inference_mode()

@@ -6,6 +6,7 @@ All ranks have the same runner and enqueue the same steps. Rank 0 sends the chan
 import torch
 
 from engine.cache.kv_cache import KVCache
+from engine.device import has_pdl
 from engine.errors import EngineError
 from engine.execute.cuda.all_reduce import AllReduce
 from engine.execute.cuda.all_reduce_layout import MOST_ROWS, AllReduceLayout
@@ -43,8 +44,7 @@ def meet(network: Network, device: torch.device, group: Group, prompt: int) -> A
             memory.close()
         return reason
     assert memory is not None
-    pdl = torch.cuda.get_device_capability(device) >= (9, 0)
-    exchange = AllReduce(memory, plan, share.rank, device, network.dtype, pdl)
+    exchange = AllReduce(memory, plan, share.rank, device, network.dtype, has_pdl(device))
     group.leave.append(exchange.give_up)
     group.shared.append(exchange.close)
     return exchange
@@ -55,7 +55,7 @@ def make_divided_runner(
 ) -> DecodeRunner[S]:
     """Return a runner for up to MOST_ROWS sequences of up to `rows` rows each; all ranks make theirs together."""
     device, vocab = cache.device, network.whole.vocab_size
-    pdl = torch.cuda.get_device_capability(device) >= (9, 0)
+    pdl = has_pdl(device)
     sampler: DeviceSampler | NullSampler
     if exchange.rank:
         sampler = NullSampler(vocab, MOST_ROWS, device, exchange.count)

@@ -312,20 +312,9 @@ def _gpu_bench(network: Network, cache: KVCache, prompts: bool, used: Choice, co
     room = (torch.cuda.mem_get_info(device)[0] - SPARE_BYTES) // StepBench.cache_bytes(cache)
     if room < 1:
         raise EngineError("The kernels could not be tuned: too little memory of the GPU is free.")
-    pdl = torch.cuda.get_device_capability(device) >= (9, 0)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     fit = available_memory(torch.device("cpu")) // PROCESS_BYTES
     compilers = Compilers(max(1, min(cores - 1, MOST_PROCESSES, fit)))
-    watch = GraphStopwatch()
     return StepBench(
-        network,
-        cache,
-        pdl,
-        table_cuts(device),
-        compute,
-        compilers,
-        watch,
-        prompts,
-        used,
-        sequences=min(room, FEW),
+        network, cache, compute, compilers, GraphStopwatch(), prompts, used, sequences=min(room, FEW)
     )

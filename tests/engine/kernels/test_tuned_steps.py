@@ -100,7 +100,7 @@ def test_steps_are_timed_beside_the_cache_of_the_sequences_and_the_fastest_is_fo
 
     sum_of_heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     watch = Watch(seconds)
-    bench = watch.bench = StepBench(model, cache, False, KernelConfigs(), lambda job: job(), None, watch)
+    bench = watch.bench = StepBench(model, cache, lambda job: job(), None, watch)
     monkeypatch.setattr(step_bench, "ROW", 20)
     ran = FusedDecoder.run
     monkeypatch.setattr(
@@ -133,16 +133,7 @@ def test_sequences_of_the_bench_read_rows_of_their_own(
         seen.extend(self._given.tables[:rows].tolist())
 
     monkeypatch.setattr(FusedDecoder, "run", run)
-    bench = StepBench(
-        model,
-        like,
-        False,
-        KernelConfigs(),
-        lambda job: job(),
-        None,
-        Watch(lambda _: 1.0),
-        sequences=sequences,
-    )
+    bench = StepBench(model, like, lambda job: job(), None, Watch(lambda _: 1.0), sequences=sequences)
     bench.candidates(8)
     assert len(seen) == 8
     assert len(set(map(tuple, seen))) == sequences
