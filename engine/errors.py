@@ -45,17 +45,14 @@ def check_room(needed: int, available: int, *, goes_on: bool) -> None:
     """Raise ContextFullError if `needed` tokens exceed `available`; `goes_on`: to continue an answer."""
     if needed <= available:
         return
-    if goes_on:
-        raise ContextFullError(
-            f"The answer cannot continue: the context of {available:,} tokens is full. Undo earlier "
-            "messages, or start with a larger --context.",
-            needed=needed,
-            available=available,
-        )
-    raise ContextFullError(
+    message = (
         f"This message does not fit: the conversation would be {needed:,} tokens long, "
         f"{needed - available:,} more than the context of {available:,} allows. "
-        "Shorten it, undo earlier messages, or start with a larger --context.",
-        needed=needed,
-        available=available,
+        "Shorten it, undo earlier messages, or start with a larger --context."
     )
+    if goes_on:
+        message = (
+            f"The answer cannot continue: the context of {available:,} tokens is full. Undo earlier "
+            "messages, or start with a larger --context."
+        )
+    raise ContextFullError(message, needed=needed, available=available)

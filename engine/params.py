@@ -110,48 +110,34 @@ class SamplingParams:
     def __post_init__(self) -> None:
         # "or more" alone would allow infinity, and a nan is neither more nor less.
         heat = "0 (greedy) or more" if self.temperature < inf else "a finite number, 0 (greedy) or more"
-        rules = (
-            (0.0 <= self.temperature < inf, "temperature", self.temperature, heat),
-            (0 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or more, below 2^31"),
-            (0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1"),
-            (0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1"),
-            (
-                0.01 <= self.repetition_penalty <= 100,
-                "repetition_penalty",
-                self.repetition_penalty,
-                "from 0.01 to 100",
-            ),
-            (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", self.presence_penalty, "from -2 to 2"),
-            (
-                -2.0 <= self.frequency_penalty <= 2.0,
-                "frequency_penalty",
-                self.frequency_penalty,
-                "from -2 to 2",
-            ),
-            (
+        rules = {
+            "temperature": (0.0 <= self.temperature < inf, heat),
+            "top_k": (0 <= self.top_k < 2**31, "0 (off) or more, below 2^31"),
+            "top_p": (0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
+            "min_p": (0.0 <= self.min_p <= 1.0, "from 0 to 1"),
+            "repetition_penalty": (0.01 <= self.repetition_penalty <= 100, "from 0.01 to 100"),
+            "presence_penalty": (-2.0 <= self.presence_penalty <= 2.0, "from -2 to 2"),
+            "frequency_penalty": (-2.0 <= self.frequency_penalty <= 2.0, "from -2 to 2"),
+            "logprobs": (
                 self.logprobs is None or 0 <= self.logprobs <= MOST_ALTERNATIVES,
-                "logprobs",
-                self.logprobs,
                 f"from 0 to {MOST_ALTERNATIVES}",
             ),
-            (
+            "max_tokens": (
                 self.max_tokens is None or 1 <= self.max_tokens < 2**31,
-                "max_tokens",
-                self.max_tokens,
                 "1 or more, below 2^31",
             ),
-            (self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1"),
-            (all(self.stop), "stop", list(self.stop), "strings that are not empty"),
-            (
+            "seed": (self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
+            "stop": (all(self.stop), "strings that are not empty"),
+            "speculation": (
                 self.speculation in get_args(Speculation),
-                "speculation",
-                self.speculation,
-                "one of " + ", ".join(get_args(Speculation)),
+                f"one of {', '.join(get_args(Speculation))}",
             ),
-        )
-        for valid, name, value, allowed in rules:
+        }
+        for name, (valid, allowed) in rules.items():
             if not valid:
-                raise EngineError(f"{name} is {value!r}; it must be {allowed}.")
+                value = getattr(self, name)
+                shown = list(value) if isinstance(value, tuple) else value
+                raise EngineError(f"{name} is {shown!r}; it must be {allowed}.")
         if len(self.logit_bias) > MOST_BIASED:
             raise EngineError(
                 f"logit_bias has {len(self.logit_bias):,} tokens; it may have {MOST_BIASED:,} at most."
