@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -88,6 +88,17 @@ class WriteSpans:
 
     def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
         self._cache.write(layer_index, self._slots, k, v)
+
+
+def cache_args(cache: KVCache, layer_index: int) -> dict[str, Any]:
+    """Return the arguments that describe the cache of a layer to kernels that attend over block tables."""
+    return {
+        "keys": cache.k[layer_index],
+        "values": cache.v[layer_index],
+        "kv_heads": cache.rows[layer_index].heads,
+        "block_size": cache.block_size,
+        **cache.told(layer_index),
+    }
 
 
 def places(batch: StepBatch) -> Iterator[tuple[slice, Span]]:

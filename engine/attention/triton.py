@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import Write
-from engine.attention.parts import Parts, WriteSpans, block_tables, ends, expands, places, runs
+from engine.attention.parts import Parts, WriteSpans, block_tables, cache_args, ends, expands, places, runs
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.unusual import Layers
 from engine.batch import Span, StepBatch
@@ -96,16 +96,12 @@ class _Ragged:
         self.write(layer_index, k, v)
         return ragged_attention(
             q,
-            self.cache.k[layer_index],
-            self.cache.v[layer_index],
-            self.q_ends,
-            self.k_ends,
-            self.tables,
-            kv_heads=self.cache.rows[layer_index].heads,
-            block_size=self.cache.block_size,
+            q_ends=self.q_ends,
+            k_ends=self.k_ends,
+            tables=self.tables,
             most_tokens=self.most_tokens,
-            **self.cache.told(layer_index),
             tile=self.tile,
+            **cache_args(self.cache, layer_index),
             **(layer.asked if layer is not None else {}),
         )
 
@@ -130,15 +126,11 @@ class PagedStep:
         self.write(layer_index, k, v)
         return paged_attention(
             q,
-            self.cache.k[layer_index],
-            self.cache.v[layer_index],
-            self.spans,
-            self.tables,
-            kv_heads=self.cache.rows[layer_index].heads,
-            block_size=self.cache.block_size,
+            spans=self.spans,
+            tables=self.tables,
             most_tokens=self.most_tokens,
             most_rows=self.most_rows,
-            **self.cache.told(layer_index),
+            **cache_args(self.cache, layer_index),
         )
 
 

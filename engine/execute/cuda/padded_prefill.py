@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import RaggedBackend, Write
+from engine.attention.parts import cache_args
 from engine.attention.triton import WriteTokens
 from engine.attention.unusual import Layers, unusual_layers
 from engine.batch import Recorded, Span
@@ -217,13 +218,9 @@ class _Slab:
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.write(layer_index, k, v)
-        keys, values = self.cache.k[layer_index], self.cache.v[layer_index]
-        layer, size = self.unusual.get(layer_index), self.cache.block_size
-        asked = {**self.cache.told(layer_index), **(layer.asked if layer is not None else {})}
-        heads = self.cache.row.heads
-        return prompt_attention(
-            q, keys, values, self.span, self.table, kv_heads=heads, block_size=size, **asked
-        )
+        layer = self.unusual.get(layer_index)
+        asked = {**cache_args(self.cache, layer_index), **(layer.asked if layer is not None else {})}
+        return prompt_attention(q, span=self.span, table=self.table, **asked)
 
 
 def by_slab(spans: Iterable[Span]) -> Iterator[tuple[Span]]:

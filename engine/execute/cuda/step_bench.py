@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from engine.attention.parts import cache_args
 from engine.cache.kv_cache import KVCache
 from engine.device import has_pdl
 from engine.execute.compatibility import has_experts
@@ -251,8 +252,8 @@ class StepBench:
         tile = cuts.prompt(spec, q.element_size(), shared_bytes(device))
         for layer in range(min(PROMPT_LAYERS, len(cache.k))):
             ragged_attention(
-                q, cache.k[layer], cache.v[layer], ends, ends, table[None], kv_heads=cache.row.heads,
-                block_size=cache.block_size, most_tokens=PROMPT_TOKENS, tile=tile, **cache.told(layer),
+                q, q_ends=ends, k_ends=ends, tables=table[None], most_tokens=PROMPT_TOKENS, tile=tile,
+                **cache_args(cache, layer),
             )  # fmt: skip
 
     def _unknown(self, rows: int, chosen: Chosen) -> list[Launch]:
