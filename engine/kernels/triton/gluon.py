@@ -208,10 +208,10 @@ def signed_halves(pairs, less):
 
 
 @jit
-def small_halves(pairs):
-    """Return the `halves` of each int32, times 2 ** 127."""
+def _large_halves(pairs, LARGE: tl.constexpr):
+    """Return the `halves` of each int32, times the bf16 that LARGE has in both halves."""
     return gl.inline_asm_elementwise(
-        "{ .reg .b32 large, nothing; mov.b32 large, 0x7F007F00; mov.b32 nothing, 0x80008000; "
+        "{ .reg .b32 large, nothing; mov.b32 large, " + LARGE + "; mov.b32 nothing, 0x80008000; "
         "fma.rn.bf16x2 $0, $1, large, nothing; }",
         "=r,r,r",
         [gl.join(pairs, pairs)],
@@ -222,17 +222,15 @@ def small_halves(pairs):
 
 
 @jit
+def small_halves(pairs):
+    """Return the `halves` of each int32, times 2 ** 127."""
+    return _large_halves(pairs, "0x7F007F00")
+
+
+@jit
 def eighth_halves(pairs):
     """Return the `halves` of each int32, times 2 ** 120."""
-    return gl.inline_asm_elementwise(
-        "{ .reg .b32 large, nothing; mov.b32 large, 0x7B807B80; mov.b32 nothing, 0x80008000; "
-        "fma.rn.bf16x2 $0, $1, large, nothing; }",
-        "=r,r,r",
-        [gl.join(pairs, pairs)],
-        dtype=gl.bfloat16,
-        is_pure=True,
-        pack=2,
-    )
+    return _large_halves(pairs, "0x7B807B80")
 
 
 _BF16 = [struct.unpack(">HH", struct.pack(">f", number))[0] for number in IQ4]
