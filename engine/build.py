@@ -275,8 +275,7 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
     try:
         cuts = _cuts(network, device, options) if fused else None
         if cuts is not None and isinstance(pieces.backend, TritonBackend):
-            shared = _shared_bytes(device)
-            pieces.backend.tile = cuts.prompt(network.spec.attention, network.dtype.itemsize, shared)
+            pieces.backend.tile = cuts.prompt(network.spec.attention, network.dtype.itemsize)
         if fused:
             reason = pieces.runner.fuse(
                 network, pieces.cache, pieces.context_length, graphs, options.deterministic
@@ -365,12 +364,6 @@ def _cuts(network: Network, device: torch.device, options: BuildOptions) -> Kern
     from engine.execute.cuda.tuner import tuned_cuts
 
     return tuned_cuts(network, device)
-
-
-def _shared_bytes(device: torch.device) -> int:
-    from engine.kernels.triton.launch import shared_bytes
-
-    return shared_bytes(device)
 
 
 def _refuse_deterministic(options: BuildOptions, why: str) -> None:

@@ -234,16 +234,14 @@ class KernelConfigs:
         assert isinstance(found, AttentionSplit)
         return found if found != self.candidates[name][0] else None
 
-    def prompt(self, spec: Attention, itemsize: int, shared: int) -> "PromptTile":
-        """Return the tile of `ragged_attention` for prompts; `shared` is the bytes of shared memory for a program."""
+    def prompt(self, spec: Attention, itemsize: int) -> "PromptTile":
+        """Return the tile of `ragged_attention` for prompts, in numbers of `itemsize` bytes."""
         from engine.kernels.triton.prompt_attention import Tile, choose_tile
 
         head_bytes = max(16, 1 << (spec.head_dim - 1).bit_length()) * itemsize
         tiles = starmap(Tile, self._table.candidates["prompts"])
-        known = [
-            choose_tile(head_bytes, shared),
-            *(tile for tile in tiles if tile.shared(head_bytes) <= shared),
-        ]
+        fitting = [tile for tile in tiles if tile.shared(head_bytes) <= self._most]
+        known = [choose_tile(head_bytes, self._most), *fitting]
         found = self._take(f"prompts: {spec.heads} / {spec.kv_heads} x {spec.head_dim}", lambda: known)
         assert isinstance(found, Tile)
         return found

@@ -26,7 +26,6 @@ from engine.execute.cuda.step_profile import Ran, record_trace
 from engine.execute.cuda.tiles import FEW, FUSED, SMALLEST, context_limit
 from engine.execute.tuning.search import Measure, Numbers
 from engine.kernels.recording import recording, wait_for
-from engine.kernels.triton.launch import shared_bytes
 from engine.kernels.triton.precompile import Compilers, Launch, recorded
 from models.network import Network
 
@@ -249,7 +248,7 @@ class StepBench:
         table = torch.arange(
             -(-PROMPT_TOKENS // cache.block_size), dtype=torch.int32, device=device
         ) % _blocks(cache, self._limit)
-        tile = cuts.prompt(spec, q.element_size(), shared_bytes(device))
+        tile = cuts.prompt(spec, q.element_size())
         for layer in range(min(PROMPT_LAYERS, len(cache.k))):
             ragged_attention(
                 q, q_ends=ends, k_ends=ends, tables=table[None], most_tokens=PROMPT_TOKENS, tile=tile,
