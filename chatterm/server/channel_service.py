@@ -15,6 +15,7 @@ from chatterm.ipc.frames import FrameError, FrameReader
 from chatterm.ipc.messages import Call, Cancel, Done, Failed, Item, from_server, pack, to_frame, unpack
 from chatterm.ipc.runtime import connect
 from chatterm.server.service import ChatMessage, Generation, Metrics, Piece, RequestError, ServedModel
+from chatterm.server.write_coalescing import GatheringTransport
 
 _LOOK = 1.0
 """Seconds between refreshes of the list of models."""
@@ -56,15 +57,13 @@ class ChannelService(asyncio.Protocol):
     """One connection for many requests. When the engine process ends, `lost` is set and requests fail with 503."""
 
     def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
+        self._transport: GatheringTransport | None = None
         self._reader = FrameReader()
         self._calls: dict[int, _Answers] = {}
         self._numbers = itertools.count(1)
         self._models: list[ServedModel] = []
         self._looks: asyncio.Task[None] | None = None
         self._queued: Callable[[], Mapping[str, int]] = dict
-        self._outgoing: list[bytes] = []
-        """Frames that are written together in the next iteration of the event loop."""
         self._told = False
         """Whether the queue lengths last sent to the engine process were not empty."""
         self.lost = asyncio.Event()
@@ -94,7 +93,6 @@ class ChannelService(asyncio.Protocol):
             with suppress(asyncio.CancelledError):
                 await self._looks
         if self._transport is not None:
-            self._flush()
             self._transport.close()
 
     async def end(self) -> None:
@@ -146,7 +144,7 @@ class ChannelService(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = GatheringTransport(transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -160,7 +158,6 @@ class ChannelService(asyncio.Protocol):
 
     def connection_lost(self, reason: Exception | None) -> None:
         self._transport = None
-        self._outgoing.clear()
         self._reader = FrameReader()
         calls, self._calls = self._calls, {}
         for id, answers in calls.items():
@@ -185,23 +182,13 @@ class ChannelService(asyncio.Protocol):
         except FrameError as error:
             raise RequestError(413, "invalid_request_error", str(error)) from None
         self._calls[id] = answers
-        self._send(frame)
+        self._transport.write(frame)
         return id, answers
 
     def _end(self, id: int, answers: _Answers) -> None:
         self._calls.pop(id, None)
         if not answers.is_over and self._transport is not None:
-            self._send(to_frame(Cancel(id)))
-
-    def _send(self, frame: bytes) -> None:
-        if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing.append(frame)
-
-    def _flush(self) -> None:
-        outgoing, self._outgoing = self._outgoing, []
-        if outgoing and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(outgoing))
+            self._transport.write(to_frame(Cancel(id)))
 
     async def _ask(self, method: str, body: Any, kind: type[T]) -> T:
         id, answers = self._begin(method, body)

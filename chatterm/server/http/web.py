@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from chatterm.server.http.endpoint import ServerState
 from chatterm.server.http.guard import is_loopback
 from chatterm.server.http.limits import Limits
-from chatterm.server.http.write_coalescing import GatheringTransport
+from chatterm.server.write_coalescing import GatheringTransport
 from engine.errors import EngineError
 
 

@@ -25,6 +25,7 @@ from chatterm.ipc.messages import (
 from chatterm.ipc.runtime import is_own
 from chatterm.server.process.frame_batcher import FrameSource, Pump
 from chatterm.server.service import RequestError
+from chatterm.server.write_coalescing import GatheringTransport
 from chatterm.terminal.error_log import error_line, write_down
 from engine.errors import GpuLostError
 
@@ -122,12 +123,10 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, calls: EngineCalls) -> None:
         self._calls = calls
         self._reader = FrameReader()
-        self._transport: asyncio.Transport | None = None
+        self._transport: GatheringTransport | None = None
         self._running: dict[int, RunningCall | None] = {}
         self._paused = False
         self._blocked: list[FrameSource] = []
-        self._outgoing: list[bytes] = []
-        """Frames that are written together in the next iteration of the event loop."""
         self.hello: Hello | None = None
         self.session: Any = None
         """The conversation of a terminal."""
@@ -138,7 +137,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = GatheringTransport(transport)
         transport.set_write_buffer_limits(high=_UNREAD)
         peer = transport.get_extra_info("socket")
         own = peer is None or is_own(getattr(peer, "_sock", peer))
@@ -184,16 +183,8 @@ class ClientConnection(asyncio.Protocol):
         return self._paused and self._transport is not None
 
     def send(self, message: ToClient) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing.append(to_frame(message))
-
-    def _flush(self) -> None:
-        outgoing, self._outgoing = self._outgoing, []
-        if outgoing and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(outgoing))
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(to_frame(message))
 
     def ended(self, id: int) -> None:
         self._running.pop(id, None)
@@ -209,7 +200,6 @@ class ClientConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Send what is queued, then close the connection."""
-        self._flush()
         if self._transport is not None:
             self._transport.close()
 

@@ -10,9 +10,9 @@ import pytest
 from chatterm.backends.protocol import Hello
 from chatterm.ipc.frames import FrameReader
 from chatterm.ipc.messages import Call, Done, Failed, Item, from_server, pack, to_frame, unpack
-from chatterm.server.http.write_coalescing import GatheringTransport
 from chatterm.server.process.connection import CallStream, ClientConnection
 from chatterm.server.process.frame_batcher import Pump
+from chatterm.server.write_coalescing import GatheringTransport
 
 
 class Wire(asyncio.Transport):
@@ -174,6 +174,7 @@ async def test_the_end_of_the_server_is_told_to_every_call(client: Client) -> No
 
 async def test_nothing_is_written_to_a_client_that_has_gone(client: Client) -> None:
     client.speakers[0].stream.item("a")
+    client.wire.close()  # as asyncio closes a transport before it tells of it
     client.connection.connection_lost(None)
     await turn()
     client.speakers[1].stream.item("b")

@@ -8,8 +8,8 @@ import pytest
 
 from chatterm.server.http.answer_state import AnswerState, Finished, Totals
 from chatterm.server.http.openai.chat import ChatRenderer
-from chatterm.server.http.write_coalescing import GatheringTransport
 from chatterm.server.service import Usage
+from chatterm.server.write_coalescing import GatheringTransport
 from chatterm.tool_calls.parser import AnswerText
 
 

@@ -1,4 +1,4 @@
-"""A transport that joins the writes of one iteration of the event loop: headers, events, the end of a stream."""
+"""A transport that joins the writes of one iteration of the event loop: headers and events, or frames."""
 
 import asyncio
 from collections.abc import Callable
