@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from chatterm.backends.backend import ContextFullError, EngineError, FinishReason, ModelError, TokenEvent
 from chatterm.ipc.frames import FrameError
+from chatterm.server.process.connection import CallStream
 from chatterm.server.process.frame_batcher import Pump
 from chatterm.server.process.model_pool import ModelPool, PooledModel
 from chatterm.server.process.request_parsing import about, bounded, parse_sampling, prepare_prompt
@@ -22,7 +23,6 @@ from chatterm.server.service import (
     Generation,
     Kind,
     Logprob,
-    Piece,
     RequestError,
     Started,
     TokenLogprob,
@@ -41,18 +41,6 @@ if TYPE_CHECKING:
 
 _RECALLS_S = 1.0
 """Maximum seconds that a prompt waits for earlier answers to be recorded; it usually takes milliseconds."""
-
-
-class Out:
-    """The receiver of pieces. Its methods are called on the event loop's thread."""
-
-    def blocked(self, source: Any) -> bool:
-        """Return whether the reader is not reading; `source` is woken when it reads again."""
-        raise NotImplementedError
-
-    def item(self, value: Piece) -> None: ...
-    def done(self, value: Any = None) -> None: ...
-    def failed(self, error: Exception) -> None: ...
 
 
 @dataclass(slots=True)
@@ -76,8 +64,10 @@ def _kind(kind: EventKind) -> Kind:
 class GenerationTask:
     """Answers one Generation. On the event loop's thread unless noted otherwise."""
 
-    def __init__(self, request: Generation, host: ModelPool, pump: Pump, workers: Executor, out: Any) -> None:
-        """`workers` prepare prompts; `out` is an Out or a CallStream."""
+    def __init__(
+        self, request: Generation, host: ModelPool, pump: Pump, workers: Executor, out: CallStream
+    ) -> None:
+        """Begin to answer; `workers` prepare prompts."""
         self.waits, self.due = False, 0.0
         self._request = request
         self._client = request.client or None
