@@ -1,7 +1,7 @@
 """The arguments of a call: JSON that a model wrote, checked against what its tool takes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chatterm.backends.backend import Tool
@@ -46,6 +46,13 @@ def check_arguments(tool: Tool, given: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ToolError(f"{name} must be {what}.")
     return dict(given)
+
+
+def flat_schema(required: Sequence[str] = (), **arguments: tuple[str, str]) -> dict[str, Any]:
+    """Return the schema of a built-in tool; `arguments` are the JSON type and the description of each."""
+    properties = {name: {"type": kind, "description": about} for name, (kind, about) in arguments.items()}
+    needed = {"required": list(required)} if required else {}
+    return {"type": "object", "properties": properties, **needed}
 
 
 def show_arguments(given: Mapping[str, Any]) -> tuple[tuple[str, Tone], ...]:

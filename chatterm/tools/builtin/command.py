@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chatterm.backends.backend import Tool
-from chatterm.tools.arguments import check_arguments
+from chatterm.tools.arguments import check_arguments, flat_schema
 from chatterm.tools.builtin import sandbox
 from chatterm.tools.danger import dangers
 from chatterm.tools.output import Tail, bounded
@@ -40,21 +40,12 @@ class RunCommand:
         "run_command",
         "Run a command with /bin/sh in the working folder; gives its output and how it ended. There is no network, "
         "no input, and files may only be changed where writes is true.",
-        {
-            "type": "object",
-            "properties": {
-                "command": {"type": "string", "description": "The command line."},
-                "writes": {
-                    "type": "boolean",
-                    "description": "Whether it changes files in the working folder.",
-                },
-                "seconds": {
-                    "type": "integer",
-                    "description": f"Its time limit; {_LIMIT} where it is left out.",
-                },
-            },
-            "required": ["command"],
-        },
+        flat_schema(
+            ["command"],
+            command=("string", "The command line."),
+            writes=("boolean", "Whether it changes files in the working folder."),
+            seconds=("integer", f"Its time limit; {_LIMIT} where it is left out."),
+        ),
     )
 
     def __init__(self, folder: Path, bwrap: Callable[[], str | None] | None = None) -> None:

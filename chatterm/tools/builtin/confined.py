@@ -211,6 +211,13 @@ class Confined:
                 yield FolderEntry(entry.name, _kind(info.st_mode), info.st_size)
 
 
+class FileTool:
+    """A tool that uses the files of the working folder."""
+
+    def __init__(self, files: Confined) -> None:
+        self._files = files
+
+
 def _kind(mode: int) -> str:
     if stat.S_ISREG(mode):
         return "file"

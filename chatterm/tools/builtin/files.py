@@ -7,8 +7,8 @@ from typing import Any
 
 from chatterm.backends.backend import Tool
 from chatterm.terminal.sanitize import cleaned
-from chatterm.tools.arguments import check_arguments, show_arguments
-from chatterm.tools.builtin.confined import Confined
+from chatterm.tools.arguments import check_arguments, flat_schema, show_arguments
+from chatterm.tools.builtin.confined import FileTool
 from chatterm.tools.output import bounded
 from chatterm.tools.tool import Effect, ToolError, ToolPlan, ToolRun
 
@@ -30,30 +30,18 @@ def read_dangers(name: str) -> tuple[str, ...]:
     return ("this file may hold secrets",) if _SECRET.search(name) else ()
 
 
-class ReadFile:
+class ReadFile(FileTool):
     effect: Effect = "read"
     tool = Tool(
         "read_file",
         "Read a text file below the working folder. Lines are numbered from 1.",
-        {
-            "type": "object",
-            "properties": {
-                "path": {"type": "string", "description": "The file, from the working folder."},
-                "first": {
-                    "type": "integer",
-                    "description": "The first line to read; 1 where it is left out.",
-                },
-                "lines": {
-                    "type": "integer",
-                    "description": f"How many lines; {_LINES} where it is left out.",
-                },
-            },
-            "required": ["path"],
-        },
+        flat_schema(
+            ["path"],
+            path=("string", "The file, from the working folder."),
+            first=("integer", "The first line to read; 1 where it is left out."),
+            lines=("integer", f"How many lines; {_LINES} where it is left out."),
+        ),
     )
-
-    def __init__(self, files: Confined) -> None:
-        self._files = files
 
     def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
         given = check_arguments(self.tool, arguments)
@@ -74,24 +62,13 @@ class ReadFile:
         return ToolPlan("read_file", "read", name, show_arguments(given), run, read_dangers(name))
 
 
-class ListFolder:
+class ListFolder(FileTool):
     effect: Effect = "read"
     tool = Tool(
         "list_folder",
         "List the files and folders in a folder below the working folder.",
-        {
-            "type": "object",
-            "properties": {
-                "path": {
-                    "type": "string",
-                    "description": "The folder; the working folder where it is left out.",
-                }
-            },
-        },
+        flat_schema(path=("string", "The folder; the working folder where it is left out.")),
     )
-
-    def __init__(self, files: Confined) -> None:
-        self._files = files
 
     def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
         given = check_arguments(self.tool, arguments)
@@ -109,25 +86,19 @@ class ListFolder:
         return ToolPlan("list_folder", "read", name, show_arguments({"path": name}), run)
 
 
-class Search:
+class Search(FileTool):
     effect: Effect = "read"
     tool = Tool(
         "search",
         "Search text files below the working folder for a text; gives path:line: text.",
-        {
-            "type": "object",
-            "properties": {
-                "text": {"type": "string", "description": "The text to look for, literally."},
-                "path": {"type": "string", "description": "Where to search; everywhere if it is left out."},
-                "files": {"type": "string", "description": "Only files with names like this: *.py"},
-                "ignore_case": {"type": "boolean", "description": "Whether to ignore case."},
-            },
-            "required": ["text"],
-        },
-    )  # fmt: skip
-
-    def __init__(self, files: Confined) -> None:
-        self._files = files
+        flat_schema(
+            ["text"],
+            text=("string", "The text to look for, literally."),
+            path=("string", "Where to search; everywhere if it is left out."),
+            files=("string", "Only files with names like this: *.py"),
+            ignore_case=("boolean", "Whether to ignore case."),
+        ),
+    )
 
     def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
         given = check_arguments(self.tool, arguments)

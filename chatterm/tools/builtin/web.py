@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from chatterm.backends.backend import Tool
 from chatterm.terminal.sanitize import is_safe, one_line
-from chatterm.tools.arguments import check_arguments
+from chatterm.tools.arguments import check_arguments, flat_schema
 from chatterm.tools.deadline import ended_in_time
 from chatterm.tools.output import bounded
 from chatterm.tools.page import HtmlParser, decoded
@@ -57,11 +57,7 @@ class FetchUrl:
     tool = Tool(
         "fetch_url",
         "Fetch a page from the web and give its readable text.",
-        {
-            "type": "object",
-            "properties": {"url": {"type": "string", "description": "The address: https://..."}},
-            "required": ["url"],
-        },
+        flat_schema(["url"], url=("string", "The address: https://...")),
     )
 
     def __init__(self, find: Find | None = None, may_be_local: bool = False) -> None:

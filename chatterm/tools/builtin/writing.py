@@ -7,8 +7,8 @@ from typing import Any
 
 from chatterm.backends.backend import Tool
 from chatterm.terminal.sanitize import is_safe
-from chatterm.tools.arguments import check_arguments
-from chatterm.tools.builtin.confined import MOST_BYTES, Confined
+from chatterm.tools.arguments import check_arguments, flat_schema
+from chatterm.tools.builtin.confined import MOST_BYTES, Confined, FileTool
 from chatterm.tools.tool import Effect, Tone, ToolError, ToolPlan, ToolRun
 from models.units import counted
 
@@ -21,50 +21,35 @@ _RUNS_LATER = re.compile(
 """Files that other programs run or obey by themselves."""
 
 
-class WriteFile:
+class WriteFile(FileTool):
     effect: Effect = "write"
     tool = Tool(
         "write_file",
         "Write a text file below the working folder, or replace all of one.",
-        {
-            "type": "object",
-            "properties": {
-                "path": {"type": "string", "description": "The file, from the working folder."},
-                "text": {"type": "string", "description": "All of its new text."},
-            },
-            "required": ["path", "text"],
-        },
+        flat_schema(
+            ["path", "text"],
+            path=("string", "The file, from the working folder."),
+            text=("string", "All of its new text."),
+        ),
     )
-
-    def __init__(self, files: Confined) -> None:
-        self._files = files
 
     def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
         given = check_arguments(self.tool, arguments)
         return _plan(self._files, "write_file", given["path"], lambda _: given["text"], {})
 
 
-class PatchFile:
+class PatchFile(FileTool):
     effect: Effect = "write"
     tool = Tool(
         "patch_file",
         "Replace a part of a text file below the working folder. The old text must occur exactly once.",
-        {
-            "type": "object",
-            "properties": {
-                "path": {"type": "string", "description": "The file, from the working folder."},
-                "old": {
-                    "type": "string",
-                    "description": "The text to replace, exactly as it is in the file.",
-                },
-                "new": {"type": "string", "description": "The text to put in its place."},
-            },
-            "required": ["path", "old", "new"],
-        },
+        flat_schema(
+            ["path", "old", "new"],
+            path=("string", "The file, from the working folder."),
+            old=("string", "The text to replace, exactly as it is in the file."),
+            new=("string", "The text to put in its place."),
+        ),
     )
-
-    def __init__(self, files: Confined) -> None:
-        self._files = files
 
     def plan(self, arguments: Mapping[str, Any]) -> ToolPlan:
         given = check_arguments(self.tool, arguments)
