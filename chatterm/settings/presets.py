@@ -1,7 +1,7 @@
 """Presets: a model, a system prompt, tools and sampling under one name, each in a TOML file beside the settings."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,9 +10,9 @@ from typing import Any
 from chatterm.backends.backend import ThinkMode
 from chatterm.settings.file import write
 from chatterm.settings.paths import config_path
-from chatterm.settings.reading import problem_with
+from chatterm.settings.reading import problem_with, unknown_setting
 from chatterm.settings.settings import SamplingSettings, SettingsError
-from chatterm.settings.toml import parsed, read_source, statement_lines, toml_value
+from chatterm.settings.toml import error_at, parsed, read_source, toml_value
 from chatterm.terminal.sanitize import one_line
 
 WORDS = ("save", "replace")
@@ -62,44 +62,36 @@ def parse_preset(source: str, path: Path) -> SavedPreset:
     tables = parsed(path, source)
     sampling = tables.get("sampling", {})
     for keys, problem in _problems(tables, sampling):
-        lines = statement_lines(source, keys) or (0, 0)
-        raise SettingsError(f"{path}, line {lines[0] + 1}: {problem}")
+        raise error_at(path, source, keys, problem)
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in sampling.items()}
     tools = tuple(tables["tools"]) if "tools" in tables else None
     return SavedPreset(tables.get("model"), tables.get("system"), tables.get("think"), tools, values)
 
 
-def _problems(tables: Mapping[str, Any], sampling: object) -> list[tuple[tuple[str, ...], str]]:
-    """Return the problems of a preset's file, each after its key."""
+def _problems(tables: Mapping[str, Any], sampling: object) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the problems of a preset's file, each after its key."""
     known = [part.name for part in fields(SavedPreset)]
-    found: list[tuple[tuple[str, ...], str]]
-    found = [((name,), _unknown(name, known)) for name in tables if name not in known]
+    yield from (((name,), unknown_setting(name, known)) for name in tables if name not in known)
     if not isinstance(sampling, dict):
-        return [
-            *found,
-            (("sampling",), "sampling must be a table: write [sampling] and its settings below it."),
-        ]
+        yield ("sampling",), "sampling must be a table: write [sampling] and its settings below it."
+        return
     for name in ("model", "system"):
         value = tables.get(name, "x")
         if not isinstance(value, str) or not value.strip():
-            found.append(((name,), f"{name} is {one_line(repr(value), 60)}; it must be text in quotes."))
+            yield (name,), f"{name} is {one_line(repr(value), 60)}; it must be text in quotes."
     if "think" in tables and (problem := problem_with("model", "think", tables["think"])):
-        found.append((("think",), problem))
+        yield ("think",), problem
     tools = tables.get("tools", [])
     if not isinstance(tools, list) or not all(isinstance(w, str) and _TOOL.fullmatch(w) for w in tools):
-        found.append((("tools",), 'tools must be a list of names, as in /tools: tools = ["read", "search"].'))
+        yield ("tools",), 'tools must be a list of names, as in /tools: tools = ["read", "search"].'
     names = [part.name for part in fields(SamplingSettings)]
     for name, value in sampling.items():
-        problem = problem_with("sampling", name, value) if name in names else _unknown(name, names)
-        if problem:
-            found.append((("sampling", name), problem))
-    return found
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(known)}."
-    return f"unknown setting {one_line(name, 60)}; {hint}"
+        if (
+            problem := problem_with("sampling", name, value)
+            if name in names
+            else unknown_setting(name, names)
+        ):
+            yield ("sampling", name), problem
 
 
 def save_preset(name: str, preset: SavedPreset, *, replace: bool = False) -> Path:

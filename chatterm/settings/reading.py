@@ -1,7 +1,7 @@
 """Reading and checking the settings from one TOML file. Nothing in the file is ever executed."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from math import inf
 from pathlib import Path
@@ -13,7 +13,7 @@ from chatterm.backends.remote.address import Remote, is_name, wrong_url
 from chatterm.settings.durations import parse_duration
 from chatterm.settings.settings import FORMER_NAMES, Settings, SettingsError
 from chatterm.settings.themes import theme_names
-from chatterm.settings.toml import parsed, read_source, statement_lines
+from chatterm.settings.toml import error_at, parsed, read_source, statement_lines
 from chatterm.terminal.sanitize import is_safe, one_line
 
 _MOST_BITS = 1000
@@ -31,10 +31,9 @@ def parse_settings(source: str, path: Path) -> Settings:
     try:
         return settings_from(tables)
     except _Wrong as wrong:
-        former = tuple(old for old, new in FORMER_NAMES.items() if new == wrong.keys[-1])
-        lines = [statement_lines(source, (*wrong.keys[:-1], name)) for name in (wrong.keys[-1], *former)]
-        first, _ = next(filter(None, lines), (0, 0))
-        raise SettingsError(f"{path}, line {first + 1}: {wrong}") from None
+        former = [(*wrong.keys[:-1], old) for old, new in FORMER_NAMES.items() if new == wrong.keys[-1]]
+        written = next((keys for keys in (wrong.keys, *former) if statement_lines(source, keys)), wrong.keys)
+        raise error_at(path, source, written, str(wrong)) from None
 
 
 class _Wrong(Exception):
@@ -120,18 +119,21 @@ def _remotes(tables: object) -> dict[str, Remote]:
 def _check_names(where: tuple[str, ...], given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     for name in given:
         if name not in known:
-            path = one_line(".".join((*where, name)), limit=80)
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(known)}."
-            raise _Wrong((*where, name), f"unknown setting {path}; {hint}")
+            raise _Wrong((*where, name), unknown_setting(name, known, where))
+
+
+def unknown_setting(name: str, known: Collection[str], where: Sequence[str] = ()) -> str:
+    """Return that there is no setting `name` in the table at `where`, with the one of `known` that may be meant."""
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(known)}."
+    return f"unknown setting {one_line('.'.join((*where, name)), limit=80)}; {hint}"
 
 
 def _checked(keys: tuple[str, ...], value: object, kind: Any) -> object:
     """Return `value` in the type of its field. Raises _Wrong."""
-    wanted = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not NoneType]
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         raise _Wrong(keys, f"{keys[-1]} has too many digits; it must be {expected(kind)}.")
-    for part in wanted:
+    for part in alternatives(kind):
         if get_origin(part) is Literal and value in get_args(part) and isinstance(value, str):
             return value
         if part is float and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -145,18 +147,19 @@ def _checked(keys: tuple[str, ...], value: object, kind: Any) -> object:
 
 def expected(kind: Any) -> str:
     """Describe what a field of this type may hold."""
-    parts = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not NoneType]
-    if get_origin(parts[0]) is Literal:
-        return "one of " + ", ".join(f'"{choice}"' for choice in get_args(parts[0]))
-    if get_origin(parts[0]) is tuple:
+    first = alternatives(kind)[0]
+    if get_origin(first) is Literal:
+        return "one of " + ", ".join(f'"{choice}"' for choice in get_args(first))
+    if get_origin(first) is tuple:
         return 'a list of strings, as in ["one", "two"]'
-    return {str: 'text in quotes, as in "text"', bool: "true or false", int: "a whole number"}.get(
-        parts[0], "a number"
-    )
+    names = {str: 'text in quotes, as in "text"', bool: "true or false", int: "a whole number"}
+    return names.get(first, "a number")
 
 
-def _is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, UnionType)
+def alternatives(kind: Any) -> Sequence[Any]:
+    """Return the members of a union without None; any other type is its own only one."""
+    is_union = get_origin(kind) in (Union, UnionType)
+    return [part for part in get_args(kind) if part is not NoneType] if is_union else [kind]
 
 
 def _shown(value: object) -> str:
@@ -174,18 +177,14 @@ def _check_ranges(settings: Settings) -> None:
             SamplingParams(**{name: value})
         except EngineError as error:
             raise _Wrong(("sampling", name), one_line(str(error))) from error
-    if settings.composer.history < 0:
-        raise _Wrong(
-            ("composer", "history"), f"history is {settings.composer.history}; it must be 0 or more."
-        )
     try:
         check_device(settings.model.device)
     except EngineError as error:
         raise _Wrong(("model", "device"), one_line(str(error))) from error
-    for name in ("context", "threads"):
-        number = getattr(settings.model, name)
-        if number is not None and number < 1:
-            raise _Wrong(("model", name), f"{name} is {number}; it must be 1 or more.")
+    for table, name, least in (("composer", "history", 0), ("model", "context", 1), ("model", "threads", 1)):
+        number = getattr(getattr(settings, table), name)
+        if number is not None and number < least:
+            raise _Wrong((table, name), f"{name} is {number}; it must be {least} or more.")
     if not 0 <= settings.model.tensor_parallel < 1000:
         raise _Wrong(
             ("model", "tensor_parallel"),
@@ -202,12 +201,9 @@ def _check_ranges(settings: Settings) -> None:
         except EngineError as error:
             raise _Wrong(("model", "keep_alive"), one_line(str(error))) from error
     for name, model in (("name", settings.model.name), ("draft", settings.model.draft)):
-        if model is not None and not model.strip():
-            raise _Wrong(("model", name), f'{name} is empty; it must name a model, as in "smollm2".')
-        if model is not None and ("\n" in model or not is_safe(model)):
-            raise _Wrong(
-                ("model", name), f'{name} is {_shown(model)}; it must name a model, as in "smollm2".'
-            )
+        if model is not None and (not model.strip() or "\n" in model or not is_safe(model)):
+            shown = _shown(model) if model.strip() else "empty"
+            raise _Wrong(("model", name), f'{name} is {shown}; it must name a model, as in "smollm2".')
     if settings.screen.theme not in theme_names():
         known = ", ".join(theme_names())
         theme = one_line(settings.screen.theme, limit=60)

@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from chatterm.backends.remote.address import Remote
+from chatterm.settings.reading import alternatives
 from chatterm.settings.settings import FORMER_NAMES, TABLES, Settings, SettingsError
 from chatterm.settings.themes import theme_names
 from chatterm.settings.toml import toml_value
@@ -35,54 +35,35 @@ def described(settings: Settings, path: Path, *, exists: bool) -> str:
     note = "" if exists else " (this file does not exist yet; these are the defaults)"
     lines = [f"# {path}{note}"]
     for table, kind in TABLES.items():
-        values = getattr(settings, table)
         lines += ["", f"[{table}]  # {inspect.getdoc(kind)}"]
-        docs, hints, default = field_docs(kind), get_type_hints(kind), kind()
-        for part in fields(kind):
-            value = getattr(values, part.name)
-            text = f"{docs[part.name]} {_choices(table, part.name, hints[part.name])}".strip()
-            lines += ["", *textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")]
+        for known in _declared(table, kind):
+            value = known.value(settings)
+            lines += ["", *textwrap.wrap(known.about, _WIDTH, initial_indent="# ", subsequent_indent="# ")]
             if value in (None, ()):
-                lines.append(f"#{part.name} =")
+                lines.append(f"#{known.name} =")
             else:
-                unset = "#" if value == getattr(default, part.name) else ""
-                lines.append(f"{unset}{part.name} = {toml_value(value)}")
+                unset = "#" if value == known.default else ""
+                lines.append(f"{unset}{known.name} = {toml_value(value)}")
     return "\n".join([*lines, *_remote_lines(settings)]) + "\n"
 
 
 def _remote_lines(settings: Settings) -> list[str]:
     """Return lines on the settings that a server can have, and on the servers of the file."""
-    docs = field_docs(Remote)
+    declared = _declared("remotes", Remote)
     lines = [
         "",
         "# [remotes.NAME] names a server: chatterm run NAME chats with its model, NAME/MODEL with another.",
     ]
-    for name, doc in docs.items():
-        text = f"{name}: {doc} {_choices('remotes', name, get_type_hints(Remote)[name])}".strip()
+    for known in declared:
+        text = f"{known.name}: {known.about}"
         lines += textwrap.wrap(text, _WIDTH, initial_indent="#   ", subsequent_indent="#     ")
     for name, remote in settings.remotes.items():
         lines += ["", f"[remotes.{name}]" if "." not in name else f'[remotes."{name}"]']
-        for part in fields(Remote):
-            value = getattr(remote, part.name)
-            if value is not None and (part.name == "url" or value != part.default):
-                lines.append(f"{part.name} = {toml_value(value)}")
+        for known in declared:
+            value = getattr(remote, known.name)
+            if value is not None and value != known.default:
+                lines.append(f"{known.name} = {toml_value(value)}")
     return lines
-
-
-def _choices(table: str, name: str, kind: Any) -> str:
-    found = choices(table, name, kind) if _parts(kind)[0] is not bool else ()
-    usual = "Usually" if str in _parts(kind) else "One of"
-    return f"{usual} {', '.join(map(str, found))}." if found else ""
-
-
-def choices(table: str, name: str, kind: Any) -> tuple[Any, ...]:
-    """Return all usual values of a setting; () if there are too many to list."""
-    if (table, name) == ("screen", "theme"):
-        return tuple(theme_names())
-    part = _parts(kind)[0]
-    if part is bool:
-        return (True, False)
-    return get_args(part) if get_origin(part) is Literal else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +73,27 @@ class KnownSetting:
     table: str
     name: str
     doc: str
-    choices: tuple[Any, ...]
+    kind: Any
+    """The type of its field."""
     default: Any
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """All usual values; () if there are too many to list."""
+        if (self.table, self.name) == ("screen", "theme"):
+            return tuple(theme_names())
+        part = alternatives(self.kind)[0]
+        if part is bool:
+            return (True, False)
+        return get_args(part) if get_origin(part) is Literal else ()
+
+    @property
+    def about(self) -> str:
+        """What it is, and its choices."""
+        if not self.choices or alternatives(self.kind)[0] is bool:
+            return self.doc
+        usual = "Usually" if str in alternatives(self.kind) else "One of"
+        return f"{self.doc} {usual} {', '.join(map(str, self.choices))}."
 
     def value(self, settings: Settings) -> Any:
         return getattr(getattr(settings, self.table), self.name)
@@ -106,20 +106,16 @@ def table_docs() -> dict[str, str]:
 
 def known_settings() -> list[KnownSetting]:
     """Return all settings, in the order of the file."""
-    found = []
-    for table, kind in TABLES.items():
-        docs, hints, default = field_docs(kind), get_type_hints(kind), kind()
-        for part in fields(kind):
-            offered = choices(table, part.name, hints[part.name])
-            found.append(
-                KnownSetting(table, part.name, docs[part.name], offered, getattr(default, part.name))
-            )
-    return found
+    return [known for table, kind in TABLES.items() for known in _declared(table, kind)]
 
 
-def _parts(kind: Any) -> Sequence[Any]:
-    union = get_origin(kind) in (Union, UnionType)
-    return [part for part in get_args(kind) if part is not type(None)] if union else [kind]
+def _declared(table: str, kind: type) -> list[KnownSetting]:
+    """Return the settings of a table that has these fields."""
+    docs, hints = field_docs(kind), get_type_hints(kind)
+    return [
+        KnownSetting(table, part.name, docs[part.name], hints[part.name], part.default)
+        for part in fields(kind)
+    ]
 
 
 def find(key: str) -> tuple[str, str]:
@@ -140,7 +136,7 @@ def find(key: str) -> tuple[str, str]:
 
 def parsed(table: str, name: str, words: Sequence[str]) -> object:
     """Parse words of a command line into the setting's type; unreadable text is returned (and refused later)."""
-    kind = _parts(get_type_hints(TABLES[table])[name])[0]
+    kind = alternatives(get_type_hints(TABLES[table])[name])[0]
     if get_origin(kind) is tuple:
         return tuple(words)
     text = " ".join(words)

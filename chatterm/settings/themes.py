@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chatterm.settings.paths import user_themes
 from chatterm.settings.settings import SettingsError
-from chatterm.settings.toml import parsed, read_source, statement_lines
+from chatterm.settings.toml import error_at, parsed, read_source
 from chatterm.terminal.sanitize import one_line
 
 if TYPE_CHECKING:
@@ -66,15 +66,15 @@ def _read(path: Path) -> dict[str, Any]:
     base = data.get("base", DEFAULT_THEME)
     known = sorted(file.stem for file in FOLDER.glob("*.toml"))
     if base not in known:
-        raise _wrong(path, source, ("base",), f"base must be one of {', '.join(known)}.")
+        raise error_at(path, source, ("base",), f"base must be one of {', '.join(known)}.")
     full = tomllib.loads(read_source(FOLDER / f"{base}.toml"))
     if not isinstance(data.get("dark", True), bool):
-        raise _wrong(path, source, ("dark",), "dark must be true or false.")
+        raise error_at(path, source, ("dark",), "dark must be true or false.")
     for key in data:
         if key not in ("base", "dark", *_TABLES):
             known_keys = ", ".join(("base", "dark", *_TABLES))
             text = f"unknown key {one_line(key, 60)}; choose one of: {known_keys}."
-            raise _wrong(path, source, (key,), text)
+            raise error_at(path, source, (key,), text)
     for table in _TABLES:
         full[table] |= _colours(path, source, table, data.get(table, {}), full[table])
     return full | {"dark": data.get("dark", full["dark"])}
@@ -86,21 +86,16 @@ def _colours(
     from textual.color import Color, ColorParseError
 
     if not isinstance(given, dict):
-        raise _wrong(
+        raise error_at(
             path, source, (table,), f"{table} must be a table: write [{table}] and its colours below it."
         )
     for name, value in given.items():
         if name not in known:
             text = f"unknown colour {one_line(name, 60)}; choose one of: {', '.join(known)}."
-            raise _wrong(path, source, (table, name), text)
+            raise error_at(path, source, (table, name), text)
         try:
             Color.parse(value if isinstance(value, str) else "")
         except ColorParseError:
             text = f'{name} is {one_line(str(value), 60)!r}; it must be a colour, as in "#82b8cf".'
-            raise _wrong(path, source, (table, name), text) from None
+            raise error_at(path, source, (table, name), text) from None
     return given
-
-
-def _wrong(path: Path, source: str, keys: tuple[str, ...], text: str) -> SettingsError:
-    lines = statement_lines(source, keys)
-    return SettingsError(f"{path}, line {lines[0] + 1 if lines else 1}: {text}")

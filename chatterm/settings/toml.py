@@ -59,6 +59,12 @@ def _not_toml(path: Path, source: str, error: Exception) -> SettingsError:
     return SettingsError(f"{path}, {line}: this is not TOML: {text}.")
 
 
+def error_at(path: Path, source: str, keys: tuple[str, ...], problem: str) -> SettingsError:
+    """Return the error for a problem with what `keys` are set to, which names the line; the first if they are not."""
+    first, _ = statement_lines(source, keys) or (0, 0)
+    return SettingsError(f"{path}, line {first + 1}: {problem}")
+
+
 def statement_lines(source: str, keys: tuple[str, ...]) -> Lines | None:
     """Return the lines of the statement that sets `keys`; None if there is none. `source` is TOML.
 
