@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Literal
 from urllib.parse import urlsplit
@@ -163,11 +164,13 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+@lru_cache(256)
 def is_loopback(host: str) -> bool:
-    """Return whether `host` is this machine."""
-    if host.lower() == "localhost" or host.lower().endswith(".localhost"):
+    """Return whether this name or address is this machine only."""
+    host = host.strip("[]").lower().rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
-        return ip_address(host).is_loopback
+        return ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return False

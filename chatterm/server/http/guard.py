@@ -4,12 +4,12 @@ import hmac
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from hashlib import sha256
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from chatterm.backends.remote.address import is_loopback
 from chatterm.server.http.errors import error_for, error_headers
 from chatterm.server.service import RequestError
 
@@ -17,18 +17,6 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 _OPEN = ("/health",)
 """Paths that need no key."""
-
-
-@lru_cache(256)
-def is_loopback(host: str) -> bool:
-    """Return whether this name or address is this machine only."""
-    host = host.strip("[]").lower().rstrip(".")
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 class Guard:

@@ -9,8 +9,8 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from chatterm.backends.remote.address import is_loopback
 from chatterm.server.http.endpoint import ServerState
-from chatterm.server.http.guard import is_loopback
 from chatterm.server.http.limits import Limits
 from chatterm.server.write_coalescing import GatheringTransport
 from engine.errors import EngineError
