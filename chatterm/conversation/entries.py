@@ -307,7 +307,7 @@ class AnswerEntry(Entry):
     def code(self, number: int) -> str | None:
         """Return the n-th code block, from 1, or from the end if negative; None if there is none."""
         if self._code is None or self._code[0] != len(self.source):
-            self._code = len(self.source), code_blocks("".join(self.source))
+            self._code = len(self.source), [block.text for block in code_blocks("".join(self.source))]
         blocks = self._code[1]
         index = number - 1 if number > 0 else number
         return blocks[index] if number and -len(blocks) <= index < len(blocks) else None

@@ -9,14 +9,6 @@ _MAY_BE_CODE = re.compile(r"```|~~~|^(?: {4}|.*\t)", re.MULTILINE)
 """Matches in any text that has a code block: a fence or an indented line."""
 
 
-def code_blocks(source: str) -> list[str]:
-    """Return the content of every code block in order, without its fences and its last line break."""
-    if not _MAY_BE_CODE.search(source):
-        return []
-    tokens = parser().parse(source)
-    return [token.content.removesuffix("\n") for token in tokens if token.type in ("fence", "code_block")]
-
-
 @dataclass(frozen=True, slots=True)
 class CodeBlock:
     """A code block of an answer."""
@@ -24,10 +16,13 @@ class CodeBlock:
     language: str
     """The language as the model named it, in lower case; "" if it did not."""
     text: str
+    """Its content, without its fences and its last line break."""
 
 
-def named_blocks(source: str) -> list[CodeBlock]:
-    """Return every code block in order, with its language."""
+def code_blocks(source: str) -> list[CodeBlock]:
+    """Return every code block in order."""
+    if not _MAY_BE_CODE.search(source):
+        return []
     return [
         CodeBlock((token.info.split() or [""])[0].lower(), token.content.removesuffix("\n"))
         for token in parser().parse(source)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.markdown.code import code_blocks
+from chatterm.markdown.code import CodeBlock, code_blocks
 from chatterm.terminal.clipboard import copied_text, copy, programs
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -117,9 +117,9 @@ async def test_numbers_that_are_not_there() -> None:
 
 
 def test_code_blocks_of_an_unfinished_answer() -> None:
-    assert code_blocks("text\n\n```py\nx = 1\n") == ["x = 1"]
+    assert code_blocks("text\n\n```py\nx = 1\n") == [CodeBlock("py", "x = 1")]
     assert code_blocks("") == []
-    assert code_blocks("    indented\n\nno\n") == ["indented"]
+    assert code_blocks("    indented\n\nno\n") == [CodeBlock("", "indented")]
 
 
 def test_programs_are_chosen_by_what_there_is() -> None:

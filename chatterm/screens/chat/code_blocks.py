@@ -9,7 +9,7 @@ from chatterm.backends.backend import EngineError, ToolCall
 from chatterm.commands.reports import NO_ANSWER
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.tool_entry import RunEntry
-from chatterm.markdown.code import CodeBlock, named_blocks
+from chatterm.markdown.code import CodeBlock, code_blocks
 from chatterm.screens.chat.base import ChatBase
 from chatterm.screens.chat.parts import ScreenPart
 from chatterm.screens.chat.tool_runner import ToolRunner
@@ -167,7 +167,7 @@ class CodeBlocks(ScreenPart):
         entry = self.selected
         if not isinstance(entry, AnswerEntry):
             raise EngineError("First select the answer that has the code block.")
-        blocks = named_blocks(entry.source_text)
+        blocks = code_blocks(entry.source_text)
         if not blocks:
             raise EngineError("There is no code block in this answer.")
         return blocks
