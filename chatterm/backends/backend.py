@@ -9,59 +9,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
-from chatterm.backends.documents import Document
-from chatterm.backends.exchange import Compaction, Exchange, Outcome, Tool, ToolCall, ToolResult
-from engine.errors import ContextFullError, EngineError
-from engine.events import (
-    CachedChunk,
-    DiskFigures,
-    DraftCost,
-    Figures,
-    FinishReason,
-    OffloadFigures,
-    TokenEvent,
-    TurnStats,
-)
+from chatterm.backends.documents import Document as Document
+from chatterm.backends.exchange import Compaction as Compaction
+from chatterm.backends.exchange import Exchange as Exchange
+from chatterm.backends.exchange import Outcome as Outcome
+from chatterm.backends.exchange import Tool as Tool
+from chatterm.backends.exchange import ToolCall as ToolCall
+from chatterm.backends.exchange import ToolResult as ToolResult
+from engine.errors import ContextFullError as ContextFullError
+from engine.errors import EngineError as EngineError
+from engine.events import CachedChunk as CachedChunk
+from engine.events import DiskFigures as DiskFigures
+from engine.events import DraftCost as DraftCost
+from engine.events import Figures as Figures
+from engine.events import FinishReason as FinishReason
+from engine.events import OffloadFigures as OffloadFigures
+from engine.events import TokenEvent as TokenEvent
+from engine.events import TurnStats as TurnStats
 from engine.params import Constraint, LoadOptions
-from models.errors import ModelError
-from models.progress import OnProgress, Progress
+from models.errors import ModelError as ModelError
+from models.progress import OnProgress as OnProgress
+from models.progress import Progress as Progress
 
 if TYPE_CHECKING:
     from engine.cache.block_map import BlockMap
-
-__all__ = [
-    "Backend",
-    "CachedChunk",
-    "ChatOptions",
-    "Compaction",
-    "ContextFullError",
-    "ConversationSettings",
-    "DiskFigures",
-    "Document",
-    "DraftCost",
-    "EngineError",
-    "Exchange",
-    "Figures",
-    "FinishReason",
-    "Message",
-    "ModelChoice",
-    "ModelError",
-    "ModelInfo",
-    "OffloadFigures",
-    "OnProgress",
-    "Outcome",
-    "Part",
-    "Progress",
-    "Request",
-    "ThinkCache",
-    "ThinkMode",
-    "TokenEvent",
-    "Tool",
-    "ToolCall",
-    "ToolResult",
-    "TurnStats",
-    "reading_text",
-]
 
 ThinkMode = Literal["auto", "on", "off"]
 ThinkCache = Literal["exact", "mask"]
