@@ -30,6 +30,7 @@ _COLUMNS = (
     "session, id, parent, created, model, finish_reason, thinking_s, shown_start, shown_end, tokens, stats, "
     "opening, user, text, reasoning, token_ids, seed, ends_at, called, is_pinned, compaction"
 )
+_NAMES = tuple(_COLUMNS.split(", "))
 _KINDS: tuple[Kind, ...] = (
     *(str, int, int | None, float, str, str | None, float, int, int, int, str),
     *(bytes, str, str, str, bytes, int | None, int | None, str, int, str | None),
@@ -37,7 +38,7 @@ _KINDS: tuple[Kind, ...] = (
 """The types of these columns."""
 _PUT = (
     f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * 21)}) ON CONFLICT (session, id) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[4:])
+    + ", ".join(f"{name} = excluded.{name}" for name in _NAMES[4:])
     + " WHERE created = excluded.created"
 )
 _INFO = (
@@ -331,50 +332,28 @@ def _info(row: Sequence[Any]) -> SessionInfo:
 
 
 def _exchange(row: Sequence[Any]) -> Exchange:
-    (
-        _,
-        id,
-        parent,
-        created,
-        model,
-        reason,
-        thinking_s,
-        start,
-        end,
-        _,
-        stats,
-        opening,
-        user,
-        text,
-        why,
-        ids,
-        seed,
-        ends_at,
-        called,
-        is_pinned,
-        compaction,
-    ) = row
-    calls, results = parse_calls(called)
+    stored = dict(zip(_NAMES, row, strict=True))
+    calls, results = parse_calls(stored["called"])
     return Exchange(
-        id,
-        parent,
-        user,
-        text=text,
-        reasoning=why,
-        token_ids=_unpacked(ids),
-        shown=(start, end),
-        opening=_unpacked(opening),
-        finish_reason=reason,
-        stats=_numbers(_decoded(stats)),
-        model=model,
-        created=created,
-        thinking_s=thinking_s,
-        seed=seed if is_count(seed) else None,
-        ends_at=ends_at if is_count(ends_at) else None,
+        stored["id"],
+        stored["parent"],
+        stored["user"],
+        text=stored["text"],
+        reasoning=stored["reasoning"],
+        token_ids=_unpacked(stored["token_ids"]),
+        shown=(stored["shown_start"], stored["shown_end"]),
+        opening=_unpacked(stored["opening"]),
+        finish_reason=stored["finish_reason"],
+        stats=_numbers(_decoded(stored["stats"])),
+        model=stored["model"],
+        created=stored["created"],
+        thinking_s=stored["thinking_s"],
+        seed=stored["seed"] if is_count(stored["seed"]) else None,
+        ends_at=stored["ends_at"] if is_count(stored["ends_at"]) else None,
         calls=calls,
         results=results,
-        is_pinned=bool(is_pinned),
-        compaction=_compaction(compaction),
+        is_pinned=bool(stored["is_pinned"]),
+        compaction=_compaction(stored["compaction"]),
     )
 
 
