@@ -9,13 +9,13 @@ from chatterm.widgets.canvas import Canvas
 
 
 class Note(Canvas):
-    """A wrapped text; the height follows its lines."""
+    """A wrapped text; without a fixed height it is as high as its lines."""
 
     DEFAULT_CSS = "Note { height: auto; }"
 
-    def __init__(self, *, id: str) -> None:
+    def __init__(self, runs: Line | None = None, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._runs: Line = []
+        self._runs = runs or []
 
     def show(self, runs: Line) -> None:
         self._runs = runs

@@ -7,9 +7,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
-from chatterm.markdown.lines import Line, wrap
+from chatterm.markdown.lines import Line
 from chatterm.screens.backdrop import Backdrop
-from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
+from chatterm.screens.notes import Note
+from chatterm.widgets.canvas import STYLE_CLASSES
 
 
 class QuestionScreen(Backdrop, ModalScreen[bool]):
@@ -32,22 +33,8 @@ class QuestionScreen(Backdrop, ModalScreen[bool]):
         """Ask `question`; `yes` and `no` tell what each answer does, such as "stops it"."""
         super().__init__()
         keys: Line = [("y", "accent"), (f" {yes} · ", "muted"), ("n", "accent"), (f" {no}", "muted")]
-        self._text = QuestionText([(question, "strong")], keys)
+        self._text = Note([(question, "strong"), ("\n", ""), *keys])
 
     def compose(self) -> ComposeResult:
         with Vertical():
             yield self._text
-
-
-class QuestionText(Canvas):
-    """The question, and the keys below it."""
-
-    def __init__(self, question: Line, keys: Line) -> None:
-        super().__init__()
-        self._parts = question, keys
-
-    def on_resize(self) -> None:
-        self.styles.height = len(self.build(self.size.width))
-
-    def build(self, width: int) -> list[Line]:
-        return [line for part in self._parts for line in wrap(part, width)]

@@ -4,13 +4,13 @@ from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from chatterm.markdown.lines import Line, padded, styled, wrap
+from chatterm.markdown.lines import Line, padded, styled
+from chatterm.screens.notes import Note
 from chatterm.screens.picker import Picker, PickerList
 from chatterm.screens.themed_app import ThemedApp
 from chatterm.settings.settings import SettingsError
 from chatterm.settings.themes import theme_names
 from chatterm.terminal.sanitize import one_line
-from chatterm.widgets.canvas import Canvas
 
 
 class ThemePicker(Picker):
@@ -20,7 +20,6 @@ class ThemePicker(Picker):
     ThemePicker { align: right middle; }
     ThemePicker > Vertical { width: 37; margin: 1 2; border-left: outer $primary; background: $panel; }
     ThemePicker PickerList { margin: 1 0; }
-    ThemePicker ThemeFoot { height: auto; }
     ThemePicker.-low > Vertical { padding: 0 2; margin: 0 2; max-height: 100%; }
     ThemePicker.-low PickerList { margin: 0; }
     """
@@ -31,9 +30,9 @@ class ThemePicker(Picker):
 
     def compose(self) -> ComposeResult:
         with Vertical():
-            yield ThemeFoot([("Theme", "heading")], id="theme-head")
+            yield Note([("Theme", "heading")])
             yield ThemeList(self._current)
-            yield ThemeFoot([("Enter selects · Esc goes back", "muted")], id="theme-foot")
+            yield Note([("Enter selects · Esc goes back", "muted")], id="theme-foot")
 
     def on_resize(self, event: events.Resize) -> None:
         event.prevent_default()  # not the picker's layout
@@ -43,14 +42,15 @@ class ThemePicker(Picker):
     def _fit(self, height: int) -> None:
         """Fit the list into the rows that the text below it leaves."""
         room = height - 3 if height < 20 else height * 9 // 10 - 8
-        foot = self.query_one("#theme-foot", ThemeFoot)
-        self.query_one(ThemeList).styles.max_height = max(room + 1 - foot.count, 1)
+        foot = self.query_one("#theme-foot", Note)
+        rows = len(foot.build(foot.size.width)) if foot.size.width else 1
+        self.query_one(ThemeList).styles.max_height = max(room + 1 - rows, 1)
 
     def preview(self, name: str) -> None:
         """Apply this theme to the whole screen; report an error if its file is invalid."""
         app = self.app
         assert isinstance(app, ThemedApp)
-        foot = self.query_one("#theme-foot", ThemeFoot)
+        foot = self.query_one("#theme-foot", Note)
         try:
             said = app.use_theme(name)
         except SettingsError as error:
@@ -76,30 +76,6 @@ class ThemePicker(Picker):
         if app.chosen_theme != self._current:
             app.use_theme(self._current)
         self.dismiss(None)
-
-
-class ThemeFoot(Canvas):
-    """A wrapped text; the height follows its lines."""
-
-    def __init__(self, line: Line, *, id: str) -> None:
-        super().__init__(id=id)
-        self._line = line
-
-    @property
-    def count(self) -> int:
-        """The number of lines of the text."""
-        return len(wrap(self._line, self.size.width)) if self.size.width else 1
-
-    def show(self, line: Line) -> None:
-        self._line = line
-        self.on_resize()
-
-    def on_resize(self) -> None:
-        self.styles.height = self.count
-        self.refresh()
-
-    def build(self, width: int) -> list[Line]:
-        return wrap(self._line, width)
 
 
 class ThemeList(PickerList):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from textual import events
@@ -10,7 +9,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
-from chatterm.markdown.lines import Line, cells, elided, padded, styled, wrap
+from chatterm.markdown.lines import Line, cells, elided, padded, styled
+from chatterm.screens.notes import Note
 from chatterm.screens.picker import Picker, PickerList
 from chatterm.screens.report import BoxHead
 from chatterm.settings.settings import SettingsError
@@ -18,7 +18,6 @@ from chatterm.terminal.sanitize import one_line
 from chatterm.tools.rules import PermissionRule
 from chatterm.tools.session import ToolSession
 from chatterm.tools.tool import Effect
-from chatterm.widgets.canvas import Canvas
 
 _NAME = 24
 _EFFECTS: dict[Effect, str] = {
@@ -57,8 +56,8 @@ class ToolsScreen(Picker):
     ]
     DEFAULT_CSS = """
     ToolsScreen > Vertical { max-width: 100; }
-    ToolsScreen ToolDetail { height: 3; margin-top: 1; }
-    ToolsScreen ToolFoot { height: 2; }
+    #tool-detail { height: 3; margin-top: 1; }
+    #tool-foot { height: 2; }
     """
     AROUND = 10
     AROUND_LOW = 8
@@ -79,8 +78,9 @@ class ToolsScreen(Picker):
                 "Tools", ("Enter switches on or off · Del removes a rule · Esc closes", "Esc closes")
             )
             yield ToolList(self._session, self._servers)
-            yield ToolDetail()
-            yield ToolFoot(self._session.folder, self._around)
+            yield Note(id="tool-detail")
+            folder = one_line(str(self._session.folder))
+            yield Note([(f"Working folder: {folder}. {self._around}", "muted")], id="tool-foot")
 
     def on_mount(self) -> None:
         self._list = self.query_one(ToolList)
@@ -126,7 +126,7 @@ class ToolsScreen(Picker):
         elif row.rule is not None:
             kept = "always" if row.is_kept else "for this session"
             text = f"Allowed {kept}: {row.rule.tool} {one_line(row.rule.pattern, 200)}"
-        self.query_one(ToolDetail).show(said or text)
+        self.query_one("#tool-detail", Note).show([(said or text, "")])
 
 
 class ToolList(PickerList):
@@ -209,30 +209,6 @@ class ToolList(PickerList):
         else:
             line = [(f"  {row.text}", "muted")]
         return styled(padded(line, width, ""), "chosen") if is_chosen else line
-
-
-class ToolDetail(Canvas):
-    """Details of the selected row."""
-
-    _text = ""
-
-    def show(self, text: str) -> None:
-        self._text = text
-        self.refresh()
-
-    def build(self, width: int) -> list[Line]:
-        return wrap([(self._text, "")], width)
-
-
-class ToolFoot(Canvas):
-    """The working folder and the sandbox of the tools."""
-
-    def __init__(self, folder: Path, around: str) -> None:
-        super().__init__()
-        self._text = f"Working folder: {one_line(str(folder))}. {around}"
-
-    def build(self, width: int) -> list[Line]:
-        return wrap([(self._text, "muted")], width)
 
 
 def _rows(session: ToolSession, servers: Sequence[str]) -> list[Row]:
