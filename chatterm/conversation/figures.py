@@ -438,7 +438,7 @@ def bar(parts: Sequence[tuple[float, str]], width: int) -> Line:
     return [*line, ("─" * rest, "rule")] if rest else line
 
 
-def meter(done: float, width: int) -> tuple[str, str]:
-    """Return the filled and the empty part of a bar; something is filled as soon as `done` is above 0."""
+def meter(done: float, width: int) -> Line:
+    """Return a bar that is filled to the share `done`; something is filled as soon as that is above 0."""
     filled = min(max(round(done * width), 1 if done > 0 else 0), width)
-    return "━" * filled, "─" * (width - filled)
+    return [("━" * filled, "primary"), ("─" * (width - filled), "rule")]

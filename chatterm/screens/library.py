@@ -242,8 +242,7 @@ def state_line(entry: LibraryEntry, chunk: CachedChunk | None, model: str) -> Li
         return [("read" if model in entry.tokens else "not read yet", "muted")]
     share = chunk.present / chunk.tokens
     if not chunk.is_read:
-        filled, empty = meter(share, _BAR)
-        return [(filled, "primary"), (empty, "rule"), (f" {share:.0%}", "muted")]
+        return [*meter(share, _BAR), (f" {share:.0%}", "muted")]
     return [("in the cache" if share == 1 else f"{share:.0%} in the cache", "muted")]
 
 

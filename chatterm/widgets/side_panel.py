@@ -81,8 +81,7 @@ def _loading(live: Live, width: int) -> list[Line]:
         return [[("loading…", "muted")]]
     lines = [_head(progress.stage)]
     if progress.total:
-        filled, empty = meter(progress.done / progress.total, width)
-        lines.append([(filled, "primary"), (empty, "rule")])
+        lines.append(meter(progress.done / progress.total, width))
     what, *rest = progress_parts(live)
     lines += wrap([(what, "muted")], width)
     return lines + (wrap([(" · ".join(rest), "muted")], width) if rest else [])
@@ -117,8 +116,7 @@ def _reading(live: Live, width: int) -> list[Line]:
     figures = live.figures
     lines = [_pair("waiting", f"{live.waited_s:.1f} s", width)]
     if figures is not None and figures.prefill_total:
-        filled, empty = meter(figures.prefill_done / figures.prefill_total, width)
-        lines.append([(filled, "primary"), (empty, "rule")])
+        lines.append(meter(figures.prefill_done / figures.prefill_total, width))
         lines.append([(f"{figures.prefill_done:,} of {counted(figures.prefill_total, 'token')}", "muted")])
         parts = [f"{live.prefill_rate:,.0f} tok/s"] if live.prefill_rate else []
         parts += [left_text(live.left_s)] if live.left_s is not None else []
@@ -174,11 +172,10 @@ def _read(live: Live, width: int) -> list[Line]:
     chunk = live.read
     if chunk is None:
         return []
-    filled, empty = meter(chunk.present / chunk.tokens, width)
     left = f" · {left_text(live.left_s)}" if live.left_s is not None and not live.is_warming else ""
     about = f"{chunk.present:,} of {counted(chunk.tokens, 'token')}{left}"
     lines: list[Line] = [_head("reading"), [(elided(chunk.name, width), "")]]
-    return [*lines, [(filled, "primary"), (empty, "rule")], *wrap([(about, "muted")], width)]
+    return [*lines, meter(chunk.present / chunk.tokens, width), *wrap([(about, "muted")], width)]
 
 
 def _memory(live: Live, width: int) -> list[Line]:

@@ -95,8 +95,7 @@ def _parts(live: Live, width: int) -> list[Part]:
         progress = live.progress
         filled_bar: Line = []
         if progress.total:
-            filled, empty = meter(progress.done / progress.total, 12)
-            filled_bar = [(" ", ""), (filled, "primary"), (empty, "rule")]
+            filled_bar = [(" ", ""), *meter(progress.done / progress.total, 12)]
         what, *rest = progress_parts(live)
         stage: Line = [(progress.stage, "muted"), *filled_bar]
         first: Line = [(f"{progress.stage} {what}", "muted"), *filled_bar]
@@ -121,25 +120,15 @@ def _figures(live: Live, width: int) -> list[Line]:
         if live.left_s is not None:
             parts.append([(left_text(live.left_s), "muted")])
     elif (chunk := live.read) is not None:
-        filled, empty = meter(chunk.present / chunk.tokens, 10)
         about = f"reading {shortened(chunk.name, 16)} {chunk.present:,} of {counted(chunk.tokens, 'token')} "
-        parts.append([(about, "muted"), (filled, "primary"), (empty, "rule")])
+        parts.append([(about, "muted"), *meter(chunk.present / chunk.tokens, 10)])
         if live.left_s is not None:
             parts.append([(left_text(live.left_s), "muted")])
     if live.phase == "reading":
         figures = live.figures
         if figures is not None and figures.prefill_total:
-            filled, empty = meter(figures.prefill_done / figures.prefill_total, 10)
-            parts.append(
-                [
-                    (
-                        f"reading {figures.prefill_done:,} of {counted(figures.prefill_total, 'token')} ",
-                        "muted",
-                    ),
-                    (filled, "primary"),
-                    (empty, "rule"),
-                ]
-            )
+            about = f"reading {figures.prefill_done:,} of {counted(figures.prefill_total, 'token')} "
+            parts.append([(about, "muted"), *meter(figures.prefill_done / figures.prefill_total, 10)])
         if live.prefill_rate:
             parts.append([(rate_text(live.prefill_rate), "muted")])
         if live.left_s is not None:

@@ -38,10 +38,8 @@ def welcome_lines(live: Live, width: int, preset: Preset = NOTHING) -> list[Line
         lines += wrap([(info.label, "strong"), (about, "muted")], width)
     else:
         lines += wrap([(live.model, "strong"), (" is loading; you can already write", "muted")], width)
-        filled, empty = meter(
-            progress.done / progress.total if progress and progress.total else 0.0, min(32, width)
-        )
-        lines.append([(filled, "primary"), (empty, "rule")])
+        done = progress.done / progress.total if progress and progress.total else 0.0
+        lines.append(meter(done, min(32, width)))
         if progress is not None:
             lines += wrap([(f"{progress.stage} " + " · ".join(progress_parts(live)), "muted")], width)
     if preset:

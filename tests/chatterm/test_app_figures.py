@@ -163,9 +163,9 @@ def test_drawings() -> None:
     assert sparkline((), 10) == ""
     assert sparkline((1, 2, 4), 10) == "▂▄▇"
     assert len(sparkline(tuple(range(1, 100)), 10)) == 10
-    assert meter(0, 4) == ("", "────")
-    assert meter(0.001, 4) == ("━", "───")
-    assert meter(2, 4) == ("━━━━", "")
+    assert meter(0, 4) == [("", "primary"), ("────", "rule")]
+    assert meter(0.001, 4) == [("━", "primary"), ("───", "rule")]
+    assert meter(2, 4) == [("━━━━", "primary"), ("", "rule")]
 
 
 @given(st.lists(st.floats(0, 0.4), max_size=4), st.integers(5, 60))
