@@ -178,40 +178,37 @@ def _constraint(text: TextOptions | None) -> AnswerConstraint | None:
     return schema_constraint(text.format.schema)
 
 
-class _MessageItem(Struct, forbid_unknown_fields=True):
+class _InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
+    id: str | None = None
+    status: str | None = None
+
+
+class _MessageItem(_InputItem):
     role: Role
     content: str | list[dict[str, Any]]
     type: Literal["message"] = "message"
-    id: str | None = None
-    status: str | None = None
     phase: str | None = None
 
 
-class _CallItem(Struct, forbid_unknown_fields=True):
+class _CallItem(_InputItem):
     call_id: str
     name: str
     arguments: str
     type: Literal["function_call"]
-    id: str | None = None
-    status: str | None = None
     namespace: str | None = None
 
 
-class _ResultItem(Struct, forbid_unknown_fields=True):
+class _ResultItem(_InputItem):
     call_id: str
     output: str | list[dict[str, Any]]
     type: Literal["function_call_output"]
-    id: str | None = None
-    status: str | None = None
 
 
-class _ReasoningItem(Struct, forbid_unknown_fields=True):
+class _ReasoningItem(_InputItem):
     type: Literal["reasoning"]
     summary: list[dict[str, Any]] | None = None
     content: list[dict[str, Any]] | None = None
     encrypted_content: str | None = None
-    id: str | None = None
-    status: str | None = None
 
 
 def _messages(instructions: str | None, given: str | Sequence[Mapping[str, Any]]) -> tuple[ChatMessage, ...]:
@@ -221,52 +218,43 @@ def _messages(instructions: str | None, given: str | Sequence[Mapping[str, Any]]
         return (*found, ChatMessage("user", given))
     if not given:
         raise wrong("input", "input is empty; write something first.")
-    answer: _AssistantMessage | None = None
     for number, item in enumerate(given):
-        place = f"input[{number}]"
-        kind = item.get("type", "message")
-        if (kind == "message" and item.get("role") != "assistant") or kind == "function_call_output":
-            if answer is not None:
-                found.append(answer.message())
-                answer = None
-            if kind == "message":
-                message = convert(item, _MessageItem, place)
-                if message.role == "tool":
-                    raise wrong(
-                        f"{place}.role", f"{place}: results of tools are items of type function_call_output."
-                    )
-                found.append(ChatMessage(message.role, parse_text(message.content, f"{place}.content")))
-            else:
-                result = convert(item, _ResultItem, place)
-                text = parse_text(result.output, f"{place}.output")
-                found.append(ChatMessage("tool", text, tool_call_id=result.call_id))
-            continue
-        answer = answer or _AssistantMessage()
-        if kind == "message":
-            message = convert(item, _MessageItem, place)
-            answer.text += parse_text(message.content, f"{place}.content")
-        elif kind == "function_call":
-            call = convert(item, _CallItem, place)
-            answer.calls.append(HistoryToolCall(call.call_id, call.name, call.arguments))
-        elif kind == "reasoning":
-            thought = convert(item, _ReasoningItem, place)
-            parts = thought.content or []
-            answer.reasoning += "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
-        else:
-            shown = kind if isinstance(kind, str) else "of unknown type"
-            raise wrong(place, f"{place}: items {shown[:40]!r} are not supported.")
-    if answer is not None:
-        found.append(answer.message())
+        message = _message(item, f"input[{number}]")
+        if message.role == "assistant" and found and found[-1].role == "assistant":
+            before = found.pop()
+            message = ChatMessage(
+                "assistant",
+                before.content + message.content,
+                before.reasoning + message.reasoning,
+                before.tool_calls + message.tool_calls,
+            )
+        found.append(message)
     return tuple(found)
 
 
-class _AssistantMessage:
-    """An assistant's message that is being assembled."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.reasoning = ""
-        self.calls: list[HistoryToolCall] = []
-
-    def message(self) -> ChatMessage:
-        return ChatMessage("assistant", self.text, self.reasoning, tuple(self.calls))
+def _message(item: Mapping[str, Any], place: str) -> ChatMessage:
+    """Convert an item to a message, or to a part of an assistant's. Raises RequestError 400."""
+    match item.get("type", "message"):
+        case "message":
+            message = convert(item, _MessageItem, place)
+            if message.role == "tool":
+                raise wrong(
+                    f"{place}.role", f"{place}: results of tools are items of type function_call_output."
+                )
+            return ChatMessage(message.role, parse_text(message.content, f"{place}.content"))
+        case "function_call_output":
+            result = convert(item, _ResultItem, place)
+            return ChatMessage(
+                "tool", parse_text(result.output, f"{place}.output"), tool_call_id=result.call_id
+            )
+        case "function_call":
+            call = convert(item, _CallItem, place)
+            calls = (HistoryToolCall(call.call_id, call.name, call.arguments),)
+            return ChatMessage("assistant", "", tool_calls=calls)
+        case "reasoning":
+            parts = convert(item, _ReasoningItem, place).content or []
+            texts = (part["text"] for part in parts if isinstance(part.get("text"), str))
+            return ChatMessage("assistant", "", "".join(texts))
+        case kind:
+            shown = kind if isinstance(kind, str) else "of unknown type"
+            raise wrong(place, f"{place}: items {shown[:40]!r} are not supported.")
