@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from threading import Thread
 
-from textual import events, on
+from textual import events
 from textual.message import Message
 
 from chatterm.backends.backend import EngineError
@@ -12,6 +12,7 @@ from chatterm.commands.completing import choice_completions, completions, is_who
 from chatterm.conversation.attachments import working_folder
 from chatterm.markdown.lines import Line, cells, elided, padded
 from chatterm.widgets.canvas import Canvas
+from chatterm.widgets.lookup import Lookup
 from chatterm.widgets.path_completion import FoundPath, PathToken, found_paths, path_token
 from chatterm.widgets.server_completion import (
     Tools,
@@ -114,34 +115,12 @@ class Completion(Canvas):
             super().__init__()
             self.suggestion = suggestion
 
-    class PathsFound(Message):
-        """Posted with the paths for what was being typed when the search began."""
-
-        def __init__(self, text: str, token: PathToken, paths: list[FoundPath]) -> None:
-            super().__init__()
-            self.text = text
-            self.token = token
-            self.paths = paths
-
-    class Valued(Message):
-        """Posted with the completions of a text that ends in an argument of a server's prompt."""
-
-        def __init__(self, text: str, lines: list[str]) -> None:
-            super().__init__()
-            self.text = text
-            self.lines = lines
-
-    class Learned(Message):
-        """Posted when a server's offers have become known."""
-
     def __init__(self, *, tools: Tools | None = None, id: str | None = None) -> None:
         """Create the list; `tools` starts MCP servers when their offers are needed, None disables them."""
         super().__init__(id=id)
         self._tools = tools
         self._lines: list[str] = []
         """The server's latest completions of an argument."""
-        self._valued = ""
-        """The text whose argument is being completed by a server; "" while no request runs."""
         self._learned: set[str] = set()
         """Servers that were asked for their offers."""
         self._all: list[Suggestion] = []
@@ -149,10 +128,11 @@ class Completion(Canvas):
         self.was_moved = False
         """Whether the row was chosen with the arrows."""
         self._text = ""
-        self._wanted: tuple[str, PathToken] | None = None
-        """The text and the path in it to search for."""
-        self._searching = False
-        self._found: Completion.PathsFound | None = None
+        self._search = Lookup(self, "path completion", self._paths, self._show_paths)
+        """For a text and the path in it."""
+        self._arguments = Lookup(self, "server values", self._completed, self._show_values)
+        """For a text that ends in an argument of a server's prompt."""
+        self._found: tuple[PathToken, list[FoundPath]] | None = None
         """The latest search result."""
         self.display = False
 
@@ -161,35 +141,30 @@ class Completion(Canvas):
         self._text = text
         token = _wanted_path(text, len(text) if cursor is None else cursor)
         if token is not None:
-            if self._wanted != (text, token):
-                self._wanted = text, token
+            if self._search.wanted != (text, token):
                 self._narrow(text, token)
-                self._search()
+                self._search.ask((text, token))
             return
-        self._wanted = None
+        self._search.ask(None)
         found = suggestions(text)
         if not found and is_argument(text):
             # Until the server answers, show what still matches of its last answer.
             found = _values([line for line in self._lines if line.lower().startswith(text.lower())])
-            self._ask_for_values(text)
+            self._arguments.ask(text)
         self._show(found, text)
 
-    def _search(self) -> None:
-        """Search the disk in a thread: one search at a time, then the latest one wanted."""
-        if self._wanted is None or self._searching:
-            return
-        text, token = self._wanted
-        self._searching = True
+    def _paths(self, query: tuple[str, PathToken]) -> list[FoundPath]:
+        """Search the disk, and what servers offer. Called in the search thread."""
+        text, token = query
+        found = found_paths(token.path, working_folder())
+        if text.startswith("/"):
+            return found
+        names = server_names() if self._tools is not None else []
+        self._learn(unknown_server(token.path, names))
+        return [*found_resources(token.path, names), *found]
 
-        def search() -> None:
-            found = found_paths(token.path, working_folder())
-            if not text.startswith("/"):
-                names = server_names() if self._tools is not None else []
-                found = [*found_resources(token.path, names), *found]
-                self._learn(unknown_server(token.path, names))
-            self.post_message(self.PathsFound(text, token, found))
-
-        Thread(target=search, name="path completion", daemon=True).start()
+    def _completed(self, text: str) -> list[str]:
+        return found_values(text, self._tools) if self._tools is not None else []
 
     def _learn(self, server: str) -> None:
         """Ask a server for its offers, once. Called from the search thread."""
@@ -201,54 +176,28 @@ class Completion(Canvas):
         def learn() -> None:
             with suppress(EngineError):  # attaching something of it reports the error
                 tools().learn(server)
-                self.post_message(self.Learned())
+                self.call_later(lambda: self._search.ask(self._search.wanted))
 
         Thread(target=learn, name="server offers", daemon=True).start()
 
-    @on(Learned)
-    def _search_again(self, message: Learned) -> None:
-        message.stop()
-        self._search()
+    def _show_values(self, text: str, lines: list[str]) -> None:
+        if self._text == text:
+            self._lines = lines
+            self._show(_values(lines), text)
 
-    def _ask_for_values(self, text: str) -> None:
-        """Ask a server for completions in a thread: one text at a time, then the latest."""
-        tools, is_asking = self._tools, bool(self._valued)
-        self._valued = text
-        if tools is None or is_asking:
-            return
-
-        def ask() -> None:
-            self.post_message(self.Valued(text, found_values(text, tools)))
-
-        Thread(target=ask, name="server values", daemon=True).start()
-
-    @on(Valued)
-    def _show_values(self, message: Valued) -> None:
-        message.stop()
-        wanted, self._valued = self._valued, ""
-        if wanted != message.text:
-            self._ask_for_values(wanted)
-        elif self._text == message.text:
-            self._lines = message.lines
-            self._show(_values(message.lines), message.text)
-
-    @on(PathsFound)
-    def _show_paths(self, message: PathsFound) -> None:
-        message.stop()
-        self._searching = False
-        if self._wanted == (message.text, message.token):
-            self._found = message
-            self._show_found(message.text, message.token, message.paths)
-        else:
-            self._search()
+    def _show_paths(self, query: tuple[str, PathToken], found: list[FoundPath]) -> None:
+        text, token = query
+        self._found = token, found
+        self._show_found(text, token, found)
 
     def _narrow(self, text: str, token: PathToken) -> None:
         """Show what still matches of the last search until the new one ends; nothing found for another text."""
-        before = self._found
-        more = token.path.removeprefix(before.token.path) if before is not None else "/"
-        goes_on = before is not None and token.path.startswith(before.token.path) and "/" not in more
+        paths: list[FoundPath] = []
+        if self._found is not None:
+            before, found = self._found
+            if token.path.startswith(before.path) and "/" not in token.path.removeprefix(before.path):
+                paths = found
         name = token.path.rpartition("/")[2].lower()
-        paths = before.paths if before is not None and goes_on else []
         self._show_found(
             text, token, [p for p in paths if name in p.path.rstrip("/").rpartition("/")[2].lower()]
         )
@@ -275,7 +224,7 @@ class Completion(Canvas):
 
     def close(self) -> None:
         self._all, self.was_moved = [], False
-        self._wanted = None
+        self._search.ask(None)
         self._open(False)
 
     def _open(self, is_open: bool) -> None:

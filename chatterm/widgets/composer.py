@@ -28,6 +28,7 @@ from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.completion import Completion, Suggestion
 from chatterm.widgets.folding import FoldingArea
 from chatterm.widgets.history import PromptHistory
+from chatterm.widgets.lookup import Lookup
 from chatterm.widgets.paste import Pastes
 from chatterm.widgets.server_completion import Tools
 from chatterm.widgets.vim import Vim
@@ -72,22 +73,6 @@ class Composer(FoldingArea):
             self.asked = asked
             """The composer's text if another Enter attaches what it mentions; "" otherwise."""
 
-    class Read(Message):
-        """Posted when the attachments of a message were read, or could not be."""
-
-        def __init__(self, number: int, result: Message) -> None:
-            super().__init__()
-            self.number = number
-            self.result = result
-
-    class Looked(Message):
-        """Posted with what `shown` attaches; None if it cannot be sent as it is."""
-
-        def __init__(self, shown: str, attached: MessageWithFiles | None) -> None:
-            super().__init__()
-            self.shown = shown
-            self.attached = attached
-
     def __init__(
         self,
         *,
@@ -113,8 +98,8 @@ class Composer(FoldingArea):
         self._on_draft = on_draft
         """Called with the full text, pastes included, soon after a change."""
         self._draft_timer: Timer | None = None
-        self._looking = False
-        """Whether a thread is reading the mentioned files."""
+        self._mentioned = Lookup(self, "mentions", _read_mentions, self._show_attached)
+        """For a text that mentions files, and whether the model sees pictures."""
         self._sent = ("", 0.0)
         """The text sent last that is still here, and when it was sent."""
         self._doubted = ""
@@ -313,31 +298,17 @@ class Composer(FoldingArea):
     # --- attached files ---
 
     def _look_at_files(self) -> None:
-        """Read the mentioned files in a thread: one text at a time, then the latest."""
+        """Read the mentioned files in a thread."""
         shown = self.text
-        if "@" not in shown or not _mentions_files(shown):
+        if "@" in shown and _mentions_files(shown):
+            self._mentioned.ask((shown, self._sees()))
+        else:
             self._attached = None
-        elif not self._looking:
-            self._looking = True
-            sees = self._sees()
+            self._mentioned.ask(None)
 
-            def look() -> None:
-                try:
-                    found = attach(shown, working_folder(), as_text=True, fetches=False, sees=sees)
-                    self.post_message(self.Looked(shown, found))
-                except AttachmentError:
-                    self.post_message(self.Looked(shown, None))
-
-            Thread(target=look, name="mentions", daemon=True).start()
-
-    @on(Looked)
-    def _files_looked_at(self, message: Looked) -> None:
-        message.stop()
-        self._looking = False
-        if message.shown != self.text:
-            self._look_at_files()
-        elif message.attached is not None:
-            self._attached = message.shown, message.attached
+    def _show_attached(self, query: tuple[str, bool], attached: MessageWithFiles | None) -> None:
+        if attached is not None and query[0] == self.text:
+            self._attached = query[0], attached
             self._line_cache.clear()
             self.refresh()
 
@@ -395,16 +366,15 @@ class Composer(FoldingArea):
                 result = self.Problem(f"{error} Press Enter again to attach and send it.", asked=shown)
             except AttachmentError as error:
                 result = self.Problem(str(error))
-            self.post_message(self.Read(number, result))
+            self.call_later(self._files_read, number, result)
 
         Thread(target=read, name="attachments", daemon=True).start()
 
-    @on(Read)
-    def _files_read(self, message: Read) -> None:
-        message.stop()
-        if message.number == self._reading and self.read_only:
+    def _files_read(self, number: int, result: Message) -> None:
+        """Send a message whose attachments were read, or could not be."""
+        if number == self._reading and self.read_only:
             self._end_reading()
-            self._send(message.result)
+            self._send(result)
 
     def _give_up_reading(self) -> None:
         if self.read_only:
@@ -442,3 +412,12 @@ class Composer(FoldingArea):
 
 def _mentions_files(text: str) -> bool:
     return not is_command(text) and next(mentions(text), None) is not None
+
+
+def _read_mentions(query: tuple[str, bool]) -> MessageWithFiles | None:
+    """Return what a text attaches for a model that sees pictures or not; None if it cannot be sent as it is."""
+    shown, sees = query
+    try:
+        return attach(shown, working_folder(), as_text=True, fetches=False, sees=sees)
+    except AttachmentError:
+        return None
