@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from chatterm.backends.backend import EngineError, FinishReason, ModelError, Part, TokenEvent, TurnStats
 from chatterm.backends.exchange import Exchange, Outcome
-from chatterm.backends.tool_calls import engine_calls, to_tool_calls
+from chatterm.backends.tool_calls import to_tool_calls
+from chatterm.tool_calls.format import json_value
 
 if TYPE_CHECKING:
     from engine.conversation.batch_generation import Part as EnginePart
@@ -29,7 +30,7 @@ def to_turn(exchange: Exchange, same_model: bool) -> "Turn":
         shown=exchange.shown,
         seed=exchange.seed,
         ends_at=exchange.ends_at,
-        calls=engine_calls(exchange.calls),
+        calls=[(call.name, json_value(call.arguments)) for call in exchange.calls],
     )
     opening = list(exchange.opening) if same_model else []
     return Turn(exchange.user, answer, opening, tuple(result.text for result in exchange.results))

@@ -20,16 +20,12 @@ def choices(device: str, dtype: str, given_back: int, bandwidth: float | None = 
     """
     from engine.machine.expected import catalogue_speed
     from engine.machine.report import look_here
-    from models.hub.catalogue import HUB_NAMES, names
     from models.hub.sources import local_models
 
     here = look_here(device, dtype, given_back, bandwidth)
     local = local_models()
     found = [_choice(model.name, model.bytes, True, _local_speed(model, here)) for model in local]
-    known = {model.name.lower() for model in local}
-    for name in names():
-        if name.lower() in known or HUB_NAMES.get(name, "").lower() in known:
-            continue
+    for name in _elsewhere(local):
         speed = catalogue_speed(name, here) if here is not None else None
         found.append(_choice(name, speed.download_bytes if speed is not None else None, False, speed))
     return found
@@ -37,14 +33,19 @@ def choices(device: str, dtype: str, given_back: int, bandwidth: float | None = 
 
 def plain_choices() -> list[ModelChoice]:
     """Return the same models with name and size only, without heavy imports or measurements. Raises ModelError."""
-    from models.hub.catalogue import HUB_NAMES, names
     from models.hub.sources import local_models
 
     local = local_models()
-    known = {model.name.lower() for model in local}
-    away = [n for n in names() if n.lower() not in known and HUB_NAMES.get(n, "").lower() not in known]
     here = [ModelChoice(model.name, model.bytes, True, None) for model in local]
-    return [*here, *(ModelChoice(name, None, False, None) for name in away)]
+    return [*here, *(ModelChoice(name, None, False, None) for name in _elsewhere(local))]
+
+
+def _elsewhere(local: "list[LocalModel]") -> list[str]:
+    """Return the names of the catalogue's models that are not on this machine."""
+    from models.hub.catalogue import HUB_NAMES, names
+
+    known = {model.name.lower() for model in local}
+    return [name for name in names() if known.isdisjoint((name.lower(), HUB_NAMES.get(name, "").lower()))]
 
 
 def _local_speed(model: "LocalModel", here: "Here | None") -> "Speed | None":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import EngineError, TokenEvent, Tool, ToolCall
 from chatterm.tool_calls.constraint import AnswerConstraint, ToolFormat
-from chatterm.tool_calls.format import call_marks, json_value, said_by, tool_format
+from chatterm.tool_calls.format import call_marks, said_by, tool_format
 from chatterm.tool_calls.grammar import calls_or, free_calls, spell_marks
 from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, CallEnded, Parser
 from engine.params import Constraint
@@ -138,11 +138,6 @@ def to_tool_calls(calls: Sequence[tuple[str, Any]]) -> list[ToolCall]:
         ToolCall(name, given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
         for name, given in calls
     ]
-
-
-def engine_calls(calls: Sequence[ToolCall]) -> list[tuple[str, Any]]:
-    """Convert ToolCalls to the engine's calls."""
-    return [(call.name, json_value(call.arguments)) for call in calls]
 
 
 def _lenient_any() -> dict[str, Any]:

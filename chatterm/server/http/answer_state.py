@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from chatterm.server.service import Delta, Logprob, Piece, Reason, Started, ToolFormat, Usage
+from chatterm.server.service import Delta, Logprob, Piece, Reason, Started, Usage
 from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, CallEnded, Event, Parser
 
 
@@ -154,7 +154,7 @@ class Collector:
         """Add a piece; return its answer and the new parts of that, or None if it concerns all answers."""
         if isinstance(piece, Started):
             self.started = piece
-            self._parsers = [self._parser(piece.tool_format) for _ in self.states]
+            self._parsers = [Parser(piece.tool_format, self._tools) for _ in self.states]
             return None
         state = self.states[piece.index]
         parser = self._parsers[piece.index]
@@ -187,6 +187,3 @@ class Collector:
     def is_complete(self) -> bool:
         """Whether every answer has ended."""
         return all(state.reason is not None for state in self.states)
-
-    def _parser(self, format: ToolFormat | None) -> Parser:
-        return Parser(format, self._tools)

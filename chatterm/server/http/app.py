@@ -51,10 +51,10 @@ def make_app(service: Service, limits: Limits | None = None, key: str | None = N
         ],
         middleware=[Middleware(Guard, key=key)],
         exception_handlers={
-            RequestError: _refused,
+            RequestError: _error,
             HTTPException: _no_route,
-            ClientGone: _gone,
-            Exception: _broken,
+            ClientGone: lambda request, error: Response(status_code=499),
+            Exception: lambda request, error: _error(request, broken()),
         },
     )
     app.state.site = site
@@ -151,14 +151,10 @@ def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -
     return Response(msgspec.json.encode(body), status, headers, "application/json")
 
 
-def _error(request: Request, error: RequestError) -> Response:
+def _error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
     return _json(error_for(request.url.path, error), error.status, {**headers, "connection": "close"})
-
-
-def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return _error(request, error)
 
 
 def _no_route(request: Request, error: Exception) -> Response:
@@ -170,11 +166,3 @@ def _no_route(request: Request, error: Exception) -> Response:
     )
     response.headers.update(error.headers or {})  # which methods the path takes
     return response
-
-
-def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-def _broken(request: Request, error: Exception) -> Response:
-    return _error(request, broken())

@@ -130,9 +130,7 @@ class Endpoint:
                     check_constraint(generation.constraint)
                 renderer = asked.renderer
                 await unless_gone(receive, self._answer(asked, stream, send))
-            except RequestError:
-                raise
-            except (ClientGone, asyncio.CancelledError):
+            except (RequestError, ClientGone, asyncio.CancelledError):
                 raise
             except Exception as error:
                 log.exception("a request to %s failed", path)

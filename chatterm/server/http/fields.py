@@ -66,7 +66,7 @@ class Table(Generic[S]):
                 )
             else:
                 raise wrong(
-                    _clean(name),
+                    _one_line(name)[:80],
                     f"{self.endpoint} has no field {_shown(name)}; leave it out.",
                     "unknown_parameter",
                 )
@@ -119,7 +119,3 @@ def _shown(value: object) -> str:
 
 def _one_line(value: object) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in str(value)).split())[:300]
-
-
-def _clean(name: str | None) -> str | None:
-    return _one_line(name)[:80] if name is not None else None

@@ -157,9 +157,7 @@ class ClientConnection(asyncio.Protocol):
             if running is not None:
                 running.cancel()
         self._running.clear()
-        blocked, self._blocked = self._blocked, []
-        for source in blocked:  # they notice that the client is gone
-            self._calls.pump.wake(source)
+        self._wake_blocked()  # they notice that the client is gone
         self._calls.left(self)
 
     def pause_writing(self) -> None:
@@ -171,6 +169,9 @@ class ClientConnection(asyncio.Protocol):
         self._paused = False
         if self._transport is not None:
             self._transport.resume_reading()
+        self._wake_blocked()
+
+    def _wake_blocked(self) -> None:
         blocked, self._blocked = self._blocked, []
         for source in blocked:
             self._calls.pump.wake(source)

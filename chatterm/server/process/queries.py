@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -151,10 +151,8 @@ def _on_disk(model: "LocalModel") -> ServedModel:
     place = model.files.gguf or model.files.folder
     created = 0
     if place is not None:
-        try:
+        with suppress(OSError):
             created = int(place.stat().st_mtime)
-        except OSError:
-            created = 0
     return ServedModel(name=model.name, created=created, context_length=None, file_bytes=model.bytes)
 
 

@@ -188,9 +188,7 @@ def parse_tools(given: Sequence[ToolDefinition] | None) -> tuple[Mapping[str, An
     )
 
 
-def parse_tool_choice(
-    given: str | NamedTool | None, tools: Sequence[Mapping[str, Any]], parallel: bool = True
-) -> str:
+def parse_tool_choice(given: str | NamedTool | None, tools: Sequence[Mapping[str, Any]]) -> str:
     """Return "auto", "none", "required" or the name of a function. Raises RequestError 400."""
     names = [tool["function"]["name"] for tool in tools]
     if isinstance(given, NamedTool):
