@@ -23,16 +23,19 @@ _TABLES = ("colors", "variables")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 
-def theme_names(own: Path | None = None) -> list[str]:
-    """Return the names of all themes, sorted; `own` is the folder of the user's own."""
-    return sorted(_files(user_themes() if own is None else own))
+def theme_names() -> list[str]:
+    """Return the names of all themes, sorted."""
+    return sorted(_files())
 
 
-def load_theme(name: str, own: Path | None = None) -> "Theme":
-    """Read a theme; one in `own` overrides ours and states what differs from its `base`. Raises SettingsError."""
+def load_theme(name: str) -> "Theme":
+    """Read a theme; one of the user's own overrides ours and states what differs from its `base`.
+
+    Raises SettingsError.
+    """
     from textual.theme import BUILTIN_THEMES, Theme
 
-    files = _files(user_themes() if own is None else own)
+    files = _files()
     if name not in files:
         shown = one_line(name, limit=60)
         raise SettingsError(f"Unknown theme {shown!r}; choose one of: {', '.join(sorted(files))}.")
@@ -48,10 +51,10 @@ def load_theme(name: str, own: Path | None = None) -> "Theme":
     )
 
 
-def _files(own: Path) -> dict[str, Path]:
+def _files() -> dict[str, Path]:
     found = {path.stem: path for path in FOLDER.glob("*.toml")}
     try:
-        found |= {path.stem: path for path in own.glob("*.toml") if _NAME.fullmatch(path.stem)}
+        found |= {path.stem: path for path in user_themes().glob("*.toml") if _NAME.fullmatch(path.stem)}
     except OSError:  # a folder that cannot be read holds no themes
         return found
     return found
