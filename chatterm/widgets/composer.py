@@ -213,7 +213,7 @@ class Composer(FoldingArea):
         if self._complete(key):
             return True
         if key == "enter":
-            self._submit()
+            self.send()
         elif key in _NEWLINE_KEYS:
             self.insert("\n")
             self.scroll_cursor_visible()
@@ -267,7 +267,7 @@ class Composer(FoldingArea):
         end = len(suggestion.text) if suggestion.cursor is None else suggestion.cursor
         self.move_cursor(self._location(end, suggestion.text))
         if run and suggestion.complete:
-            self._submit()
+            self.send()
 
     @property
     def _cursor_index(self) -> int:
@@ -328,11 +328,8 @@ class Composer(FoldingArea):
 
     # --- sending ---
 
-    def send_now(self) -> None:
+    def send(self) -> None:
         """Send the text, as Enter does."""
-        self._submit()
-
-    def _submit(self) -> None:
         shown, recall = self.text, self.full_text
         if self.read_only or (shown == self._sent[0] and monotonic() - self._sent[1] < _BOUNCE):
             return

@@ -101,7 +101,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     def add(self, *entries: Entry) -> None:
         self._put(len(self.entries), entries)
-        self._reflow()
+        self.update()
 
     def drop(self, *entries: Entry) -> None:
         first = min(
@@ -109,13 +109,13 @@ class Transcript(ScrollView, Painter, can_focus=True):
         )
         if first is not None:
             self._put(first, [entry for entry in self.entries[first:] if entry not in entries])
-        self._reflow()
+        self.update()
 
     def show_head(self, *head: Entry) -> None:
         """Show `head` above the messages, instead of the former head."""
         self._put(0, [*head, *self.entries[len(self._head) :]])
         self._head = list(head)
-        self._reflow()
+        self.update()
 
     def clear(self) -> None:
         """Remove everything but the head."""
@@ -124,7 +124,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._take(empty)
         self.selected = None
         self._follow, self.has_news = True, False
-        self._reflow()
+        self.update()
 
     def prepare(self, entries: Sequence[Entry]) -> None:
         """Prepare what `show_path` needs to show these entries, which were never shown; another thread may do it."""
@@ -141,7 +141,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
             self._show_path(wanted, self._column.places[above] + 1 if above is not None else 0)
         if self.selected not in self._column.places:
             self.selected = None
-        self._reflow()
+        self.update()
 
     def _show_path(self, wanted: Sequence[Entry], kept: int) -> None:
         """Show these messages below the first `kept` entries."""
@@ -173,11 +173,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         """Remove the notices below `answer`, which begins to grow and must be visible; keep waiting messages."""
         place = self._column.places[answer] + 1
         self._put(place, [entry for entry in self.entries[place:] if isinstance(entry, UserEntry)])
-        self._reflow()
-
-    def update(self) -> None:
-        """Show entries that have changed."""
-        self._reflow()
+        self.update()
 
     def new_text(self) -> None:
         """Note that text was added at the end: set `has_news` if the reader is elsewhere."""
@@ -186,7 +182,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
     def follow(self) -> None:
         """Scroll to the end and follow new text."""
         self._follow, self.has_news = True, False
-        self._reflow()
+        self.update()
 
     def look_at(self, entry: Entry) -> None:
         """Scroll to the end, or to the first line of `entry` if it is taller than the view."""
@@ -201,13 +197,13 @@ class Transcript(ScrollView, Painter, can_focus=True):
             self.refresh()
             return
         self._lay_out_now(entry)
-        self._reflow()
+        self.update()
         start, page = self._start(entry), self.scrollable_content_region.height
         top = round(self.scroll_y)
         if start < top or start + entry.height > top + page:
             above = start - max((page - entry.height) // 2, 0)
             self.scroll_to(y=max(above, 0), animate=False, immediate=True, force=True)
-        self._reflow()
+        self.update()
 
     def place_in_view(self) -> tuple[int, int]:
         """Return the index of the last entry in view, and its first row below the view."""
@@ -219,7 +215,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         """Mark a match as the current one; centre it if it is not in view."""
         if self.finder is not None:
             self.finder.here = match
-        self._reflow()
+        self.update()
         if match is not None and match.entry in self._column.places:
             row = self._start(match.entry) + match.spans[0][0]
             page = self.scrollable_content_region.height
@@ -274,8 +270,8 @@ class Transcript(ScrollView, Painter, can_focus=True):
             if self.lay_out(entry):
                 break
 
-    def _reflow(self) -> None:
-        """Lay out visible entries now and the rest soon; keep the reader's place."""
+    def update(self) -> None:
+        """Show entries that have changed: lay out visible ones now and the rest soon; keep the reader's place."""
         width = min(self.scrollable_content_region.width - 1, _WIDEST)  # a column of air before the bar
         if width <= 0:
             return
@@ -298,10 +294,10 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
         async def go() -> None:
             try:
-                await in_slices(self._rest(), LATER, self._reflow)
+                await in_slices(self._rest(), LATER, self.update)
             finally:
                 self._rest_waits = False
-            self._reflow()
+            self.update()
 
         self.run_worker(go())
 
@@ -360,7 +356,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         return self.entries[max(self._column.stack.at(first), 0) : self._column.stack.at(last) + 1]
 
     def on_resize(self, _: events.Resize) -> None:
-        self._reflow()
+        self.update()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         self._follow = new_value >= self.max_scroll_y - 0.5
@@ -368,7 +364,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         above = round(new_value) - self._column.stack.start(max(place, 0))
         self._anchor = (self.entries[place], above) if place >= 0 else None
         if self._stale_in_view() is not None:
-            self.call_next(self._reflow)
+            self.call_next(self.update)
         self.has_news = self.has_news and not self._follow
         if self._follow and self._bar_waits:
             self.refresh()
@@ -455,7 +451,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
             return
         event.stop()
         click = entry.click(row, event.x - padding.left)
-        self._reflow()
+        self.update()
         if click.what != "fold":
             self.post_message(self.Clicked(entry, click))
 

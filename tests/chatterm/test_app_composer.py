@@ -231,7 +231,7 @@ async def test_what_is_typed_right_after_enter_stays() -> None:
     backend = ScriptedBackend()
     async with driven(backend) as driver:
         driver.composer.put("first")
-        driver.composer._submit()  # the screen is busy and does not see it yet
+        driver.composer.send()  # the screen is busy and does not see it yet
         driver.composer.insert("second")
         await driver.until(lambda: driver.composer.text == "second")
         await driver.idle()

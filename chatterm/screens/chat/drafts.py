@@ -57,7 +57,7 @@ class Writing(ScreenPart):
             raise EngineError("The prompt is empty; write something into its file.")
         self._shelve()
         self.screen.composer.put(f" {text}" if is_command(text) else text)
-        self.screen.composer.send_now()
+        self.screen.composer.send()
 
     def _command(self, text: str) -> None:
         command, argument = parse(text)
