@@ -120,12 +120,14 @@ def forget(engine: Engine, guesses: CostModel | None = None) -> None:
     """Clear the cache and the text to guess from; `guesses` sets how many guesses are made, None turns them off."""
 
     def job() -> None:
-        engine._blocks.evict_all()
-        engine._engine_step.speculating = None
+        engine.pieces.blocks.evict_all()
+        engine.engine_step.speculating = None
         if guesses is not None:
-            engine._engine_step.speculating = Speculating(engine._scheduler, guesses, drafts=engine._drafts)
+            engine.engine_step.speculating = Speculating(
+                engine.pieces.scheduler, guesses, drafts=engine.drafts
+            )
 
-    engine._loop.call(job)
+    engine.loop.call(job)
 
 
 def conversation(engine: Engine, seed: int, words: list[str], speculation: str) -> Iterator[Outcome]:
@@ -225,9 +227,9 @@ def identical(engine: Engine, count: int, first: int, words: list[str]) -> Check
         plain = list(conversation(engine, seed, words, "off"))
         forget(engine, Eager())
         guessed = list(conversation(engine, seed, words, "auto"))
-        engine._loop.call(engine._blocks.check)
-        if isinstance(engine._drafts, Drafting):
-            engine._loop.call(engine._drafts.blocks.check)
+        engine.loop.call(engine.pieces.blocks.check)
+        if isinstance(engine.drafts, Drafting):
+            engine.loop.call(engine.drafts.blocks.check)
         if [one.what for one in plain] != [one.what for one in guessed]:
             sys.exit(f"seed {seed}: another conversation")
         for before, after in zip(plain, guessed, strict=True):

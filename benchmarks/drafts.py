@@ -286,17 +286,19 @@ def measure_pair(
             str(paths[0]), device=device, threads=threads, context=CONTEXT, draft=str(paths[1])
         )
         with closing(engine):
-            drafts = engine._drafts
+            drafts = engine.drafts
             if not isinstance(drafts, Drafting):
                 sys.exit(f"{large}, {small}: {' '.join(engine.figures().notes)}")
-            while engine._loop.call(lambda: engine._engine_step.while_idle()):
+            while engine.loop.call(lambda: engine.engine_step.while_idle()):
                 pass  # the weights are being copied
             simulated = Simulated(**{part.name: getattr(drafts, part.name) for part in fields(Drafting)})
             prompt = Random(1).choices(range(SHAPES[large].vocab_size), k=64)
             trying = Varying(draft=drafts.cost)
 
             def ask(how: Literal["off", "draft"], pace: CostModel) -> Said:
-                return answer(engine, prompt, tokens, how, Watched(engine._scheduler, pace, drafts=simulated))
+                return answer(
+                    engine, prompt, tokens, how, Watched(engine.pieces.scheduler, pace, drafts=simulated)
+                )
 
             plain = ask("off", trying)
             simulated.truth = [*prompt, *plain.tokens]
@@ -315,9 +317,9 @@ def answer(
     """Get a greedy answer of `tokens` tokens, drafted as `watched` does."""
 
     def job() -> None:
-        engine._engine_step.speculating = watched
+        engine.engine_step.speculating = watched
 
-    engine._loop.call(job)
+    engine.loop.call(job)
     sequence = engine.start(
         Rows.of(prompt), SamplingParams(temperature=0.0, max_tokens=tokens, speculation=how)
     )

@@ -186,7 +186,7 @@ def prompts(
         engine,
         _,
     ):
-        host = engine._pieces.on_host
+        host = engine.pieces.on_host
         for note in engine.figures().notes if host is not None else ():
             print(f"    {note}")
         if host is not None and not fetches:

@@ -53,7 +53,7 @@ def measure(large: str, small: str, given: list[float], tokens: int, turns: int)
     draft = random_model(SHAPES[small], DTYPE, device, most, seed=1)
     options: dict[str, Any] = {"draft": draft, "draft_name": small}
     with random_engine(SHAPES[large], device=device, dtype=DTYPE, context=most, **options) as (engine, _):
-        drafts = engine._drafts
+        drafts = engine.drafts
         if not isinstance(drafts, SlotDrafting):
             sys.exit(f"{large}, {small}: {' '.join(engine.figures().notes)}")
         known_fields = {part.name: getattr(drafts, part.name) for part in fields(SlotDrafting)}
@@ -62,7 +62,9 @@ def measure(large: str, small: str, given: list[float], tokens: int, turns: int)
         trying = Varying(draft=drafts.cost, sizes=SIZES, again=AGAIN_IN_SLOTS)
 
         def ask(how: Literal["off", "draft"], pace: CostModel) -> Said:
-            return answer(engine, prompt, tokens, how, Watched(engine._scheduler, pace, drafts=simulated))
+            return answer(
+                engine, prompt, tokens, how, Watched(engine.pieces.scheduler, pace, drafts=simulated)
+            )
 
         plain = ask("off", trying)
         simulated.truth = [*prompt, *plain.tokens]

@@ -68,13 +68,13 @@ def answer(
     """Get a greedy answer. Return its tokens, tokens/s after the first, and tokens per step."""
 
     def job() -> None:
-        known = engine._engine_step.speculating
+        known = engine.engine_step.speculating
         assert known is not None
-        speculating = Speculating(engine._scheduler, known.pace, texts or Texts())
+        speculating = Speculating(engine.pieces.scheduler, known.pace, texts or Texts())
         speculating.pace.acceptance = Acceptance()
-        engine._engine_step.speculating = speculating
+        engine.engine_step.speculating = speculating
 
-    engine._loop.call(job)
+    engine.loop.call(job)
     params = SamplingParams(
         temperature=0.0, max_tokens=tokens, speculation="off" if texts is None else "auto"
     )
@@ -163,7 +163,7 @@ def compare(
             sys.exit(f"context {len(prompt)}, turn {turn}: the tokens differ")
         pairs.append((off[1], on[1], on[2]))
     off_rate, on_rate, a_step = (statistics.median(pair[part] for pair in pairs) for part in range(3))
-    speculating = engine._engine_step.speculating
+    speculating = engine.engine_step.speculating
     assert speculating is not None
     costs = [round(speculating.pace.costs.of(rows), 2) for rows in (2, 4, 8)]
     return {

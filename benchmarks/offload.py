@@ -57,9 +57,9 @@ def measured(
     seed = 0
     for attempt in rounds(repeats, budget):
         for length in lengths:
-            engine._loop.call(engine._blocks.evict_all)
-            assert engine._host is not None
-            engine._host.prepare(wait=True)
+            engine.loop.call(engine.pieces.blocks.evict_all)
+            assert engine.pieces.cache.host is not None
+            engine.pieces.cache.host.prepare(wait=True)
             seed += 2
             prompt, filler = random_prompt(spec, length, seed), random_prompt(spec, capacity, seed + 1)
             took = {
@@ -95,8 +95,8 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         decode_runner=False,
         offload=3 * blocks * size * token,
     ) as (engine, _):
-        assert engine._host is not None
-        costs = engine._host.costs = Always()
+        assert engine.pieces.cache.host is not None
+        costs = engine.pieces.cache.host.costs = Always()
         times = measured(engine, spec, arguments.lengths, blocks * size, arguments.repeats, budget)
     print(f"{'tokens':>10}{'computed':>12}{'first':>12}{'back':>12}{'ratio':>8}{'GB/s':>8}{'evicting':>10}")
     for length, runs in times.items():

@@ -34,7 +34,7 @@ def main() -> None:
             list(chat.send(f"{number} times: which of the two lights is white?", params))
             chat.settle(wait=True)
             turns.append(len(chat.history) - len(chat.begun_with(document)))
-            blocks = engine._loop.call(lambda: engine._blocks.num_blocks - engine._blocks.num_free)
+            blocks = engine.loop.call(lambda: engine.pieces.blocks.num_blocks - engine.pieces.blocks.num_free)
             taken.append(blocks * engine.block_size * engine.kv_token_bytes)
         own = sum(turns[1:]) * engine.kv_token_bytes
         print(

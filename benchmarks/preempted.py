@@ -31,9 +31,9 @@ WAYS = ("roomy", "offload", "recompute")
 
 def round_of(engine: Engine, requests: list[Request]) -> tuple[float, int]:
     """Return seconds of all requests together, and the number of preemptions."""
-    engine._loop.call(engine._blocks.evict_all)
-    if engine._host is not None:
-        engine._host.prepare(wait=True)
+    engine.loop.call(engine.pieces.blocks.evict_all)
+    if engine.pieces.cache.host is not None:
+        engine.pieces.cache.host.prepare(wait=True)
     began = time.perf_counter()
     streams = serve(engine, requests, len(requests), 0.6)
     spent = time.perf_counter() - began
@@ -67,7 +67,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
                     offload=host if way == "offload" else 0,
                 )
             )
-            if (tier := engines[way]._host) is not None:
+            if (tier := engines[way].pieces.cache.host) is not None:
                 tier.costs = Always()
         for attempt in rounds(arguments.repeats, budget):
             requests = [

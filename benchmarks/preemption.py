@@ -51,7 +51,7 @@ def measure(engine: "Engine", message_tokens: int, repeats: int, seed: int = 0) 
         depths.append(idle.computed)
         message = words(rng, message_tokens)
         beside.append(first_token_s(engine, message))
-        chunks.append(engine._scheduler.idle_chunk)
+        chunks.append(engine.pieces.scheduler.idle_chunk)
         if idle.finished.is_set():
             raise SystemExit("The idle work ended too early to be in the way; use a larger --context.")
         idle.cancelled = True

@@ -84,17 +84,22 @@ def keeping(
 
         def begin() -> DiskTier:
             tier = DiskTier(
-                folder, 10**12, engine._pieces.cache, engine._blocks, engine._loop.post, lambda: {"seed": "0"}
+                folder,
+                10**12,
+                engine.pieces.cache,
+                engine.pieces.blocks,
+                engine.loop.post,
+                lambda: {"seed": "0"},
             )
             tier.costs = Always()
-            engine._disk = engine._engine_step.disk = tier
+            engine.disk = engine.engine_step.disk = tier
             return tier
 
         looked = Event()
         with opening() as opened:
-            engine._loop.call(begin)._tasks.put(looked.set)
+            engine.loop.call(begin)._tasks.put(looked.set)
             looked.wait()
-            engine._loop.call(lambda: None)
+            engine.loop.call(lambda: None)
         yield engine, opened
 
 
@@ -113,11 +118,11 @@ def asked(engine: Engine, prompt: list[int]) -> Told:
 
 def written(engine: Engine, owner: str, prompt: list[int]) -> float:
     """Have a prompt written; return the seconds that it took."""
-    tier = engine._disk
+    tier = engine.disk
     assert tier is not None
     began = perf_counter()
     engine.save(owner, Rows.of(prompt))
-    while engine._loop.call(lambda: bool(tier._wishes or tier._writing)):
+    while engine.loop.call(lambda: bool(tier._wishes or tier._writing)):
         sleep(0.01)
     assert not tier.problem, tier.problem
     return perf_counter() - began
@@ -173,11 +178,11 @@ def measured(
     parts: dict[str, Parts] = {}
 
     def back(engine: Engine, way: str, prompt: list[int], expected: Told) -> float:
-        engine._loop.call(engine._blocks.evict_all)
+        engine.loop.call(engine.pieces.blocks.evict_all)
         return again(engine, way, prompt, expected)
 
     def again(engine: Engine, way: str, prompt: list[int], expected: Told) -> float:
-        tier = engine._disk
+        tier = engine.disk
         assert tier is not None
         before = tier.restored
         with watched(tier) as parts[way]:
@@ -193,10 +198,10 @@ def measured(
             if not attempt and arguments.repeats:  # the first round compiles kernels and does not count
                 prompt = prompt[: length // 4 // engine.block_size * engine.block_size]
             question = [*prompt, 1, 2, 3]
-            engine._loop.call(engine._blocks.evict_all)
+            engine.loop.call(engine.pieces.blocks.evict_all)
             took = {"computed": first_token(engine, [*prompt, 4]), "running": first_token(engine, question)}
             expected = asked(engine, question)
-            token_bytes = engine._pieces.cache.kv[:, :, :1].nbytes
+            token_bytes = engine.pieces.cache.kv[:, :, :1].nbytes
             took["write rate"] = len(prompt) * token_bytes / written(engine, f"r{attempt}", prompt)
             path = next(folder.rglob(f"r{attempt}.kv"))
             dropped(path)
@@ -212,7 +217,7 @@ def measured(
             for name, value in took.items():
                 if attempt or not arguments.repeats:
                     found.setdefault(name, []).append(value)
-        tier = engine._disk
+        tier = engine.disk
         assert tier is not None
         known = tier.costs
         for name in (

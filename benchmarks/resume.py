@@ -168,7 +168,7 @@ def written(engine: Engine, tokens: int) -> None:
 
 def writing(engine: Engine, rows: Rows, rounds: int) -> dict[str, float]:
     """Measure decoding while the conversation is written again under another name, and while nothing is written."""
-    disk = engine._disk
+    disk = engine.disk
     assert disk is not None
     spent = [0.0]
 

@@ -118,7 +118,7 @@ class ScriptedAnswers(Answers):
 
 def follow_script(engine: Engine, stride: int = 64) -> ScriptedAnswers:
     """Make the engine write the `answer` of the result from now on."""
-    step = engine._engine_step
+    step = engine.engine_step
     step.answers = answers = ScriptedAnswers(step.scheduler, step.answers.stop_ids, stride=stride)
     run = step.computing.runner.run
 

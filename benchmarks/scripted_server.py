@@ -140,7 +140,7 @@ class ScriptedPrompts:
 
 def scripted(engine: Any, streams: int, pace: str) -> Any:
     """Replace the engine's model by a clock; no token ends an answer."""
-    clock, steps = Clock(), engine._engine_step
+    clock, steps = Clock(), engine.engine_step
     size = engine.vocab_size
 
     def change() -> None:
@@ -152,7 +152,7 @@ def scripted(engine: Any, streams: int, pace: str) -> Any:
         steps.scheduler.max_chunk = 8192
 
     steps.computing.others = type("Nobody", (), {})()
-    engine._loop.call(change)
+    engine.loop.call(change)
     return engine
 
 

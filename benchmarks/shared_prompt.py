@@ -79,7 +79,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
             runs: dict[str, list[float]] = {"short": [], "shared": [], "separate": []}
             for attempt in rounds(arguments.repeats, budget):
                 for way, found in runs.items():
-                    engine._loop.call(engine._blocks.evict_all)
+                    engine.loop.call(engine.pieces.blocks.evict_all)
                     seed = 100_000 * attempt + length
                     spent = step_seconds(engine, prompts_of(spec, way, streams, length, seed), tokens)
                     if attempt:

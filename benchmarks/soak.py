@@ -128,7 +128,7 @@ def _request(engine: "Engine", rng: random.Random) -> Counter[str]:
     assert sequence.finish_reason is not None
     assert tokens == len(sequence.generated)
     cancelled = sequence.finish_reason.value == "cancelled"
-    at_once = len(engine._scheduler.running)
+    at_once = len(engine.pieces.scheduler.running)
     return Counter(tokens=tokens, cancelled=cancelled, preempted=sequence.preemptions, at_once=at_once)
 
 
@@ -156,20 +156,20 @@ def _check(engine: "Engine") -> None:
     """Check that nothing is held, waits or runs."""
 
     def job() -> None:
-        blocks, scheduler = engine._blocks, engine._scheduler
+        blocks, scheduler = engine.pieces.blocks, engine.pieces.scheduler
         assert not scheduler.has_work
-        if engine._engine_step.has_work:  # a step that was launched before its sequences ended
-            engine._engine_step.step()
-        assert not engine._engine_step.has_work
+        if engine.engine_step.has_work:  # a step that was launched before its sequences ended
+            engine.engine_step.step()
+        assert not engine.engine_step.has_work
         blocks.check()
         assert blocks.num_held == 0, f"{blocks.num_held} blocks are held by nobody"
         blocks.evict_all()
         assert blocks.num_free == blocks.num_blocks
         assert len(blocks.tier) == 0
-        if engine._engine_step.decoding is not None:
-            engine._engine_step.decoding.check([])
+        if engine.engine_step.decoding is not None:
+            engine.engine_step.decoding.check([])
 
-    engine._loop.call(job)
+    engine.loop.call(job)
 
 
 def _alive() -> int:

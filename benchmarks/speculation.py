@@ -129,13 +129,13 @@ def forget(engine: Engine, rows: bool) -> None:
 
     def job() -> None:
         if rows:
-            engine._blocks.evict_all()
-        known, watched = engine._engine_step.speculating, Watched(engine._scheduler)
+            engine.pieces.blocks.evict_all()
+        known, watched = engine.engine_step.speculating, Watched(engine.pieces.scheduler)
         assert known is not None
         watched.pace._known, watched.drafts = known.pace._known, known.drafts
-        engine._engine_step.speculating = watched
+        engine.engine_step.speculating = watched
 
-    engine._loop.call(job)
+    engine.loop.call(job)
 
 
 def measure(engine: Engine, text: str, tokens: int, how: Mapping[str, Any], rows: bool) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def measure(engine: Engine, text: str, tokens: int, how: Mapping[str, Any], rows
         pass
     assert chat.last is not None
     stats = chat.last.stats
-    watched = engine._engine_step.speculating
+    watched = engine.engine_step.speculating
     assert isinstance(watched, Watched)
     return {
         "tokens": chat.last.token_ids,

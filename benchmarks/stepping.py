@@ -22,14 +22,14 @@ def on_runner(engine: Engine, function: Callable[["DecodeRunner"], T]) -> T:
     """Call `function` on the loop thread between two steps. Raises EngineError if there is no runner or it is busy."""
 
     def job() -> T:
-        runner = engine._pieces.decode_runner
-        if runner is None or engine._scheduler.has_work:
+        runner = engine.pieces.decode_runner
+        if runner is None or engine.pieces.scheduler.has_work:
             raise EngineError(
                 "There is no decode runner to measure, or it is busy; it needs a GPU and Triton."
             )
         return function(runner)
 
-    return engine._loop.call(job)
+    return engine.loop.call(job)
 
 
 @contextmanager
@@ -39,9 +39,9 @@ def blocks_for(engine: Engine, texts: list[list[int]], more: int) -> Iterator[li
         tables = []
         for text in texts:
             keys = Rows.of(text).keys
-            tables.append(engine._blocks.open(keys))
-            stack.callback(engine._blocks.close, tables[-1])
-            engine._blocks.reserve(tables[-1], len(keys) - tables[-1].length + more)
+            tables.append(engine.pieces.blocks.open(keys))
+            stack.callback(engine.pieces.blocks.close, tables[-1])
+            engine.pieces.blocks.reserve(tables[-1], len(keys) - tables[-1].length + more)
         yield [table.blocks for table in tables]
 
 
@@ -53,7 +53,7 @@ def bare_seconds(engine: Engine, context: int, steps: int, streams: int = 1) -> 
     """
 
     def job(runner: "DecodeRunner") -> float:
-        engine._blocks.evict_all()
+        engine.pieces.blocks.evict_all()
         slots = list(range(streams))
         with blocks_for(engine, [[] for _ in slots], context + steps) as tables:
             for slot in slots:

@@ -66,7 +66,7 @@ def rates(engine: Engine, params: list[SamplingParams], tokens: int, seed: int) 
                 engine.start(Rows.of([*prompt, *engine.tokenizer.encode_plain(f" {index}")]), mine)
             )
 
-    engine._loop.call(ask)
+    engine.loop.call(ask)
     found = [0.0] * len(sequences)
 
     def listen(index: int) -> None:

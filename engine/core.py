@@ -87,7 +87,7 @@ class EngineCore:
         self.spec = network.whole
         self.vocab_size = self.spec.vocab_size
         self._tuner: Tuner | None = None
-        self._disk: DiskTier | None = None
+        self.disk: DiskTier | None = None
         self._no_disk: DiskFigures | None = None
         # Figures are asked for after `close` and after the host tier was dropped, too.
         self._blocks, self._scheduler, self._host = pieces.blocks, pieces.scheduler, pieces.cache.host
@@ -112,27 +112,27 @@ class EngineCore:
             kv_share=pieces.kv_share,
             host_bytes=host_bytes,
         )
-        self._engine_step = EngineStep(
+        self.engine_step = EngineStep(
             pieces.scheduler,
             Computing(device, pieces.scheduler, pieces.cache, pieces.runner, pieces.threads),
             Answers(pieces.scheduler, tokenizer.stop_ids),
             jumps=not options.deterministic,
         )
         if ranks is not None:
-            self._engine_step.answers.watch = ranks.watch
+            self.engine_step.answers.watch = ranks.watch
         if pieces.decode_runner is not None:
-            self._engine_step.decode_with(pieces.decode_runner)
-        self._speculating = self._engine_step.speculating = make_speculating(
+            self.engine_step.decode_with(pieces.decode_runner)
+        self._speculating = self.engine_step.speculating = make_speculating(
             pieces.scheduler, pieces.runner, pieces.decode_runner, pieces.draft
         )
         self.block_size = pieces.blocks.block_size
-        self._pauses, self._loop = count(1), loop
+        self._pauses, self.loop = count(1), loop
         # Not the step's own bound methods: the loop outlives the step (see `close`).
         loop.work(
-            lambda: self._engine_step.has_work,
-            lambda: self._engine_step.step(),
-            lambda error: self._engine_step.end(error),
-            lambda: self._engine_step.while_idle(),
+            lambda: self.engine_step.has_work,
+            lambda: self.engine_step.step(),
+            lambda error: self.engine_step.end(error),
+            lambda: self.engine_step.while_idle(),
         )
 
     # -- the public interface
@@ -169,9 +169,9 @@ class EngineCore:
 
         They are tokens of this model. Returns once they are indexed, which takes microseconds per token.
         """
-        if (speculating := self._engine_step.speculating) is not None:
+        if (speculating := self.engine_step.speculating) is not None:
             index = from_elsewhere(texts)
-            self._loop.post(lambda: speculating.texts.know(index))
+            self.loop.post(lambda: speculating.texts.know(index))
 
     def figures(self) -> Figures:
         """Return what the engine holds and does right now."""
@@ -180,8 +180,8 @@ class EngineCore:
             if sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
                 done = max(sequence.computed - sequence.cached_tokens, 0)
                 total = sequence.prompt_tokens - sequence.cached_tokens
-        fixed, host, drafts = self._figures, self._host, self._drafts
-        parts = self._tuner, self._speculating, self._disk
+        fixed, host, drafts = self._figures, self._host, self.drafts
+        parts = self._tuner, self._speculating, self.disk
         return replace(
             fixed,
             blocks_free=self._blocks.num_free,
@@ -193,7 +193,7 @@ class EngineCore:
             draft_bytes=drafts.nbytes if drafts is not None else 0,
             offload=host.figures(self._blocks.tier) if host is not None else None,
             speculation=how_speculated(self._speculating, self.device.type),
-            disk=self._disk.figures() if self._disk is not None else self._no_disk,
+            disk=self.disk.figures() if self.disk is not None else self._no_disk,
         )
 
     def traffic(self) -> Traffic:
@@ -211,17 +211,19 @@ class EngineCore:
     @property
     def copied_bytes(self) -> int:
         """Bytes of mapped weights that were copied since loading."""
-        owners = self._held.runner if self._held is not None else None, self._drafts
+        owners = self._held.runner if self._held is not None else None, self.drafts
         return sum(owner.copied_bytes for owner in owners if owner is not None)
 
     @property
-    def _pieces(self) -> Pieces:
+    def pieces(self) -> Pieces:
+        """The parts, for work on the loop's thread (`loop.call`). Raises EngineError if the engine is closed."""
         if (pieces := self._held) is None:
             raise EngineError("The engine is closed; load the model again.")
         return pieces
 
     @property
-    def _drafts(self) -> DraftSource | None:
+    def drafts(self) -> DraftSource | None:
+        """The draft model that guesses, if there is one."""
         return self._speculating.drafts if self._speculating is not None else None
 
     def look_at_blocks(self, keys: list[Key], seen: Callable[[BlockMap], None]) -> None:
@@ -235,21 +237,21 @@ class EngineCore:
             found = block_map(self._blocks, running[-1] if running else keys)
             seen(replace(found, kv_dtype=self._figures.kv_dtype, token_bytes=self.kv_token_bytes))
 
-        self._loop.post(job)
+        self.loop.post(job)
 
     def close(self) -> None:
         """End the thread and free the memory. Running streams end as cancelled. Closing twice is harmless."""
         if self._tuner is not None:
             self._tuner.stop()
-        if self._disk is not None:
+        if self.disk is not None:
             with suppress(EngineError):  # the loop was closed before
-                self._loop.post(self._scheduler.cancel_all)
-                self._disk.finish()
-        self._loop.close()
+                self.loop.post(self._scheduler.cancel_all)
+                self.disk.finish()
+        self.loop.close()
         if self._ranks is not None:
             self._ranks.close()
-        if self._disk is not None:
-            self._disk.close()
+        if self.disk is not None:
+            self.disk.close()
         if self._tuner is not None:
             self._tuner.join()
             self._tuner = None
@@ -261,14 +263,14 @@ class EngineCore:
                 on_host.close()
         self._blocks.carry_out, self._scheduler.leave = lambda copy: None, lambda sequence: None
         self._held = self._host = self._speculating = None
-        del self._engine_step
+        del self.engine_step
         if self.device.type == "cuda":  # free the memory for the next model and for other programs
             gc.collect()
             torch.cuda.empty_cache()
 
     def tuner(self) -> "Tuner":
         """Return a tuner, which measures how the decode kernels run best here. Raises EngineError if it cannot."""
-        pieces = self._pieces
+        pieces = self.pieces
         if self._ranks is not None:
             raise EngineError("A model that several GPUs compute together cannot be tuned or profiled yet.")
         if pieces.decode_runner is None or pieces.decode_runner.program.cuts is None:
@@ -284,8 +286,8 @@ class EngineCore:
             pieces.cache,
             pieces.attention_name == "triton",
             self.model_name,
-            self._loop.call,
-            lambda: self._engine_step.is_busy,
+            self.loop.call,
+            lambda: self.engine_step.is_busy,
         )
 
     def tune_when_idle(self) -> None:
@@ -356,21 +358,21 @@ class EngineCore:
 
     def submit(self, sequence: Sequence) -> None:
         """Hand a sequence to the loop. Blocks of its prompt that are on disk are brought back first."""
-        self._loop.post(lambda: self._bring(sequence, lambda: self._scheduler.add(sequence)))
+        self.loop.post(lambda: self._bring(sequence, lambda: self._scheduler.add(sequence)))
 
     def bring_back(self, rows: Rows, owner: Owner = ANYBODY) -> None:
         """Bring back the blocks of `rows` that are on disk, compute nothing, and return when that is done."""
-        if self._disk is None:
+        if self.disk is None:
             return
         waiting = Sequence(rows, owner.priority)
         if owner.follow is not None:
             owner.follow(waiting)
-        self._loop.post(lambda: self._bring(waiting, waiting.finished.set))
+        self.loop.post(lambda: self._bring(waiting, waiting.finished.set))
         waiting.finished.wait()
 
     def _bring(self, sequence: Sequence, then: Callable[[], None]) -> None:
         """Call `then` once the blocks of a sequence that are on disk have been brought back."""
-        disk, rows = self._engine_step.disk, sequence.rows
+        disk, rows = self.engine_step.disk, sequence.rows
         if disk is None:
             return then()
         is_idle = sequence.priority is Priority.IDLE
@@ -378,17 +380,17 @@ class EngineCore:
 
     def taken_on_disk(self, owner: str) -> int:
         """Return the bytes that a conversation takes in the disk tier. Call it on the loop's thread."""
-        return disk.taken(owner) if (disk := self._engine_step.disk) is not None else 0
+        return disk.taken(owner) if (disk := self.engine_step.disk) is not None else 0
 
     def save(self, owner: str | None, rows: Rows) -> None:
         """Have the cached blocks of `rows` written to disk in idle time, if there is a disk tier, into the file of the
         conversation `owner` (letters, digits, - and _; None: write nothing). Returns at once."""
 
         def job() -> None:
-            if (disk := self._engine_step.disk) is not None and owner is not None:
+            if (disk := self.engine_step.disk) is not None and owner is not None:
                 disk.request_write(owner, rows.keys, rows.masked_until)
 
-        self._loop.post(job)
+        self.loop.post(job)
 
     def events(self, sequence: Sequence) -> Iterator[TokenEvent]:
         """Yield the events of a started sequence until it ends. Raises the sequence's error, if it failed."""
@@ -400,17 +402,17 @@ class EngineCore:
     @property
     def is_closed(self) -> bool:
         """Whether the engine is closed and takes no more requests."""
-        return self._loop.closed
+        return self.loop.closed
 
     @property
     def lost_gpu(self) -> bool:
         """Whether the engine is closed because the GPU was lost; only another process may use it again."""
-        return self._loop.lost_gpu
+        return self.loop.lost_gpu
 
     @property
     def on_loop_thread(self) -> bool:
         """Whether the caller is on the loop's thread, which must not wait; garbage collection may run there."""
-        return self._loop.inside
+        return self.loop.inside
 
     def warm_rows(self, rows: Rows, owner: Owner = ANYBODY) -> int:
         """Make the KV of `rows` present. Return how many rows had to be computed."""
@@ -430,7 +432,7 @@ class EngineCore:
         def job() -> None:
             sequence.priority = Priority.PERSON
 
-        self._loop.post(job)
+        self.loop.post(job)
 
     def supersede(self, sequence: Sequence, draft: Rows, start: int, rows: Rows) -> None:
         """Cancel the idle work `sequence`, which warmed `draft`. Forget the rows of `draft` from `start` on, except
@@ -441,11 +443,11 @@ class EngineCore:
             self._scheduler.finish(sequence, FinishReason.CANCELLED)
             self._blocks.forget(draft.keys, max(start, common_prefix(draft.keys, rows.keys)))
 
-        self._loop.post(job)
+        self.loop.post(job)
 
     def pin(self, rows: Rows) -> None:
         """Mark `rows` as the conversation in use: evicted last, and never for idle work. Returns at once."""
-        self._loop.post(lambda: self._blocks.pin(rows.keys))
+        self.loop.post(lambda: self._blocks.pin(rows.keys))
 
     def forget(self, rows: Rows, start: int) -> None:
         """Free the cached rows of `rows` from `start` on, unless a sequence uses them. Returns at once."""
@@ -453,11 +455,11 @@ class EngineCore:
         def job() -> None:
             self._blocks.forget(rows.keys, start)
 
-        self._loop.post(job)
+        self.loop.post(job)
 
     def cached_rows(self, rows: Rows) -> int:
         """Return how many leading rows are present."""
-        return self._loop.call(lambda: self._blocks.match(rows.keys))
+        return self.loop.call(lambda: self._blocks.match(rows.keys))
 
     def hide(self, rows: Rows, spans: Items[Span], owner: Owner = ANYBODY, keep_rows: bool = False) -> Rows:
         """Remove the rows in `spans`: the rows after them move up, with their KV unchanged (see Rows.hide).
@@ -473,10 +475,10 @@ class EngineCore:
                 self.pin(rows)  # idle work must not evict them before they have moved
             self.warm_rows(rows, owner)
             try:
-                self._loop.call(
+                self.loop.call(
                     lambda: move_up(
                         self._blocks,
-                        self._pieces.cache,
+                        self.pieces.cache,
                         self._scheduler,
                         rows,
                         hidden,

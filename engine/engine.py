@@ -50,7 +50,7 @@ class Engine(EngineCore):
     def __init__(self, loop: Loop, network: Network, tokenizer: Tokenizer, *given: Any, **more: Any) -> None:
         """Take the arguments of `EngineCore`."""
         super().__init__(loop, network, tokenizer, *given, **more)
-        self.chunks = Chunks(self, self._blocks, loop)
+        self.chunks = Chunks(self)
         """Named prompt prefixes that stay in the cache."""
 
     @property
@@ -193,7 +193,7 @@ class Engine(EngineCore):
             self._no_disk = DiskFigures.none(f"nothing is kept, because {why}")
             return
         most_bytes = None if options.disk_gb is None else gb_to_bytes(options.disk_gb)
-        pieces = self._pieces
+        pieces = self.pieces
         row, threads = pieces.cache.row, torch.get_num_threads() if self.device.type == "cpu" else 0
         place = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         kernels = f"{pieces.attention_name}, {pieces.decode_name}, {pieces.runner.name}"
@@ -204,8 +204,8 @@ class Engine(EngineCore):
             "kernels": f"{kernels}, {threads}, {place}{', deterministic' * options.deterministic}",
         }
         # The hashes require reading files, so the disk tier calls this where nobody waits.
-        self._disk = self._engine_step.disk = DiskTier(
-            folder, most_bytes, pieces.cache, self._blocks, self._loop.post,
+        self.disk = self.engine_step.disk = DiskTier(
+            folder, most_bytes, pieces.cache, self._blocks, self.loop.post,
             lambda: {**facts, "files": of_weights(files), "code": of_code()},
         )  # fmt: skip
 
@@ -213,7 +213,7 @@ class Engine(EngineCore):
     def weight_format(self) -> str:
         """The format of most of the weights, by size: BF16, Q4_0, ..."""
         sizes = Counter[str]()
-        for weight in self._pieces.network.parts(Weight):
+        for weight in self.pieces.network.parts(Weight):
             sizes[weight.format.name] += weight.nbytes
         return next((name for name, _ in sizes.most_common(1)), "")
 
@@ -224,8 +224,8 @@ class Engine(EngineCore):
     def kept_tokens(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens of `tokens` need not be computed: they are in the cache or on disk."""
         keys = Rows.of(tokens).keys
-        disk = self._engine_step.disk
-        return self._loop.call(lambda: max(self._blocks.match(keys), disk.reach(keys) if disk else 0))
+        disk = self.engine_step.disk
+        return self.loop.call(lambda: max(self._blocks.match(keys), disk.reach(keys) if disk else 0))
 
     def chat(
         self, system: str | None = None, think: Think = "auto", think_cache: ThinkCache = "exact"

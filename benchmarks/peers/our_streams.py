@@ -48,7 +48,7 @@ def an_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
             **({"threads": arguments.threads} if arguments.threads else {}),
             **room_for(arguments.streams),
         )
-        step = getattr(engine, "_engine_step", None) or engine._stepper  # of an older tree
+        step = getattr(engine, "engine_step", None) or engine._engine_step  # of an older tree
         getattr(step, "answers", step).stop_ids = frozenset()
         try:
             yield engine

@@ -5,13 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 
-from engine.cache.blocks import BlockManager
 from engine.cache.offload import common_prefix
 from engine.cache.rows import Rows
 from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.events import CachedChunk
-from engine.schedule.loop import Loop
 from engine.schedule.sequence import Priority, Sequence
 
 
@@ -38,10 +36,8 @@ class Chunks:
     computed again when a prompt needs them.
     """
 
-    def __init__(self, engine: EngineCore, blocks: BlockManager, loop: Loop) -> None:
+    def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
-        self._blocks = blocks
-        self._loop = loop
         self._lock = Lock()
         self._kept: dict[str, _Kept] = {}
         self._seen: tuple[CachedChunk, ...] = ()
@@ -64,7 +60,7 @@ class Chunks:
         reading = Sequence(rows, Priority.PERSON if wait else Priority.IDLE, is_late=not wait)
         with self._lock:
             self._kept[name] = _Kept(rows, reading, owner)
-        self._loop.post(lambda: self._blocks.keep(name, rows.keys))
+        self._engine.loop.post(lambda: self._engine.pieces.blocks.keep(name, rows.keys))
         self._engine.submit(reading)
         self._engine.save(owner, rows)
         if wait:
@@ -80,7 +76,7 @@ class Chunks:
                 raise EngineError(f"There is no chunk {name!r}; keep it first.")
             kept.pinned = pinned
         keys = kept.rows.keys if pinned else None
-        self._loop.post(lambda: self._blocks.keep(name, keys))
+        self._engine.loop.post(lambda: self._engine.pieces.blocks.keep(name, keys))
 
     def drop(self, name: str) -> bool:
         """Forget a chunk: its rows are evicted like everything else. Return False if there is no such chunk."""
@@ -89,12 +85,12 @@ class Chunks:
         if kept is None:
             return False
         kept.reading.cancelled = True
-        self._loop.post(lambda: self._blocks.keep(name, None))
+        self._engine.loop.post(lambda: self._engine.pieces.blocks.keep(name, None))
         return True
 
     def list(self) -> list[CachedChunk]:
         """Return every chunk, in the order in which they were kept."""
-        return [*self._loop.call(self._standing)]
+        return [*self._engine.loop.call(self._standing)]
 
     def look(self) -> tuple[CachedChunk, ...]:
         """Return the chunks as of the last look, at once, and have them looked at again between two steps."""
@@ -105,14 +101,14 @@ class Chunks:
                 self._seen, self._looking = self._standing(), False
 
             with suppress(EngineError):  # the engine is closed
-                self._loop.post(job)
+                self._engine.loop.post(job)
         return self._seen if self._kept else ()
 
     def _standing(self) -> tuple[CachedChunk, ...]:
         """Return the state of every chunk. Call it on the loop's thread."""
         with self._lock:
             kept = list(self._kept.items())
-        blocks, token_bytes = self._blocks, self._engine.kv_token_bytes
+        blocks, token_bytes = self._engine.pieces.blocks, self._engine.kv_token_bytes
         found: list[CachedChunk] = []
         before: list[list[int]] = []
         for name, one in kept:

@@ -11,7 +11,6 @@ from engine import Engine, SamplingParams
 from engine.kernels.native import library as native
 from engine.schedule import speculating
 from engine.schedule.sequence import Sequence, SequenceStatus
-from tests.engine.inside import between_steps
 
 WORDS = SENTENCE.split()
 
@@ -39,7 +38,7 @@ def test_they_have_the_same_tokens_with_a_draft_model(draft: int) -> None:
         assert "draft model" in engine.figures().speculation
         assert checked.drafted > 20
         assert (checked.accepted_drafts / checked.drafted > 0.5) is (draft == 0)
-        assert between_steps(engine, lambda: engine._drafts.blocks.num_held) == 0
+        assert engine.loop.call(lambda: engine.drafts.blocks.num_held) == 0
 
 
 def test_a_row_that_counts_and_should_not_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import torch
 from benchmarks.shapes import SHAPES, random_engine
 from benchmarks.soak import CONTEXT, soak
 from tests.engine.fake_decoding import FakeRunner
-from tests.engine.inside import between_steps
 
 OPTIONS = {
     "num_blocks": 20,
@@ -26,9 +25,7 @@ def test_nothing_is_left_of_many_requests_at_once(slots: int) -> None:
         _,
     ):
         if slots:
-            between_steps(
-                engine, lambda: engine._engine_step.decode_with(FakeRunner(engine._pieces.runner, slots))
-            )
+            engine.loop.call(lambda: engine.engine_step.decode_with(FakeRunner(engine.pieces.runner, slots)))
         seen = soak(engine, 60, streams=6)
     assert seen.requests == 60
     assert seen.tokens > 200
@@ -42,6 +39,6 @@ def test_a_leak_is_noticed() -> None:
         engine,
         _,
     ):
-        between_steps(engine, lambda: engine._blocks.reserve(engine._blocks.open([]), 1))
+        engine.loop.call(lambda: engine.pieces.blocks.reserve(engine.pieces.blocks.open([]), 1))
         with pytest.raises(AssertionError, match="held by nobody"):
             soak(engine, 4, streams=2)

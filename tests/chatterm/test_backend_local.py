@@ -21,7 +21,6 @@ from chatterm.backends.backend import (
     TokenEvent,
 )
 from chatterm.backends.local import LocalBackend
-from tests.engine.inside import between_steps
 
 SHORT = {"temperature": 0.0, "max_tokens": 8}
 
@@ -79,11 +78,11 @@ def test_what_was_said_elsewhere_with_this_model_can_be_guessed_from(backend: Lo
     assert engine is not None
     said = Exchange(1, None, "hello", "there", model=info.name, token_ids=[5, 6, 7, 10**9])
     backend.know([said, Exchange(2, None, "by another", model="other", token_ids=[1, 2])])
-    speculating = between_steps(engine, lambda: engine._engine_step.speculating)
+    speculating = engine.loop.call(lambda: engine.engine_step.speculating)
     assert speculating is not None
     assert list(speculating.texts.elsewhere.tokens) == [*engine.tokenizer.encode_plain("hello"), 5, 6, 7]
     backend.know([])
-    assert between_steps(engine, lambda: len(speculating.texts.elsewhere)) == 0
+    assert engine.loop.call(lambda: len(speculating.texts.elsewhere)) == 0
 
 
 def test_a_model_that_does_not_exist() -> None:

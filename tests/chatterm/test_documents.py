@@ -11,7 +11,6 @@ from chatterm.backends.local import LocalBackend
 from engine.conversation.turns import Answer, Turn
 from tests.chatterm.test_crash import model  # noqa: F401 - a fixture
 from tests.counting import until
-from tests.engine.inside import between_steps
 
 OPTIONS = ChatOptions("cpu", "float32", context=512, sampling={"seed": 3, "max_tokens": 4})
 PAPER = Document(
@@ -47,8 +46,8 @@ def is_quiet(backend: LocalBackend) -> bool:
 
 
 def is_written(backend: LocalBackend) -> bool:
-    disk = backend._engine._disk
-    return between_steps(backend._engine, lambda: not disk._writes and not disk._writing)
+    disk = backend._engine.disk
+    return backend._engine.loop.call(lambda: not disk._writes and not disk._writing)
 
 
 def asked(backend: LocalBackend, text: str) -> tuple[int, int]:
@@ -154,7 +153,7 @@ def test_one_that_is_too_long_for_the_model_is_said_when_that_is_loaded(model: P
 
 def test_a_question_goes_first_and_the_rest_is_read_once(backend: LocalBackend) -> None:
     engine = backend._engine
-    between_steps(engine, lambda: setattr(engine._scheduler, "idle_chunk", 1))
+    engine.loop.call(lambda: setattr(engine.pieces.scheduler, "idle_chunk", 1))
     backend.configure({"documents": (PAPER, NOTES)})
     whole = length(backend)
     assert sum(asked(backend, "a question")) >= whole

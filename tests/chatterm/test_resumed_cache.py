@@ -11,7 +11,6 @@ from chatterm.sessions.store import SessionStore
 from engine.cache.offload import common_prefix
 from tests.chatterm.test_crash import model  # noqa: F401 - a fixture
 from tests.counting import until
-from tests.engine.inside import between_steps
 
 OPTIONS = ChatOptions("cpu", "float32", context=512, sampling={"seed": 3, "max_tokens": 40})
 
@@ -23,8 +22,8 @@ def opened(folder: Path) -> LocalBackend:
 
 
 def is_written(backend: LocalBackend) -> bool:
-    disk = backend._engine._disk
-    return between_steps(backend._engine, lambda: not disk._writes and not disk._writing)
+    disk = backend._engine.disk
+    return backend._engine.loop.call(lambda: not disk._writes and not disk._writing)
 
 
 def settled(backend: LocalBackend) -> int:

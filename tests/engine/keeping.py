@@ -14,7 +14,6 @@ from engine.schedule.sequence import Sequence
 from engine.store import disk
 from engine.store.disk import DiskTier
 from tests.counting import PATIENCE, until
-from tests.engine.inside import between_steps
 from tests.engine.tiny import TinyEngine, tiny_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -34,15 +33,15 @@ def keep(
         return {"all": fingerprint}
 
     def begin() -> DiskTier:
-        tier = DiskTier(store, most, engine._pieces.cache, engine._blocks, engine._loop.post, facts)
-        engine._disk = engine._engine_step.disk = tier
+        tier = DiskTier(store, most, engine.pieces.cache, engine.pieces.blocks, engine.loop.post, facts)
+        engine.disk = engine.engine_step.disk = tier
         return tier
 
-    tier = between_steps(engine, begin)
+    tier = engine.loop.call(begin)
     done = Event()
     tier._tasks.put(done.set)
     assert late is not None or done.wait(PATIENCE)
-    between_steps(engine, lambda: None)  # what it said of that is heard
+    engine.loop.call(lambda: None)  # what it said of that is heard
     return tier
 
 
@@ -79,9 +78,9 @@ def heard(engine: Engine, sequence: Sequence) -> list[tuple[int, float]]:
 def saved(engine: Engine, owner: str, tokens: list[int]) -> None:
     """Wait until the full blocks of `tokens` are written."""
     engine.save(owner, Rows.of(tokens))
-    until(lambda: between_steps(engine, lambda: is_saved(engine)))
+    until(lambda: engine.loop.call(lambda: is_saved(engine)))
 
 
 def is_saved(engine: Engine | TinyEngine) -> bool:
-    assert engine._disk is not None
-    return not engine._disk._writes and not engine._disk._writing
+    assert engine.disk is not None
+    return not engine.disk._writes and not engine.disk._writing

@@ -25,7 +25,6 @@ from engine.engine import Engine
 from engine.events import FinishReason
 from engine.store.identity import of_code
 from tests.counting import until
-from tests.engine.inside import between_steps
 
 CONTEXT = 1000
 WRITING, READING = 1, 2
@@ -108,7 +107,7 @@ def live(order: dict[str, Any]) -> None:
     PromptCosts.worth_it = property(lambda self: True)  # type: ignore[assignment,method-assign]
     talk, said = order["talk"], order["said"]
     engine = load(order["model"], talk["options"], Path(order["store"]))
-    disk_tier = engine._disk
+    disk_tier = engine.disk
     assert disk_tier is not None
     if order["waits"]:
         until(lambda: disk_tier._folder is not None)
@@ -116,7 +115,7 @@ def live(order: dict[str, Any]) -> None:
         tell("asks")
         said.append(played(engine, talk, said, number))
         if order["waits"]:
-            until(lambda: between_steps(engine, lambda: not disk_tier._writes and not disk_tier._writing))
+            until(lambda: engine.loop.call(lambda: not disk_tier._writes and not disk_tier._writing))
         disk = engine.figures().disk
         assert disk is not None
         tell(

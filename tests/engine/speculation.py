@@ -34,6 +34,6 @@ def starts(whole: Sequence[int], first: Sequence[int]) -> bool:
 
 def speculate(engine: Engine, texts: Texts | None = None) -> Speculating:
     """Have `engine` check every guess from now on."""
-    speculating = Speculating(engine._scheduler, Eager(), texts or Texts())
-    engine._engine_step.speculating = speculating
+    speculating = Speculating(engine.pieces.scheduler, Eager(), texts or Texts())
+    engine.engine_step.speculating = speculating
     return speculating

@@ -80,7 +80,7 @@ def test_half_a_character_of_a_cut_thought_is_no_answer(
     chat = engine.chat()
     half = engine.tokenizer.encode("<think>né")[:-1]
     engine.scripted.script = list(half)
-    commit, tokens = engine._blocks.commit, []
+    commit, tokens = engine.pieces.blocks.commit, []
 
     def fail_after_half(table: object, keys: list[int], origins: object) -> None:
         commit(table, keys, origins)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ def test_half_a_character_of_a_cut_thought_is_no_answer(
         if tokens[-len(half) :] == half:
             raise RuntimeError("cut")
 
-    monkeypatch.setattr(engine._blocks, "commit", fail_after_half)
+    monkeypatch.setattr(engine.pieces.blocks, "commit", fail_after_half)
     with pytest.raises(EngineError, match="cut"):
         list(chat.send("go", ENDLESS))
     assert (chat.last.text, chat.last.reasoning) == ("", "n\ufffd")
@@ -179,7 +179,7 @@ def test_segments_of_two_threads_do_not_get_in_each_others_way() -> None:
 def test_an_answer_that_has_begun_is_not_begun_again(
     engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat, scheduler, failed = engine.chat(), engine._scheduler, list[bool]()
+    chat, scheduler, failed = engine.chat(), engine.pieces.scheduler, list[bool]()
     reserve = scheduler.blocks.reserve
 
     def fails_once(*given: Any, **more: Any) -> Any:

@@ -31,7 +31,7 @@ def engine(tmp_path: Path) -> Iterator[TinyEngine]:
 
 @pytest.fixture
 def chunks(engine: TinyEngine) -> Chunks:
-    return Chunks(engine, engine._blocks, engine._loop)
+    return Chunks(engine)
 
 
 def others(start: int, length: int) -> list[int]:
@@ -116,7 +116,7 @@ def test_eight_conversations_on_one_document_take_little_more_than_one(tmp_path:
     """A document of 4,000 tokens and eight turns of 32: at most 1.15 times the memory of one, beside the turns."""
     config = tiny_qwen3(vocab_size=272, max_position_embeddings=4200)
     with tiny_engine(tmp_path, config, context=4160, num_blocks=1400) as engine:
-        chunks = Chunks(engine, engine._blocks, engine._loop)
+        chunks = Chunks(engine)
         document = [(13 * i) % 251 for i in range(800)] * 5
         chunks.keep(document, "document", wait=True)
         alone = engine.blocks_cached()

@@ -12,7 +12,6 @@ from engine.cache.offload import Offload, Restore
 from engine.cache.rows import Rows
 from engine.schedule.sequence import Priority, Sequence
 from tests.counting import until
-from tests.engine.inside import between_steps
 from tests.engine.test_chat import CONFIG
 from tests.engine.tiny import TinyEngine, tiny_engine
 from tests.fresh import seeds
@@ -27,15 +26,15 @@ class Faults:
     def __init__(self, engine: TinyEngine, rng: Random) -> None:
         self.engine, self.rng, self.rate = engine, rng, 0.0
         self.failed = {RowCopy: 0, Restore: 0, Offload: 0, list: 0}
-        self.carry_out, self.copy_rows = engine._pieces.cache.carry_out, engine._pieces.cache.copy_rows
-        engine._blocks.carry_out = self.carry_out_or_fail
-        engine._pieces.cache.copy_rows = self.copy_rows_or_fail  # type: ignore[method-assign]
+        self.carry_out, self.copy_rows = engine.pieces.cache.carry_out, engine.pieces.cache.copy_rows
+        engine.pieces.blocks.carry_out = self.carry_out_or_fail
+        engine.pieces.cache.copy_rows = self.copy_rows_or_fail  # type: ignore[method-assign]
 
     def carry_out_or_fail(self, copy: Copy) -> None:
         if self.rng.random() >= self.rate:
             return self.carry_out(copy)
         self.failed[type(copy)] += 1
-        cache = self.engine._pieces.cache
+        cache = self.engine.pieces.cache
         if isinstance(copy, Offload):
             piece, place = divmod(copy.slot, cache.host._each)  # type: ignore[union-attr]
             cache.host._pieces[piece][place].fill_(30.0)  # type: ignore[union-attr]
@@ -48,7 +47,7 @@ class Faults:
         if len(source) > 1 and self.rng.random() < self.rate:  # the rows of a turn that move up
             self.failed[list] += 1
             for first, end in target:
-                self.engine._pieces.cache.kv[:, :, first:end] = 30.0
+                self.engine.pieces.cache.kv[:, :, first:end] = 30.0
             raise RuntimeError("torn")
         self.copy_rows(source, target)
 
@@ -129,10 +128,10 @@ def test_a_copy_that_fails_ends_its_own_sequence_only(folder: Path) -> None:
             rows = [Rows.of(p) for p in ([*prompt[:30], 77], other)]
             sequences = [Sequence(r, Priority.PERSON, GREEDY, engine.output(GREEDY)) for r in rows]
             for sequence in sequences:
-                engine._scheduler.add(sequence)
+                engine.pieces.scheduler.add(sequence)
             return sequences
 
-        copying, free = between_steps(engine, both)
+        copying, free = engine.loop.call(both)
         with pytest.raises(EngineError, match="torn"):
             list(engine.events(copying))
         assert len(list(engine.events(free))) == 6

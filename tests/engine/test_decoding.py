@@ -14,7 +14,6 @@ from engine.batch import StepBatch
 from engine.cache.rows import Rows
 from engine.schedule.sequence import Sequence, SequenceStatus
 from tests.engine.fake_decoding import FakeRunner
-from tests.engine.inside import between_steps
 from tests.engine.schedule_world import CONTEXT, SIZE, World, prompt_of
 from tests.engine.test_chat import CONFIG
 from tests.engine.tiny import TinyEngine, tiny_engine
@@ -30,13 +29,13 @@ PROMPTS = [
 def engine(folder: Path) -> Iterator[TinyEngine]:
     """An engine whose answers are decoded in three slots."""
     with tiny_engine(folder, CONFIG) as engine:
-        between_steps(engine, lambda: engine._engine_step.decode_with(FakeRunner(engine._pieces.runner, 3)))
+        engine.loop.call(lambda: engine.engine_step.decode_with(FakeRunner(engine.pieces.runner, 3)))
         yield engine
 
 
 def runner_of(engine: TinyEngine) -> FakeRunner:
-    assert engine._engine_step.decoding is not None
-    runner = engine._engine_step.decoding.runner
+    assert engine.engine_step.decoding is not None
+    runner = engine.engine_step.decoding.runner
     assert isinstance(runner, FakeRunner)
     return runner
 
@@ -44,7 +43,7 @@ def runner_of(engine: TinyEngine) -> FakeRunner:
 def together(engine: TinyEngine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
     """The tokens of answers to prompts that arrive between two steps."""
     sequences: list[Sequence] = []
-    between_steps(engine, lambda: sequences.extend(engine.start(Rows.of(ids), params) for ids in prompts))
+    engine.loop.call(lambda: sequences.extend(engine.start(Rows.of(ids), params) for ids in prompts))
     return [[event.token_id for event in engine.events(sequence)] for sequence in sequences]
 
 
@@ -140,16 +139,16 @@ def test_idle_work_that_runs_out_of_memory_ends_and_nothing_else(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
 
     monkeypatch.setattr(runner_of(engine), "while_idle", record, raising=False)
-    step = engine._engine_step
+    step = engine.engine_step
     monkeypatch.setattr(step.computing, "device", torch.device("meta"))  # on a CPU other work is done
-    assert between_steps(engine, lambda: [step.while_idle() for _ in range(3)]) == [False] * 3
+    assert engine.loop.call(lambda: [step.while_idle() for _ in range(3)]) == [False] * 3
     monkeypatch.undo()
     assert len(tries) == 1
     assert len(list(engine.stream(PROMPTS[0], GREEDY))) == 20
 
 
 def test_logits_that_are_no_numbers_end_one_answer(engine: TinyEngine) -> None:
-    between_steps(engine, lambda: engine.scripted.model.network.final_norm.weight.fill_(float("nan")))
+    engine.loop.call(lambda: engine.scripted.model.network.final_norm.weight.fill_(float("nan")))
     with pytest.raises(EngineError, match="not a number"):
         list(engine.stream(PROMPTS[0], GREEDY))
     engine.check()
@@ -342,9 +341,9 @@ def test_a_hundred_sequences_share_slots_and_blocks_fairly() -> None:
 def test_a_waiting_event_is_no_busy_loop(engine: TinyEngine) -> None:
     """With nothing to do the loop sleeps."""
     list(engine.stream(PROMPTS[0], GREEDY))
-    assert not between_steps(engine, lambda: engine._scheduler.has_work)
+    assert not engine.loop.call(lambda: engine.pieces.scheduler.has_work)
     done = Event()
-    engine._loop.post(done.set)
+    engine.loop.post(done.set)
     assert done.wait(30)
 
 
@@ -357,7 +356,7 @@ def test_stop_strings_and_ends_of_turns_throw_the_next_token_away(engine: TinyEn
     assert "".join(event.text for event in found) == text[: text.index(stop)]
     engine.check()
     for _ in range(500):  # jobs go before steps
-        if not between_steps(engine, lambda: engine._engine_step.has_work):
+        if not engine.loop.call(lambda: engine.engine_step.has_work):
             break
         sleep(0.01)
     assert not runner_of(engine)._unread

@@ -20,7 +20,6 @@ from engine.schedule.sequence import Priority, Sequence
 from engine.store import cost_cache, disk, identity
 from engine.store.folder import Folder
 from tests.counting import PATIENCE, until
-from tests.engine.inside import between_steps
 from tests.engine.keeping import GREEDY, answer, heard, is_saved, on_disk, saved
 from tests.engine.tiny import say, tiny_engine
 from tests.models.checkpoints import files_of
@@ -66,7 +65,7 @@ def test_a_resumed_chat_is_brought_back_while_it_is_read_or_asked(
             list(chat.send(f"question {number}", params))
         turns = chat.turns
         chat.settle(wait=True)
-        until(lambda: between_steps(engine, lambda: is_saved(engine)))
+        until(lambda: engine.loop.call(lambda: is_saved(engine)))
         expected = list(chat.send("why?", GREEDY))
     with on_disk(tmp_path, store) as engine:
         chat = engine.chat("Be brief.", think_cache=policy)
@@ -99,14 +98,14 @@ def test_who_reads_or_asks_for_much_before_the_disk_was_looked_at_waits_for_that
         idle = Sequence(Rows.of(PROMPT[:8]), Priority.IDLE)
         engine.submit(idle)
         asked = engine.start(Rows.of(PROMPT), GREEDY)
-        assert not between_steps(engine, lambda: engine._scheduler.has_work), "they wait"
+        assert not engine.loop.call(lambda: engine.pieces.scheduler.has_work), "they wait"
         late.set()
         assert idle.finished.wait(PATIENCE)
         assert heard(engine, asked) == expected
         assert asked.stats().prefilled_tokens == 1, "the row whose logits are needed"
     with on_disk(tmp_path, store, late=(never := Event())) as engine:
         asked = engine.start(Rows.of(PROMPT), GREEDY)
-        engine._loop.close()
+        engine.loop.close()
         never.set()
         assert asked.finished.wait(PATIENCE), "nobody is left waiting"
 
@@ -117,12 +116,12 @@ def test_the_first_prompt_after_a_start_knows_what_was_measured(tmp_path: Path, 
     with on_disk(tmp_path, store) as engine:
         answer(engine, PROMPT)
         saved(engine, "one", PROMPT)
-        between_steps(engine, lambda: engine._disk.costs.saw(500, 0.1 if wins else 0.001))
-        until(lambda: (engine._disk._folder.costs).exists())
+        engine.loop.call(lambda: engine.disk.costs.saw(500, 0.1 if wins else 0.001))
+        until(lambda: (engine.disk._folder.costs).exists())
     with on_disk(tmp_path, store) as engine:
         assert answer(engine, PROMPT)[1] == 1, "reading was never measured"
-        between_steps(engine, lambda: setattr(engine._disk.costs, "brought", 0.0001))
-        until(lambda: between_steps(engine, lambda: engine._disk._kept.brought == 0.0001))
+        engine.loop.call(lambda: setattr(engine.disk.costs, "brought", 0.0001))
+        until(lambda: engine.loop.call(lambda: engine.disk._kept.brought == 0.0001))
     with on_disk(tmp_path, store) as engine:
         figures = engine.figures().disk
         assert (figures.brought_s, figures.computed_s) == (0.0001, 0.0002 if wins else 0.000002)
@@ -142,14 +141,14 @@ def test_what_the_disk_itself_has_to_give_is_judged_by_what_that_takes(
         expected, _ = answer(engine, PROMPT)
         saved(engine, "one", PROMPT)
         costs = PromptCosts(0.0001, 0.0002, 0.00001 if wins else 0.1)
-        between_steps(engine, lambda: setattr(engine._disk, "costs", costs))
-        until(lambda: between_steps(engine, lambda: engine._disk._kept == costs))
-        until(lambda: cost_cache.load_costs(engine._disk._folder.costs) == costs)
+        engine.loop.call(lambda: setattr(engine.disk, "costs", costs))
+        until(lambda: engine.loop.call(lambda: engine.disk._kept == costs))
+        until(lambda: cost_cache.load_costs(engine.disk._folder.costs) == costs)
     monkeypatch.setattr(Folder, "is_cold", lambda *given: cold)
     with on_disk(tmp_path, store) as engine:
         assert answer(engine, PROMPT) == (expected, 1 if wins or not cold else len(PROMPT))
         assert engine.figures().disk.is_used
-        learnt = engine._disk.costs
+        learnt = engine.disk.costs
         assert (learnt.brought != costs.brought, learnt.cold != costs.cold) == (not cold, cold and wins)
         engine.check()
 
@@ -214,7 +213,7 @@ def test_what_the_bits_of_a_block_depend_on_names_it(tmp_path: Path, monkeypatch
             file.seek(-4, os.SEEK_END)
             file.write(b"\1\2\3\4")
         engine._keep_in(tmp_path, files, LoadOptions())
-        engine._disk = engine._engine_step.disk = None
+        engine.disk = engine.engine_step.disk = None
     usual, deterministic, changed = told
     assert {name for name in usual if usual[name] != deterministic[name]} == {"kernels"}
     assert {name for name in usual if usual[name] != changed[name]} == {"files"}
@@ -250,18 +249,18 @@ def test_no_idle_work_is_done_while_somebody_waits_for_blocks(
         saved(engine, "one", PROMPT)
     with on_disk(tmp_path, store) as engine:
         go, done = Event(), Event()
-        monkeypatch.setattr(engine._engine_step.computing.runner, "while_idle", lambda: done.set())
-        engine._disk._tasks.put(lambda: go.wait(PATIENCE) and None)
+        monkeypatch.setattr(engine.engine_step.computing.runner, "while_idle", lambda: done.set())
+        engine.disk._tasks.put(lambda: go.wait(PATIENCE) and None)
         sequence = engine.start(Rows.of(PROMPT), GREEDY)
-        between_steps(engine, lambda: None)  # it waits for the disk now
+        engine.loop.call(lambda: None)  # it waits for the disk now
         done.clear()
         for _ in range(10):
-            assert between_steps(engine, lambda: engine._engine_step.is_busy)
+            assert engine.loop.call(lambda: engine.engine_step.is_busy)
         assert not done.is_set()
         go.set()
         heard(engine, sequence)
         assert done.wait(PATIENCE), "it goes on afterwards"
-        assert not between_steps(engine, lambda: engine._engine_step.is_busy)
+        assert not engine.loop.call(lambda: engine.engine_step.is_busy)
 
 
 def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: Path) -> None:
@@ -271,13 +270,13 @@ def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: 
         saved(engine, "one", PROMPT)
     with on_disk(tmp_path, store) as engine:
         go = Event()
-        engine._disk._tasks.put(lambda: go.wait(PATIENCE) and None)
+        engine.disk._tasks.put(lambda: go.wait(PATIENCE) and None)
         sequence = engine.start(Rows.of(PROMPT), GREEDY)
         sequence.cancelled = True
         go.set()
         assert list(engine.events(sequence)) == []
     with on_disk(tmp_path, store) as engine:
-        engine._disk._tasks.put(lambda: until(lambda: engine._disk._finished))
+        engine.disk._tasks.put(lambda: until(lambda: engine.disk._finished))
         sequence = engine.start(Rows.of(PROMPT), GREEDY)
         engine.close()
         assert sequence.finished.wait(PATIENCE), "nobody is left waiting"
@@ -313,11 +312,11 @@ def test_what_takes_the_place_of_reading_while_blocks_come(
         list(chat.send("a question", SamplingParams(temperature=0.0, max_tokens=70)))
         turns = chat.turns
         chat.settle(wait=True)
-        until(lambda: between_steps(engine, lambda: is_saved(engine)))
+        until(lambda: engine.loop.call(lambda: is_saved(engine)))
         expected = list(chat.send("why?", GREEDY))
     with on_disk(tmp_path, store) as engine:
         go = Event()
-        engine._disk._tasks.put(lambda: go.wait(PATIENCE) and None)
+        engine.disk._tasks.put(lambda: go.wait(PATIENCE) and None)
         chat = engine.chat(think_cache=policy)
         chat.load(turns)
         chat.settle()
@@ -336,7 +335,7 @@ def test_a_chunk_says_what_it_takes_on_disk(tmp_path: Path) -> None:
     store = tmp_path / "kv"
     with on_disk(tmp_path, store) as engine:
         engine.chunks.keep(PROMPT, "paper", wait=True, owner="chunk-paper")
-        until(lambda: between_steps(engine, lambda: is_saved(engine)))
+        until(lambda: engine.loop.call(lambda: is_saved(engine)))
         engine.chunks.keep(PROMPT[:5], "nowhere", wait=True)
         on_disk_now = [chunk.disk_bytes for chunk in engine.chunks.list()]
     assert on_disk_now == [next(store.rglob("chunk-paper.kv")).stat().st_size, 0]

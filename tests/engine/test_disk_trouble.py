@@ -13,7 +13,6 @@ from engine.cache.rows import Rows
 from engine.store import records
 from engine.store.folder import Folder, forget
 from tests.counting import PATIENCE, until
-from tests.engine.inside import between_steps
 from tests.engine.keeping import answer, is_saved, keep, on_disk, saved
 from tests.fresh import seeds
 
@@ -66,8 +65,8 @@ def test_who_waits_for_a_disk_that_hangs_is_answered_by_computing(
         assert figures.brought_s is not None, "it is known to be slow"
         engine.evict_all()
         go.set()
-        until(lambda: engine._disk._buffers._free.qsize() == 4)  # every buffer came back
-        between_steps(engine, lambda: engine._disk.costs.saw(500, 1e-6))
+        until(lambda: engine.disk._buffers._free.qsize() == 4)  # every buffer came back
+        engine.loop.call(lambda: engine.disk.costs.saw(500, 1e-6))
         assert not engine.figures().disk.is_used, "it is not waited for again"
         assert answer(engine, PROMPT) == (expected, len(PROMPT))
         engine.check()
@@ -162,7 +161,7 @@ def test_a_bit_that_is_flipped_changes_no_text(tmp_path: Path) -> None:
         whole = path.read_bytes()
         head = records.HEADER * 8
         for bit in [*chance.sample(range(head), 20), *chance.sample(range(8 * len(whole)), 30)]:
-            engine._disk.close()
+            engine.disk.close()
             damaged = bytearray(whole)
             damaged[bit // 8] ^= 1 << bit % 8
             path.write_bytes(damaged)
@@ -183,7 +182,7 @@ def test_two_engines_on_one_store_say_what_each_says_alone(tmp_path: Path, seed:
     ]
     with on_disk(tmp_path, store, most=10**9) as one:
         expected = [answer(one, prompt)[0] for prompt in prompts]
-        token = one._pieces.cache.kv[:, :, :1].nbytes
+        token = one.pieces.cache.kv[:, :, :1].nbytes
     with (
         on_disk(tmp_path, store, most=200 * token) as one,
         on_disk(tmp_path, store, most=200 * token) as other,
@@ -195,12 +194,12 @@ def test_two_engines_on_one_store_say_what_each_says_alone(tmp_path: Path, seed:
                     forget(store, f"talk-{number}")
                 case 1:
                     engine.evict_all()
-                    engine._disk.close()
+                    engine.disk.close()
                     keep(engine, store, most=200 * token)
             assert answer(engine, prompts[number])[0] == expected[number]
             engine.save(f"talk-{number}", Rows.of(prompts[number]))
             if chance.random() < 0.5:
-                until(lambda engine=engine: between_steps(engine, lambda: is_saved(engine)))
+                until(lambda engine=engine: engine.loop.call(lambda: is_saved(engine)))
             assert not engine.figures().notes
             engine.check()
 

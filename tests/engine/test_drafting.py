@@ -41,7 +41,7 @@ from models.network import Network
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_parts import TokenizerParts
 from tests.counting import until
-from tests.engine.inside import between_steps, evict_all
+from tests.engine.inside import evict_all
 from tests.engine.speculation import Eager
 from tests.engine.test_native_engine import CPU, a_native_engine
 from tests.engine.test_speculation import PARAMS, asked, heard, told
@@ -89,8 +89,8 @@ def drafting(engine: Engine) -> Drafting:
 
 def draft(engine: Engine, pace: CostModel | None = None) -> Speculating:
     """Have all that is drafted checked from now on, or as `pace` says."""
-    speculating = Speculating(engine._scheduler, pace or Eager(), drafts=drafting(engine))
-    engine._engine_step.speculating = speculating
+    speculating = Speculating(engine.pieces.scheduler, pace or Eager(), drafts=drafting(engine))
+    engine.engine_step.speculating = speculating
     return speculating
 
 
@@ -99,9 +99,9 @@ def draft(engine: Engine, pace: CostModel | None = None) -> Speculating:
 def test_an_answer_is_the_same_whatever_is_drafted(
     engine: Engine, several: list[SamplingParams], seed: int
 ) -> None:
-    if not engine._pieces.runner.all_native:
+    if not engine.pieces.runner.all_native:
         del several[1:]  # torch computes the prompts, and others beside change their last bits
-    engine._engine_step.speculating = None
+    engine.engine_step.speculating = None
     evict_all(engine)
     plain, events = list[Sequence](), list[list[TokenEvent]]()
     for number, params in enumerate(several):
@@ -115,7 +115,7 @@ def test_an_answer_is_the_same_whatever_is_drafted(
             assert event == same, f"seed {seed}, answer {number}, token {step}"
     assert [told(one)[:4] for one in again] == [told(one)[:4] for one in plain], f"seed {seed}"
     assert speculating.notes == ()
-    between_steps(engine, drafting(engine).blocks.check)
+    engine.loop.call(drafting(engine).blocks.check)
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -179,9 +179,9 @@ def test_a_draft_model_that_fails_ends_its_drafts_and_nothing_else(models: tuple
         assert speculating is not None
         assert "draft model small (" in engine.figures().speculation
         assert engine.figures().draft_bytes > 0
-        engine._engine_step.speculating = None
+        engine.engine_step.speculating = None
         (plain,) = heard(engine, [engine.start(Rows.of([*b"abc"]), GREEDY)])
-        engine._engine_step.speculating = speculating
+        engine.engine_step.speculating = speculating
         speculating.pace = Eager()
         drafts, run, steps = drafting(engine), drafting(engine).runner.run, iter(range(100))
 
@@ -209,11 +209,11 @@ def test_it_reads_while_nobody_waits_what_was_said_last(engine: Engine) -> None:
     for text in (b"the first text, which is longer than a block ", b"another one "):
         rows = Rows.of([*text])
         engine.warm_rows(rows)
-        until(lambda: between_steps(engine, lambda: drafts.blocks.match(list(text))) == len(text))  # noqa: B023
-    assert between_steps(engine, lambda: drafts.blocks.num_held) == 0
+        until(lambda: engine.loop.call(lambda: drafts.blocks.match(list(text))) == len(text))  # noqa: B023
+    assert engine.loop.call(lambda: drafts.blocks.num_held) == 0
     heard(engine, [sequence := engine.start(Rows.of([*b"another one, then"]), GREEDY)])
     whole = sequence.rows.token_ids
-    until(lambda: between_steps(engine, lambda: drafts.blocks.match(whole)) == len(whole))
+    until(lambda: engine.loop.call(lambda: drafts.blocks.match(whole)) == len(whole))
 
 
 def test_a_long_text_is_read_in_part_before_each_step(engine: Engine) -> None:
@@ -238,7 +238,7 @@ def test_a_long_text_is_read_in_part_before_each_step(engine: Engine) -> None:
         drafts.blocks.check()
         assert drafts.blocks.num_held == 0
 
-    between_steps(engine, job)
+    engine.loop.call(job)
 
 
 def saw(texts: int, seconds: float) -> None:
@@ -280,8 +280,7 @@ def test_texts_that_it_cannot_read_are_left_alone(engine: Engine) -> None:
     drafts = drafting(engine)
 
     def guess(tokens: list[int]) -> Guess:
-        return between_steps(
-            engine,
+        return engine.loop.call(
             lambda: drafts.guess(
                 [DraftRequest("me", tokens, 5)], lambda at, guess, texts: len(guess.tokens) < 5, saw
             )[0],
@@ -290,7 +289,7 @@ def test_texts_that_it_cannot_read_are_left_alone(engine: Engine) -> None:
     assert guess([1, 2, drafts.vocab_size]) == NOTHING
     assert guess([1] * drafts.most_rows) == NOTHING
     assert len(guess([1, 2, 3]).tokens) == 5
-    between_steps(engine, lambda: drafts.end("me"))
+    engine.loop.call(lambda: drafts.end("me"))
 
 
 def test_where_its_cache_is_full_answers_go_on(models: tuple[Network, Network]) -> None:
@@ -487,7 +486,7 @@ def test_drafts_that_hold_again_are_found_out() -> None:
 
 
 def test_the_time_of_a_draft_counts_once(engine: Engine) -> None:
-    speculating = Speculating(engine._scheduler)
+    speculating = Speculating(engine.pieces.scheduler)
     measured(speculating.pace.costs, 0.1, 0.1)
     sequence = Sequence(Rows.of([1, 2, 3]), Priority.PERSON, GREEDY)
     known = Guessing(speculating.texts.take(None, [1, 2, 3]))

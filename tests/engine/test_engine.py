@@ -141,8 +141,10 @@ def test_the_kv_cache_never_grows(engine: TinyEngine) -> None:
     before = engine.figures().kv_bytes
     ids(engine, PROMPT)
     figures = engine.figures()
-    assert figures.kv_bytes == before == engine._pieces.cache.k.nbytes + engine._pieces.cache.v.nbytes
-    assert figures.blocks_free + figures.blocks_cached + figures.blocks_held == engine._blocks.num_blocks
+    assert figures.kv_bytes == before == engine.pieces.cache.k.nbytes + engine.pieces.cache.v.nbytes
+    assert (
+        figures.blocks_free + figures.blocks_cached + figures.blocks_held == engine.pieces.blocks.num_blocks
+    )
 
 
 def test_figures_of_a_turn_add_up(engine: TinyEngine) -> None:

@@ -151,9 +151,9 @@ class Fire:
         gone = 0
         for start, end, until in hidden:
             rows, kept = until - gone, until - gone - (end - start)
-            size = self.engine._blocks.block_size
+            size = self.engine.pieces.blocks.block_size
             blocks = -(-rows // size) + -(-kept // size) - (start - gone) // size + 1
-            if rows > self.engine.context_length or blocks > self.engine._blocks.num_blocks:
+            if rows > self.engine.context_length or blocks > self.engine.pieces.blocks.num_blocks:
                 return True
             gone += end - start
         return len(stream) + earlier >= self.engine.max_positions

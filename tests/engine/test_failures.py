@@ -113,8 +113,8 @@ def test_a_gpu_that_is_lost_ends_the_engine_once_and_keeps_the_conversation(fold
             tries.append(arguments)
             raise RuntimeError(error)
 
-        engine._pieces.runner.run = run  # type: ignore[method-assign, assignment]
-        memory = weakref.ref(engine._pieces.cache.kv)
+        engine.pieces.runner.run = run  # type: ignore[method-assign, assignment]
+        memory = weakref.ref(engine.pieces.cache.kv)
         for _ in range(3):
             with pytest.raises(
                 EngineError, match=r"^The GPU was lost \(.*intact\. Restart chatterm\.$"
@@ -178,7 +178,7 @@ def test_a_model_for_a_gpu_that_was_lost_is_not_loaded(
 def test_a_scheduler_that_fails_ends_everything_that_waits(
     engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine._blocks, "open", once(IndexError("pop"), engine._blocks.open))
+    monkeypatch.setattr(engine.pieces.blocks, "open", once(IndexError("pop"), engine.pieces.blocks.open))
     with pytest.raises(EngineError, match="failed"):
         list(engine.stream(PROMPT, GREEDY))
     assert len(list(engine.stream(PROMPT, GREEDY))) == 12
@@ -199,7 +199,7 @@ def test_rows_whose_copy_failed_are_not_found_again(
     engine.warm(PROMPT)
     branch = [*PROMPT[:50], 7, 8, 9]
     monkeypatch.setattr(
-        engine._blocks, "carry_out", once(RuntimeError("boom"), engine._pieces.cache.carry_out)
+        engine.pieces.blocks, "carry_out", once(RuntimeError("boom"), engine.pieces.cache.carry_out)
     )
     with pytest.raises(EngineError, match="boom"):
         engine.warm(branch)
@@ -228,14 +228,14 @@ def test_a_sequence_posted_while_the_engine_closes_ends(
 ) -> None:
     with tiny_engine(folder) as engine:
         late = Sequence(Rows.of(PROMPT), Priority.PERSON)
-        close = engine._loop.close
+        close = engine.loop.close
 
         def post_and_close() -> None:
             engine.submit(late)
             close()
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine._loop, "close", post_and_close)
+            patch.setattr(engine.loop, "close", post_and_close)
             engine.close()
         assert late.finished.wait(30)
 
@@ -263,7 +263,7 @@ def test_an_answer_collected_as_garbage_on_the_loop_thread_blocks_nothing(
     events = chat.send("go", ENDLESS)
     next(events)
     sequence = chat._running
-    engine._loop.post(events.close)  # type: ignore[attr-defined]
+    engine.loop.post(events.close)  # type: ignore[attr-defined]
     assert sequence.finished.wait(30)
     engine.scripted.script = []
     assert len(list(engine.stream(PROMPT, GREEDY))) == 12
@@ -292,7 +292,7 @@ def test_hiding_a_think_span_that_fails_costs_time_but_not_the_answer(
     chat = engine.chat(think_cache="mask")
     engine.scripted.script = say(engine, "thoughts", "first")
     error = torch.OutOfMemoryError("CUDA out of memory")
-    monkeypatch.setattr(engine._pieces.cache, "copy_rows", once(error, engine._pieces.cache.copy_rows))
+    monkeypatch.setattr(engine.pieces.cache, "copy_rows", once(error, engine.pieces.cache.copy_rows))
     list(chat.send("one", ENDLESS))
     assert (chat.last.text, chat.last.finish_reason) == ("first", FinishReason.EOS)
     engine.check()

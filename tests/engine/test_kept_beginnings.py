@@ -14,7 +14,6 @@ from engine.store import disk
 from engine.store.disk import DiskTier
 from engine.store.folder import Folder, chunk_owner, forget
 from tests.counting import until
-from tests.engine.inside import between_steps
 from tests.engine.keeping import GREEDY, answer, heard, is_saved, on_disk, saved
 from tests.engine.test_disk import PROMPT
 from tests.engine.tiny import TinyEngine, say, tiny_engine
@@ -25,7 +24,7 @@ PAPER = "a paper of some length, " * 12
 def held(engine: TinyEngine) -> Callable[[], None]:
     """The disk's thread waits until what is returned is called."""
     go = Event()
-    engine._disk._tasks.put(lambda: go.wait(60) and None)
+    engine.disk._tasks.put(lambda: go.wait(60) and None)
     return go.set
 
 
@@ -37,11 +36,11 @@ def test_a_prompt_that_is_asked_while_its_beginning_is_brought_back_waits_for_th
     with on_disk(tmp_path, store) as engine:
         go = held(engine)
         engine.chunks.keep(PROMPT, "paper", owner=chunk_owner("paper"))
-        between_steps(engine, lambda: None)
-        assert [one.idle for one in engine._disk._restores] == [True]
+        engine.loop.call(lambda: None)
+        assert [one.idle for one in engine.disk._restores] == [True]
         asked = engine.start(Rows.of([*PROMPT, 5, 6]), GREEDY)
-        between_steps(engine, lambda: None)
-        (coming,) = engine._disk._restores
+        engine.loop.call(lambda: None)
+        (coming,) = engine.disk._restores
         assert not coming.idle, "a person waits for it now"
         go()
         assert heard(engine, asked) == expected
@@ -69,7 +68,7 @@ def test_who_does_not_want_it_any_more_does_not_end_it_for_others(tmp_path: Path
 
 def test_what_a_person_computed_of_it_idle_work_does_not_compute_again(tmp_path: Path) -> None:
     with tiny_engine(tmp_path) as engine:
-        between_steps(engine, lambda: setattr(engine._scheduler, "idle_chunk", 8))
+        engine.loop.call(lambda: setattr(engine.pieces.scheduler, "idle_chunk", 8))
         engine.chunks.keep(PROMPT, "paper")
         until(lambda: engine.chunks.progress("paper") is None or engine.chunks.progress("paper")[0] >= 8)
         answer(engine, [*PROMPT, 1, 2, 3])
@@ -83,9 +82,9 @@ def test_what_a_person_computed_of_it_idle_work_does_not_compute_again(tmp_path:
 
 def test_a_chunk_gives_way_to_other_idle_work(tmp_path: Path) -> None:
     with tiny_engine(tmp_path) as engine:
-        between_steps(engine, lambda: setattr(engine._scheduler, "idle_chunk", 8))
-        stop, step = Event(), engine._engine_step.step
-        engine._loop.post(lambda: stop.wait(60) and None)
+        engine.loop.call(lambda: setattr(engine.pieces.scheduler, "idle_chunk", 8))
+        stop, step = Event(), engine.engine_step.step
+        engine.loop.post(lambda: stop.wait(60) and None)
         engine.chunks.keep(PROMPT, "paper")
         typed = Sequence(Rows.of([3, *PROMPT[:40]]), Priority.IDLE)
         engine.submit(typed)
@@ -96,10 +95,10 @@ def test_a_chunk_gives_way_to_other_idle_work(tmp_path: Path) -> None:
             if typed.finished.is_set():
                 was_read.append(engine.chunks._kept["paper"].is_read)
 
-        engine._loop._step = stepped
+        engine.loop._step = stepped
         stop.set()
         until(lambda: engine.chunks.progress("paper") is None)
-        between_steps(engine, lambda: None)
+        engine.loop.call(lambda: None)
         assert was_read[0] is False
         assert typed.finished.is_set()
 
@@ -107,7 +106,7 @@ def test_a_chunk_gives_way_to_other_idle_work(tmp_path: Path) -> None:
 def test_two_that_are_read_at_once_compute_what_they_share_once(tmp_path: Path) -> None:
     with tiny_engine(tmp_path) as engine:
         stop = Event()
-        engine._loop.post(lambda: stop.wait(60) and None)
+        engine.loop.post(lambda: stop.wait(60) and None)
         for number in range(4):
             engine.chunks.keep([*PROMPT, number, number], f"paper {number}")
         stop.set()
@@ -124,7 +123,7 @@ def test_a_document_is_on_disk_once_however_many_conversations_are_on_it(tmp_pat
         tokens = engine.chat(PAPER).begun_with(PAPER)
         engine.chunks.keep(tokens, "paper", owner=owner)
         until(lambda: engine.chunks.progress("paper") is None)
-        until(lambda: between_steps(engine, lambda: is_saved(engine)))
+        until(lambda: engine.loop.call(lambda: is_saved(engine)))
         path = next(store.glob(f"*/{owner}.kv"))
         alone = path.stat().st_size
         for number in range(3):
@@ -133,7 +132,7 @@ def test_a_document_is_on_disk_once_however_many_conversations_are_on_it(tmp_pat
             engine.scripted.script = say(engine, None, f"an answer to {number}")
             list(chat.send(f"question {number}", SamplingParams(temperature=0.0, max_tokens=40)))
             chat.settle(wait=True)
-        until(lambda: between_steps(engine, lambda: is_saved(engine)))
+        until(lambda: engine.loop.call(lambda: is_saved(engine)))
         sizes = [file.stat().st_size for file in store.glob("*/talk*.kv")]
         assert path.stat().st_size == alone
         assert len(sizes) == 3
@@ -156,12 +155,12 @@ def test_what_is_shared_is_written_before_who_shares_it(tmp_path: Path) -> None:
         engine.warm(PROMPT)
 
         def wish() -> None:
-            engine._disk.request_write("talk", PROMPT)
-            engine._disk.request_write(chunk_owner("paper"), PROMPT)
-            engine._disk.request_write("another", PROMPT)
+            engine.disk.request_write("talk", PROMPT)
+            engine.disk.request_write(chunk_owner("paper"), PROMPT)
+            engine.disk.request_write("another", PROMPT)
 
-        between_steps(engine, wish)
-        until(lambda: between_steps(engine, lambda: is_saved(engine)))
+        engine.loop.call(wish)
+        until(lambda: engine.loop.call(lambda: is_saved(engine)))
     sizes = {path.stem: path.stat().st_size for path in store.glob("*/*.kv")}
     whole, blocks = sizes.pop(chunk_owner("paper")), len(PROMPT) // 4
     assert max(sizes.values(), default=0) <= whole * disk.WRITING / blocks, "what was on its way to the disk"
@@ -212,18 +211,18 @@ def test_of_a_prompt_whose_reading_was_stopped_only_what_was_reached_counts_as_p
 ) -> None:
     with tiny_engine(tmp_path) as engine:
         chat = engine.chat()
-        step = engine._engine_step.step
+        step = engine.engine_step.step
 
         def stopped() -> None:
             step()
             if engine.scripted.rows_computed:
                 chat.stop()
 
-        between_steps(engine, lambda: setattr(engine._loop, "_step", stopped))
+        engine.loop.call(lambda: setattr(engine.loop, "_step", stopped))
         assert list(chat.send(PAPER, GREEDY)) == []
         assert chat.last is not None
         assert chat.present_tokens is not None
         assert 0 < chat.present_tokens < chat.used_tokens
-        between_steps(engine, lambda: setattr(engine._loop, "_step", step))
+        engine.loop.call(lambda: setattr(engine.loop, "_step", step))
         chat.settle(wait=True)
         assert chat.present_tokens is None, "all of it"

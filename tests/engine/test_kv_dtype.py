@@ -17,7 +17,6 @@ from engine.kernels.native import library
 from engine.schedule.loop import Loop
 from models.loading.load import load_model
 from models.network import Network
-from tests.engine.inside import between_steps
 from tests.engine.tiny import TinyEngine, tiny_engine, tiny_tokenizer
 from tests.fresh import seeds
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
@@ -102,20 +101,20 @@ def stored(engine: TinyEngine, ids: list[int]) -> Tensor:
     """The rows of a text that are in the cache."""
 
     def job() -> Tensor:
-        table = engine._blocks.open(Rows.of(ids).keys)
+        table = engine.pieces.blocks.open(Rows.of(ids).keys)
         try:
             slots = (
-                engine._pieces.cache.every_slot(table.blocks, 0, table.length)
+                engine.pieces.cache.every_slot(table.blocks, 0, table.length)
                 if table.length
                 else torch.empty(0).long()
             )
-            row = engine._pieces.cache.row
+            row = engine.pieces.cache.row
             # What fills a row up to a multiple of 16 bytes is nobody's.
-            return engine._pieces.cache.kv.index_select(2, slots)[..., : row.heads * (row.dim + 4)]
+            return engine.pieces.cache.kv.index_select(2, slots)[..., : row.heads * (row.dim + 4)]
         finally:
-            engine._blocks.close(table)
+            engine.pieces.blocks.close(table)
 
-    return between_steps(engine, job)
+    return engine.loop.call(job)
 
 
 @native

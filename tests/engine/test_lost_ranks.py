@@ -135,13 +135,13 @@ def test_a_step_that_fails_here_ends_the_others(folder: Path, started: list[int]
     """They wait for the rest of it, and would take the sums of the next one for that."""
     engine = load(folder, 2)
     try:
-        forward = engine._pieces.runner._model.forward
+        forward = engine.pieces.runner._model.forward
 
         def fails(*given: object) -> object:
             forward(*given)  # type: ignore[arg-type]
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-        engine._pieces.runner._model.forward = fails  # type: ignore[method-assign]
+        engine.pieces.runner._model.forward = fails  # type: ignore[method-assign]
         with pytest.raises(EngineError, match="Out of memory"):
             text(engine, PROMPT)
         until(lambda: engine.is_closed)

@@ -32,7 +32,7 @@ from models.files import ModelFiles
 from models.loading.load import load_model
 from models.network import Network
 from models.text.tokenizer import Tokenizer
-from tests.engine.inside import between_steps, evict_all
+from tests.engine.inside import evict_all
 from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import files_of, run, tiny_qwen3, write_checkpoint
 
@@ -140,7 +140,7 @@ def test_several_sequences_at_once(
 ) -> None:
     prompts = [prompt(length, seed=length) for length in (1, 40, 9)]
     sequences = []
-    between_steps(engine, lambda: sequences.extend(engine.start(Rows.of(ids), GREEDY) for ids in prompts))
+    engine.loop.call(lambda: sequences.extend(engine.start(Rows.of(ids), GREEDY) for ids in prompts))
     together = [[event.token_id for event in engine.events(sequence)] for sequence in sequences]
     check(model, sampled)
     assert together == [answer(engine, ids) for ids in prompts]
@@ -183,9 +183,9 @@ def test_what_was_cached_gives_the_logits_of_a_fresh_prompt(
 def test_torch_gets_its_threads_for_what_it_computes_only(engine: Engine, quantize: str) -> None:
     stream = engine.stream(prompt(30), replace(GREEDY, max_tokens=5))
     list(stream)
-    assert between_steps(engine, torch.get_num_threads) == 1
+    assert engine.loop.call(torch.get_num_threads) == 1
     engine.warm(prompt(9, seed=1))
-    assert between_steps(engine, torch.get_num_threads) == (2 if quantize == "none" else 1)
+    assert engine.loop.call(torch.get_num_threads) == (2 if quantize == "none" else 1)
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -209,7 +209,7 @@ def test_beside_busy_programs_idle_work_keeps_to_one_core(
     answer(engine, prompt(16), replace(GREEDY, max_tokens=2))
     engine.submit(idle[1])
     idle[1].finished.wait()
-    torch_threads = 1 if engine._pieces.runner.all_native else 2
+    torch_threads = 1 if engine.pieces.runner.all_native else 2
     of_idle_work = alone[:warmed] + alone[warmed + 2 :]
     assert {one_core for one_core, _ in of_idle_work} == {busy}
     assert not busy or {threads for _, threads in of_idle_work} == {1}
@@ -307,9 +307,9 @@ def test_mapped_weights_are_copied_while_nobody_asks_for_anything(smollm2: Path)
         answers = [answer(engine, question)]
         mapped = engine.mapped_bytes + engine.copied_bytes
         assert mapped == engine.figures().weight_bytes
-        if not between_steps(engine, lambda: engine._pieces.runner.while_idle() or engine.copied_bytes):
+        if not engine.loop.call(lambda: engine.pieces.runner.while_idle() or engine.copied_bytes):
             pytest.skip("no kernels here read copies, or memory is short")
-        while between_steps(engine, engine._pieces.runner.while_idle):
+        while engine.loop.call(engine.pieces.runner.while_idle):
             pass  # the loop does the same when it has nothing to do
         assert engine.copied_bytes > 0.9 * mapped
         assert engine.mapped_bytes == mapped - engine.copied_bytes
@@ -334,12 +334,12 @@ def test_the_cache_has_fp16_where_native_kernels_compute_everything(
     for quantize in ("int8", "none"):
         model = load_model(files_of(tmp_path), dtype=dtype, device=CPU, quantize=quantize)
         with a_native_engine(model) as engine:
-            native = engine._pieces.runner._native
+            native = engine.pieces.runner._native
             assert native is not None
             assert native.takes_prompts or quantize == "none"
             expected = held if native.takes_prompts else dtype
-            assert engine._pieces.cache.kv.dtype == engine._pieces.cache.k[0].dtype == expected
-            assert engine._pieces.cache.k[0].data_ptr() == engine._pieces.cache.kv.data_ptr()
+            assert engine.pieces.cache.kv.dtype == engine.pieces.cache.k[0].dtype == expected
+            assert engine.pieces.cache.k[0].data_ptr() == engine.pieces.cache.kv.data_ptr()
             assert answer(engine, prompt(20))
 
     def refuse(*_: object) -> None:
@@ -348,5 +348,5 @@ def test_the_cache_has_fp16_where_native_kernels_compute_everything(
     monkeypatch.setattr(runner, "NativeDecoder", refuse)
     model = load_model(files_of(tmp_path), dtype=dtype, device=CPU, quantize="int8")
     with a_native_engine(model) as engine:
-        assert engine._pieces.cache.kv.dtype == dtype
+        assert engine.pieces.cache.kv.dtype == dtype
         assert answer(engine, prompt(20))

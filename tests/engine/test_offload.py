@@ -390,7 +390,7 @@ def test_a_conversation_that_was_left_is_there_when_one_comes_back(
 def test_a_tier_that_loses_is_given_up(small: TinyEngine) -> None:
     small.warm(others(500))
     small.warm([5, *others(500)])
-    host = small._host
+    host = small.pieces.cache.host
     assert host is not None
     host.costs.brought, host.costs.computed = 1e-6, 1.1e-6
     small.warm([6, *others(500)])

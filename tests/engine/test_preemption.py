@@ -42,7 +42,7 @@ class Steps:
 
 @pytest.mark.parametrize("hold", [1, 2, 5])
 def test_a_person_waits_for_the_chunk_that_runs_and_for_nothing_else(engine: TinyEngine, hold: int) -> None:
-    engine._scheduler.max_chunk = 100
+    engine.pieces.scheduler.max_chunk = 100
     steps = Steps(engine, hold)
     idle = Sequence(Rows.of(LONG), Priority.IDLE)
     engine.submit(idle)
@@ -54,7 +54,7 @@ def test_a_person_waits_for_the_chunk_that_runs_and_for_nothing_else(engine: Tin
     assert steps.rows[hold : hold + 3] == [len(MESSAGE), 1, 1], "what came after the chunk was the person's"
     idle.finished.wait()
     chunk = steps.rows[hold - 1]
-    assert chunk <= engine._scheduler.max_chunk
+    assert chunk <= engine.pieces.scheduler.max_chunk
     assert sum(steps.rows[hold + 3 :]) == len(LONG) - before - chunk, "it went on where it was"
 
 
@@ -100,7 +100,7 @@ def test_a_message_ends_the_settling_of_its_chat_and_uses_what_that_did(folder: 
 def test_idle_work_that_keeps_to_one_core_has_a_pace_of_its_own(
     engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine_step = engine._engine_step
+    engine_step = engine.engine_step
     evict_all(engine)
     steps = Steps(engine, 0)
     busy = [True, True, False, False, True]

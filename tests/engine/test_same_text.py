@@ -27,7 +27,7 @@ from engine.schedule.scheduler import PromptChunk
 from engine.store.disk import DiskTier
 from models.loading.load import load_model
 from models.network import Network
-from tests.engine.inside import between_steps, check_blocks, evict_all
+from tests.engine.inside import check_blocks, evict_all
 from tests.engine.speculation import speculate
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_native_engine import CPU, a_native_engine
@@ -61,7 +61,7 @@ class Pair:
     """The bits of the logits that followed some rows, by the runner that computed them."""
 
     def logits(self, engine: Engine) -> dict[tuple[Key, ...], bytes]:
-        return self.seen.setdefault(id(engine._pieces.runner), {})
+        return self.seen.setdefault(id(engine.pieces.runner), {})
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
         used = stack.enter_context(a_native_engine(model, num_blocks=BLOCKS, **options))
         fresh = stack.enter_context(a_native_engine(model, max_chunk=512, threads=1, **options))
         speculate(used)
-        fresh._engine_step.speculating = None
+        fresh.engine_step.speculating = None
         yield Pair(used, fresh, seen)
 
 
@@ -165,7 +165,7 @@ def one(pair: Pair, chat: Chat, saved: list[list[Turn]], kind: str, text: str, n
         case "branch":
             chat.load(copies(saved[number % len(saved)]))
         case "evict":
-            between_steps(pair.used, lambda: free_some(pair.used, number))
+            pair.used.loop.call(lambda: free_some(pair.used, number))
         case "beside":
             ids = pair.used.tokenizer.encode(text)
             alone = [event.token_id for event in pair.fresh.stream(ids, params)]
@@ -178,8 +178,8 @@ def one(pair: Pair, chat: Chat, saved: list[list[Turn]], kind: str, text: str, n
 
 def free_some(engine: Engine, count: int) -> None:
     """Evict up to `count` cached blocks, as somebody who needs room does."""
-    for _ in range(min(count, engine._blocks.num_cached)):
-        engine._blocks._free_one(offload=True)
+    for _ in range(min(count, engine.pieces.blocks.num_cached)):
+        engine.pieces.blocks._free_one(offload=True)
 
 
 def check(pair: Pair, chat: Chat, before: list[Turn], params: SamplingParams) -> None:

@@ -16,7 +16,6 @@ from engine.cache.rows import Rows
 from engine.cache.sizing import plan_kv
 from engine.cache.window import Window
 from engine.errors import EngineError
-from tests.engine.inside import between_steps
 from tests.engine.test_blocks import filled
 from tests.engine.tiny import TinyEngine, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import random_model, run_reference
@@ -53,7 +52,7 @@ def an_engine(stack: ExitStack, folder: Path, **options: Any) -> TinyEngine:
     engine = stack.enter_context(
         tiny_engine(folder, CONFIG, tokenizer, context=CONTEXT, max_chunk=CHUNK, **options)
     )
-    engine._pieces.cache.kv[:, :, : engine._blocks.num_blocks * SIZE] = float("nan")
+    engine.pieces.cache.kv[:, :, : engine.pieces.blocks.num_blocks * SIZE] = float("nan")
     return engine
 
 
@@ -110,11 +109,11 @@ def test_a_preempted_sequence_goes_on_with_the_same_text(pair: Pair) -> None:
     said = [next(events).token_id for _ in range(60)]
 
     def preempt() -> None:
-        if sequence in small._scheduler.running:
-            small._scheduler.preempt(sequence)
-            small._blocks.evict_all()
+        if sequence in small.pieces.scheduler.running:
+            small.pieces.scheduler.preempt(sequence)
+            small.pieces.blocks.evict_all()
 
-    between_steps(small, preempt)
+    small.loop.call(preempt)
     said += [event.token_id for event in events]
     assert sequence.preemptions == 1
     assert said == answer(pair.large, PROMPTS[1], 120)
@@ -138,7 +137,7 @@ def test_the_second_turn_of_a_long_conversation_computes_what_is_new(pair: Pair)
 def test_mixed_layers_let_go_of_nothing(tmp_path: Path) -> None:
     with tiny_engine(tmp_path, tiny_gemma2(vocab_size=272)) as engine:
         assert engine.spec.window is None
-        assert engine._blocks.window is None
+        assert engine.pieces.blocks.window is None
         assert len(answer(engine, PROMPTS[0], 40)) == 40
 
 

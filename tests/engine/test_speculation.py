@@ -386,11 +386,11 @@ def told(sequence: Sequence) -> list[Any]:
 def test_an_answer_is_the_same_whatever_is_guessed(
     engine: Engine, several: list[SamplingParams], seed: int
 ) -> None:
-    if not engine._pieces.runner.all_native:
+    if not engine.pieces.runner.all_native:
         del several[
             1:
         ]  # torch computes the prompts, and others whose prompts are beside change their last bits
-    engine._engine_step.speculating = None
+    engine.engine_step.speculating = None
     evict_all(engine)
     plain, events, cached = list[Sequence](), list[list[TokenEvent]](), list[int]()
     for number, params in enumerate(several):
@@ -416,7 +416,7 @@ def test_an_answer_is_the_same_whatever_is_guessed(
 
 def test_most_guesses_of_one_who_knows_hold_and_some_do_not(engine: Engine) -> None:
     params = SamplingParams(speculation="auto", temperature=1.0, seed=4, max_tokens=60)
-    engine._engine_step.speculating = None
+    engine.engine_step.speculating = None
     (expected,) = heard(engine, [plain := asked(engine, 1, params)])
     speculate(engine, Oracle(answers={0: list(plain.rows.token_ids)}))
     (found,) = heard(engine, [sequence := asked(engine, 1, params)])
@@ -439,13 +439,13 @@ def test_what_is_computed_at_once_because_it_is_forced_is_no_step_of_one_row(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speculate(engine)
-    steps, run, told = list[int](), engine._pieces.runner.run, list[int]()
+    steps, run, told = list[int](), engine.pieces.runner.run, list[int]()
 
     def watched(batch: StepBatch) -> list[torch.Tensor]:
         steps.append(sum(span.count for span in batch.spans))
         return run(batch)
 
-    monkeypatch.setattr(engine._pieces.runner, "run", watched)
+    monkeypatch.setattr(engine.pieces.runner, "run", watched)
     monkeypatch.setattr(StepCosts, "saw", lambda self, rows, seconds, texts: told.append(rows))
     constraint, sober = Constraint("regex", "(yes|no), because [a-z]{9}[.]"), {259: -100.0}
     params = SamplingParams(temperature=0.0, max_tokens=20, constraint=constraint, logit_bias=sober)
@@ -458,7 +458,7 @@ def test_guesses_take_free_blocks_only(model: Network) -> None:
     with ExitStack() as stack:
         small = stack.enter_context(a_native_engine(model, context=60, num_blocks=15))
         params = SamplingParams(speculation="auto", temperature=0.0, max_tokens=200)
-        small._engine_step.speculating = None
+        small.engine_step.speculating = None
         plain = list(small.stream([*b"abcabc"], params))
         evict_all(small)
         speculate(small, Oracle(answers={0: [*b"abcabc", *(event.token_id for event in plain)]}))

@@ -16,7 +16,6 @@ from engine.sampling.grammar import Matcher
 from engine.schedule.sequence import Sequence
 from models.text.tokenizer_parts import THINK_MARKERS
 from tests.engine.fake_decoding import FakeRunner
-from tests.engine.inside import between_steps
 from tests.engine.test_chat import CONFIG
 from tests.engine.tiny import TinyEngine, harmony_tokenizer, say, tiny_engine, tiny_tokenizer
 
@@ -57,8 +56,8 @@ MATCHES: dict[Constraint, Callable[[str], object]] = {
 def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[TinyEngine]:
     with tiny_engine(folder, CONFIG) as engine:
         if request.param == "slots":
-            runner = FakeRunner(engine._pieces.runner, 3, words=WORDS)
-            between_steps(engine, lambda: engine._engine_step.decode_with(runner))
+            runner = FakeRunner(engine.pieces.runner, 3, words=WORDS)
+            engine.loop.call(lambda: engine.engine_step.decode_with(runner))
         yield engine
 
 
@@ -69,8 +68,7 @@ def text_of(events: list[TokenEvent]) -> str:
 def together(engine: TinyEngine, params: list[SamplingParams]) -> list[tuple[list[TokenEvent], Sequence]]:
     """Answers to the same prompt that are asked for between two steps."""
     sequences: list[Sequence] = []
-    between_steps(
-        engine,
+    engine.loop.call(
         lambda: sequences.extend(
             engine.start(Rows.of([*PROMPT, index]), one) for index, one in enumerate(params)
         ),
@@ -111,13 +109,13 @@ def test_forced_tokens_take_no_step_each_and_change_nothing(engine: TinyEngine) 
     """With log-probabilities each token is drawn by itself: the text is the same, and it takes more steps."""
     params = SamplingParams(temperature=1.0, seed=5, constraint=SCHEMA, logit_bias=SOBER)
     counts, texts = [], []
-    run = engine._pieces.runner.run
+    run = engine.pieces.runner.run
 
     def counted(batch: Any) -> Any:
         counts[-1] += 1
         return run(batch)
 
-    engine._pieces.runner.run = counted  # type: ignore[method-assign]
+    engine.pieces.runner.run = counted  # type: ignore[method-assign]
     for asked in (None, 0):
         engine.evict_all()
         counts.append(0)
@@ -134,9 +132,9 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
 
 def test_a_deterministic_engine_computes_every_row_in_slots_by_a_decode_step(folder: Path) -> None:
     with tiny_engine(folder, CONFIG) as engine:
-        runner = FakeRunner(engine._pieces.runner, 3, words=WORDS)
-        between_steps(engine, lambda: engine._engine_step.decode_with(runner))
-        engine._engine_step.jumps = False
+        runner = FakeRunner(engine.pieces.runner, 3, words=WORDS)
+        engine.loop.call(lambda: engine.engine_step.decode_with(runner))
+        engine.engine_step.jumps = False
         events = list(
             engine.stream(PROMPT, SamplingParams(temperature=0.0, constraint=SCHEMA, logit_bias=SOBER))
         )
@@ -185,8 +183,7 @@ def test_one_that_gets_too_complex_fails_alone(engine: TinyEngine, monkeypatch: 
     monkeypatch.setattr(Matcher, "push", fail)
     sequences: list[Sequence] = []
     params = [SamplingParams(temperature=0.0, constraint=REGEX, logit_bias=SOBER), free]
-    between_steps(
-        engine,
+    engine.loop.call(
         lambda: sequences.extend(
             engine.start(Rows.of([*PROMPT, index]), one) for index, one in enumerate(params)
         ),
@@ -206,9 +203,9 @@ def test_blocks_that_run_out_change_nothing(folder: Path) -> None:
     found = []
     for blocks in (100, 24):
         with tiny_engine(folder, CONFIG, num_blocks=blocks) as engine:
-            runner = FakeRunner(engine._pieces.runner, 3, words=WORDS)
-            between_steps(engine, partial(engine._engine_step.decode_with, runner))
-            engine._engine_step.jumps = False
+            runner = FakeRunner(engine.pieces.runner, 3, words=WORDS)
+            engine.loop.call(partial(engine.engine_step.decode_with, runner))
+            engine.engine_step.jumps = False
             answers = together(engine, params)
             found.append([[event.token_id for event in events] for events, _ in answers])
             preempted = sum(sequence.preemptions for _, sequence in answers)

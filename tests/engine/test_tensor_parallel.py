@@ -36,7 +36,6 @@ from engine.params import LoadOptions, SamplingParams
 from models.files import ModelFiles
 from tests.counting import until
 from tests.engine.divided import GREEDY, MORE_RANKS, PROMPT, is_running, load, loaded, text, write_model
-from tests.engine.inside import between_steps
 from tests.models.families import tiny_qwen3_moe
 
 
@@ -108,21 +107,21 @@ def test_blocks_are_offloaded_on_every_rank(folder: Path, monkeypatch: pytest.Mo
     )
 
     def evict(engine: Engine) -> None:
-        while engine._blocks.num_cached:
-            engine._blocks._free_one(offload=True)
+        while engine.pieces.blocks.num_cached:
+            engine.pieces.blocks._free_one(offload=True)
 
     with loaded(folder, 2) as engine:
         expected = text(engine, PROMPT * 4)
-        between_steps(engine, lambda: evict(engine))
+        engine.loop.call(lambda: evict(engine))
         text(engine, PROMPT[::-1] * 5)  # overwrites the blocks
         assert text(engine, PROMPT * 4) == expected
         figures = engine.figures().offload
         assert figures is not None
         assert figures.restored_tokens > 3 * len(PROMPT)
-        host = engine._pieces.cache.host
+        host = engine.pieces.cache.host
         host.costs.brought, host.costs.computed = 1.0, 0.1
         assert text(engine, PROMPT * 4) == expected, "computed, now that this is faster"
-        assert engine._pieces.cache.host is None
+        assert engine.pieces.cache.host is None
 
 
 def test_rows_move_up_on_every_rank(folder: Path) -> None:

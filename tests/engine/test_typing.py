@@ -55,7 +55,7 @@ def test_an_hour_of_typing_leaves_the_other_conversation_cached(
             ask(engine, talk, f"question {i}", None, f"the answer with the number {i}")
             talk.settle(wait=True)
     cached, history, others = engine.blocks_cached(), chat.history, other.history
-    room = engine._blocks.blocks_for(150)  # for the longest draft and the glue after it
+    room = engine.pieces.blocks.blocks_for(150)  # for the longest draft and the glue after it
     for stroke, draft in enumerate(strokes(Random(1 + seeds(1).start), STROKES)):
         chat.prepare(draft, params=ahead, wait=wait or stroke % 50 == 49)
         if stroke % 50 == 49:

@@ -21,7 +21,7 @@ from models.reference.decoder import Decoder
 from models.text.chat_template import ChatTemplate
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_parts import THINK_MARKERS, ThinkMarkers, TokenizerParts
-from tests.engine.inside import between_steps, check_blocks, evict_all
+from tests.engine.inside import check_blocks, evict_all
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
 TEMPLATE = """\
@@ -178,7 +178,7 @@ class TinyEngine(Engine):
         check_blocks(self)
 
     def blocks_cached(self) -> int:
-        return between_steps(self, lambda: self._blocks.num_cached)
+        return self.loop.call(lambda: self.pieces.blocks.num_cached)
 
     def evict_all(self) -> None:
         evict_all(self)
@@ -187,10 +187,10 @@ class TinyEngine(Engine):
         """Evict what is cached as if somebody needed room for it: it goes to the host tier, where there is one."""
 
         def job() -> None:
-            while self._blocks.num_cached:
-                self._blocks._free_one(offload=True)
+            while self.pieces.blocks.num_cached:
+                self.pieces.blocks._free_one(offload=True)
 
-        between_steps(self, job)
+        self.loop.call(job)
 
 
 @contextmanager
@@ -217,10 +217,10 @@ def tiny_engine(
         device=torch.device(device),
     )
     engine.scripted = ScriptedModel(network)
-    engine._pieces.runner._model = engine.scripted
+    engine.pieces.runner._model = engine.scripted
     try:
         yield engine
-        if not engine._loop.closed:
+        if not engine.is_closed:
             engine.check()
     finally:
         engine.close()

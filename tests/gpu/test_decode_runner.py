@@ -12,7 +12,7 @@ from engine import SamplingParams
 from engine.cache.host_memory import PromptCosts
 from engine.engine import Engine
 from engine.errors import EngineError
-from tests.engine.inside import between_steps, check_blocks
+from tests.engine.inside import check_blocks
 from tests.gpu.engines import CONFIGS as FUSED
 from tests.gpu.engines import SIZES, an_engine
 from tests.models.checkpoints import reference_model, run_reference, tiny_qwen3, write_checkpoint
@@ -52,19 +52,20 @@ def test_what_decoding_evicts_comes_back_from_host_memory(
 
     # No more host memory than needed: the system may refuse to pin much, and takes long for it.
     with an_engine(folder, num_blocks=48, offload=1 << 25) as engine:
+        blocks, cache = engine.pieces.blocks, engine.pieces.cache
 
         def rows() -> torch.Tensor:
-            runs = engine._pieces.cache.slots(engine._blocks.path(other), 0, len(other))
-            return torch.cat([engine._pieces.cache.kv[:, :, first:end] for first, end in runs], dim=2).clone()
+            runs = cache.slots(blocks.path(other), 0, len(other))
+            return torch.cat([cache.kv[:, :, first:end] for first, end in runs], dim=2).clone()
 
-        assert engine._host is not None
-        engine._host.prepare(wait=True)
-        assert engine._host.nbytes >= 47 * engine._host.block_bytes, "the system refuses to pin so little"
+        assert cache.host is not None
+        cache.host.prepare(wait=True)
+        assert cache.host.nbytes >= 47 * cache.host.block_bytes, "the system refuses to pin so little"
         assert engine.warm(other) == len(other)
-        before = between_steps(engine, rows)
+        before = engine.loop.call(rows)
         assert len(tokens(engine, SamplingParams(temperature=0.0, max_tokens=700))) == 700
         assert engine.warm(other) == 0
-        assert torch.equal(between_steps(engine, rows), before)
+        assert torch.equal(engine.loop.call(rows), before)
         check_blocks(engine)
 
 
@@ -148,10 +149,10 @@ def test_damaged_weights_end_the_turn_with_a_line(folder: Path) -> None:
         good = tokens(engine)
         norm = engine.network.final_norm.weight
         kept = norm.clone()
-        between_steps(engine, lambda: norm.fill_(float("nan")))
+        engine.loop.call(lambda: norm.fill_(float("nan")))
         with pytest.raises(EngineError, match="not a number"):
             tokens(engine)
-        between_steps(engine, lambda: norm.copy_(kept))
+        engine.loop.call(lambda: norm.copy_(kept))
         assert tokens(engine) == good
 
 

@@ -18,7 +18,7 @@ from engine.speculation.cost_model import CostModel
 from models.loading.load import load_model
 from models.network import Network
 from tests.counting import until
-from tests.engine.inside import between_steps, check_blocks
+from tests.engine.inside import check_blocks
 from tests.engine.speculation import Eager
 from tests.gpu.engines import DEVICE, SIZES, an_engine, forget
 from tests.gpu.test_speculation import asked, drawn, told
@@ -49,7 +49,7 @@ def drafted_engine(folders: tuple[Path, Path], name: str, **options: Any) -> Ite
     draft: Network = load_model(files_of(folders[name == "random"]), dtype=torch.bfloat16, device=DEVICE)
     options = {"ends": True, "streams": 8, "deterministic": True} | options
     with an_engine(folders[0], drafter=draft, draft_name=name, **options) as engine:
-        engine._engine_step.jumps = False  # when an answer jumps depends on the other streams
+        engine.engine_step.jumps = False  # when an answer jumps depends on the other streams
         yield engine
 
 
@@ -60,15 +60,15 @@ def engine(request: pytest.FixtureRequest, folders: tuple[Path, Path]) -> Iterat
 
 
 def drafting(engine: Engine) -> SlotDrafting:
-    drafts = engine._drafts
+    drafts = engine.drafts
     assert isinstance(drafts, SlotDrafting), engine.figures().notes
     return drafts
 
 
 def draft(engine: Engine, pace: CostModel | None = None) -> Speculating:
     """Have all drafts checked from now on, or as `pace` says."""
-    speculating = Speculating(engine._scheduler, pace or Eager(), drafts=drafting(engine))
-    engine._engine_step.speculating = speculating
+    speculating = Speculating(engine.pieces.scheduler, pace or Eager(), drafts=drafting(engine))
+    engine.engine_step.speculating = speculating
     return speculating
 
 
@@ -79,21 +79,21 @@ def test_an_answer_is_the_same_whatever_is_drafted(engine: Engine) -> None:
     for seed in range(CASES):
         random = Random(seed)
         several = [drawn(random) for _ in range(random.choice([1, 1, 1, 2, 3, 7]))]
-        engine._engine_step.speculating = None
+        engine.engine_step.speculating = None
         forget(engine)
         plain, events = list[Sequence](), []
         for number, params in enumerate(several):
             plain.append(asked(engine, seed + number, params))
             events.append(list(engine.events(plain[-1])))
         forget(engine)
-        engine._engine_step.speculating = speculating
+        engine.engine_step.speculating = speculating
         again = [asked(engine, seed + number, params) for number, params in enumerate(several)]
         for one, sequence, before in zip(events, again, plain, strict=True):
             assert list(engine.events(sequence)) == one, f"seed {seed}"
             assert told(sequence) == told(before), f"seed {seed}"
             drafted, accepted = drafted + sequence.drafted, accepted + sequence.drafts_accepted
         check_blocks(engine)
-        between_steps(engine, drafting(engine).blocks.check)
+        engine.loop.call(drafting(engine).blocks.check)
     assert speculating.notes == ()
     assert drafted > 50
     assert accepted > 20 or drafting(engine).name == "random"
@@ -117,7 +117,7 @@ def test_a_model_that_is_its_own_draft_is_nearly_always_right(folders: tuple[Pat
 
 def test_with_the_engine_s_own_pace_an_answer_is_the_same_too(engine: Engine) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=400, speculation="auto")
-    engine._engine_step.speculating = None
+    engine.engine_step.speculating = None
     forget(engine)
     events = list(engine.events(asked(engine, 1, params)))
     draft(engine, CostModel(sizes=(1, 2, 4, 8), again=64))
@@ -143,7 +143,7 @@ def test_one_that_fails_ends_its_drafts_and_nothing_else(folders: tuple[Path, Pa
         found = list(engine.events(sequence))
         assert sequence.drafted > 0
         assert speculating.notes[0].endswith(") is no longer used, because it failed: out of luck.")
-        engine._engine_step.speculating = None
+        engine.engine_step.speculating = None
         forget(engine)
         assert list(engine.events(engine.start(Rows.of([*b"abc"]), GREEDY))) == found
 
@@ -153,5 +153,5 @@ def test_it_reads_what_was_said_while_nobody_waits(engine: Engine) -> None:
     draft(engine)
     text = [*b"a text that is read, and which is longer than a block of the cache is "]
     engine.warm_rows(Rows.of(text))
-    until(lambda: between_steps(engine, lambda: drafts.blocks.match(text)) == len(text))
-    assert between_steps(engine, lambda: drafts.blocks.num_held) == 0
+    until(lambda: engine.loop.call(lambda: drafts.blocks.match(text)) == len(text))
+    assert engine.loop.call(lambda: drafts.blocks.num_held) == 0

@@ -9,7 +9,6 @@ from transformers import MistralConfig
 
 from engine import EngineError, SamplingParams
 from engine.cache.host_memory import PromptCosts
-from tests.engine.inside import between_steps
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine
 from tests.gpu.engines import an_engine
 from tests.models.checkpoints import random_model, run_reference, tiny_llama, tiny_qwen3, write_checkpoint
@@ -84,15 +83,15 @@ def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(
 
         def rows(prompt: list[int]) -> torch.Tensor:
             def job() -> torch.Tensor:
-                slots = engine._pieces.cache.slots(engine._blocks.path(prompt), 0, len(prompt))
+                slots = engine.pieces.cache.slots(engine.pieces.blocks.path(prompt), 0, len(prompt))
                 return torch.cat(
-                    [engine._pieces.cache.kv[:, :, first:end] for first, end in slots], dim=2
+                    [engine.pieces.cache.kv[:, :, first:end] for first, end in slots], dim=2
                 ).clone()
 
-            return between_steps(engine, job)
+            return engine.loop.call(job)
 
-        assert engine._host is not None
-        engine._host.prepare(wait=True)
+        assert engine.pieces.cache.host is not None
+        engine.pieces.cache.host.prepare(wait=True)
         prompts = [[i, *PROMPT[2:]] for i in range(6)]
         computed = []
         for prompt in prompts:

@@ -15,7 +15,6 @@ from engine.attention.unusual import kinds
 from engine.batch import Span, StepBatch
 from engine.errors import EngineError
 from models.loading.load import load_model
-from tests.engine.inside import between_steps
 from tests.gpu.engines import DEVICE, an_engine, random_tokens
 from tests.gpu.test_logits import errors, logits_of, prefilled_logits
 from tests.models.checkpoints import files_of, reference_model, write_checkpoint
@@ -106,7 +105,7 @@ def test_no_error_of_prompts_of_families_is_larger_either(folder: Path, attentio
         )
         assert ours.median() <= 1.05 * theirs.median()
         assert ours.max() <= 1.5 * theirs.max()
-        padded = engine._pieces.runner._padded
+        padded = engine.pieces.runner._padded
         assert (padded is None) == (attention == "sdpa")
         for cuts in ([(0, 170, 200, 216, 400)], [(0, 170, 400), (0, 130, 300), (0, 20, 37)]):
             steps = [
@@ -128,7 +127,7 @@ def run_steps(
     """Return the logits of each part (text, first token, end) of each step, starting with empty blocks."""
 
     def job() -> list[list[Tensor]]:
-        engine._blocks.evict_all()
+        engine.pieces.blocks.evict_all()
         found = []
         with blocks_for(engine, [[] for _ in texts], max(map(len, texts))) as tables:
             for step in steps:
@@ -139,10 +138,10 @@ def run_steps(
                     )
                     for number, start, stop in step
                 )  # fmt: skip
-                found.append([row.float().clone() for row in engine._pieces.runner.run(StepBatch(spans))])
+                found.append([row.float().clone() for row in engine.pieces.runner.run(StepBatch(spans))])
         return found
 
-    return between_steps(engine, job)
+    return engine.loop.call(job)
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_an_engine_serves_several_at_once_as_each_alone(folder: Path, determinis
         (line,) = [note for note in engine.figures().notes if note.startswith("The experts of ")]
         assert "of 4 layers are in host memory" in line
         assert "CUDA graph" in engine.figures().decode
-        host = engine._pieces.on_host
+        host = engine.pieces.on_host
         assert host is not None
         host.fetch_from = host.fetch_from or 200  # whatever was measured, both ways are used
         single = []
@@ -273,8 +273,8 @@ def test_memory_is_given_back_and_a_gguf_file_keeps_its_blocks(tmp_path: Path) -
         }
         assert formats == {Kind.Q4_0}
         assert not engine.network.is_quantized
-        assert engine._pieces.on_host is not None
-        assert engine._pieces.on_host.problem is None
+        assert engine.pieces.on_host is not None
+        assert engine.pieces.on_host.problem is None
         assert len(alone(engine, JOBS[3])) == 24
         memory = [stack for weights in engine.network.on_host.values() for stack in stacks(weights)]
         assert all(is_pinned(stack) for stack in memory)

@@ -12,7 +12,6 @@ from benchmarks.stepping import blocks_for, forced_logits
 from engine import SamplingParams
 from engine.batch import Span, StepBatch
 from engine.engine import Engine
-from tests.engine.inside import between_steps
 from tests.gpu.engines import GpuEngine, alone, an_engine, forget, random_tokens
 from tests.models.checkpoints import reference_model, tiny_llama, tiny_qwen3, write_checkpoint
 from tests.models.families import FUSED
@@ -62,8 +61,8 @@ def prefilled(engine: Engine, ids: list[int], cuts: list[int]) -> Tensor:
     """Return the logits fp32 [T, vocab] of a prompt from the backend, in chunks that begin at `cuts`."""
 
     def job() -> Tensor:
-        engine._blocks.evict_all()
-        runner, found = engine._pieces.runner, []
+        engine.pieces.blocks.evict_all()
+        runner, found = engine.pieces.runner, []
         with blocks_for(engine, [[]], len(ids)) as (blocks,), torch.inference_mode():
             for start, end in zip(cuts, [*cuts[1:], len(ids)], strict=True):
                 plan = runner._backend.plan(StepBatch((Span(tuple(blocks), start, end - start),)))
@@ -71,7 +70,7 @@ def prefilled(engine: Engine, ids: list[int], cuts: list[int]) -> Tensor:
                 found.append(runner._model.logits(runner._model.forward(*given, plan)).float())
         return torch.cat(found)
 
-    return between_steps(engine, job)
+    return engine.loop.call(job)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,11 +137,11 @@ def stored(engine: Engine, ids: list[int]) -> Tensor:
 
     def job() -> Tensor:
         with blocks_for(engine, [ids], 1) as (blocks,):
-            slots = engine._pieces.cache.every_slot(blocks, 0, len(ids) - 1).cuda()
-            row = engine._pieces.cache.row
-            return engine._pieces.cache.kv.index_select(2, slots)[..., : row.heads * (row.dim + 4)]
+            slots = engine.pieces.cache.every_slot(blocks, 0, len(ids) - 1).cuda()
+            row = engine.pieces.cache.row
+            return engine.pieces.cache.kv.index_select(2, slots)[..., : row.heads * (row.dim + 4)]
 
-    return between_steps(engine, job)
+    return engine.loop.call(job)
 
 
 @jit

@@ -17,7 +17,6 @@ from engine.cache.rows import Rows
 from engine.engine import Engine
 from engine.schedule.scheduler import PromptChunk
 from engine.schedule.sequence import Priority, Sequence
-from tests.engine.inside import between_steps
 from tests.gpu.engines import an_engine, random_tokens
 from tests.models.checkpoints import reference_model, tiny_llama, tiny_qwen3, write_checkpoint
 
@@ -64,7 +63,7 @@ def prefilled_logits(engine: Engine, token_ids: list[int], cuts: list[int]) -> T
     """Return the logits [T, vocab] of a prompt in chunks that begin at `cuts`."""
 
     def run(blocks: list[int]) -> Tensor:
-        runner, found = engine._pieces.runner, []
+        runner, found = engine.pieces.runner, []
         with torch.inference_mode():
             for start, end in zip(cuts, [*cuts[1:], len(token_ids)], strict=True):
                 plan = runner._backend.plan(StepBatch((Span(tuple(blocks), start, end - start),)))
@@ -80,11 +79,11 @@ def fresh_blocks(engine: Engine, rows: int, function: Callable[[list[int]], Tens
     """Call `function` on the loop thread with blocks for `rows` rows."""
 
     def job() -> Tensor:
-        engine._blocks.evict_all()
+        engine.pieces.blocks.evict_all()
         with blocks_for(engine, [[]], rows) as (blocks,):
             return function(blocks)
 
-    return between_steps(engine, job)
+    return engine.loop.call(job)
 
 
 def errors(logits: Tensor, reference: Tensor) -> Tensor:
@@ -134,9 +133,9 @@ def test_short_chunks_as_graphs_are_no_worse_either(
             for start in range(0, len(TEXT), count):
                 sequence = Sequence(Rows.of(TEXT[: start + count]), Priority.PERSON, SamplingParams())
                 sequence.table = BlockTable(blocks)
-                assert engine._pieces.runner._padded is not None
+                assert engine.pieces.runner._padded is not None
                 found.append(
-                    engine._pieces.runner.run(StepBatch((PromptChunk(sequence, start, count).span,)))[
+                    engine.pieces.runner.run(StepBatch((PromptChunk(sequence, start, count).span,)))[
                         0
                     ].clone()
                 )
@@ -161,8 +160,8 @@ def test_prompts_of_several_at_once_are_those_of_each_alone(
 
     def run(engine: Engine, order: list[int], together: bool) -> tuple[Tensor, int]:
         """Return the logits [2, texts, vocab] in the order of the texts, and how many steps were new."""
-        found, firsts = [], engine._pieces.runner.firsts
-        engine._blocks.evict_all()
+        found, firsts = [], engine.pieces.runner.firsts
+        engine.pieces.blocks.evict_all()
         with blocks_for(engine, [[] for _ in texts], max(lengths) + more) as tables:
             for is_tail in (False, True):
                 spans = []
@@ -173,10 +172,10 @@ def test_prompts_of_several_at_once_are_those_of_each_alone(
                     spans.append(Span(blocks, start, stop - start, ids, range(start, stop), True))
                 batches = [tuple(spans)] if together else [(span,) for span in spans]
                 rows = [
-                    row.clone() for batch in batches for row in engine._pieces.runner.run(StepBatch(batch))
+                    row.clone() for batch in batches for row in engine.pieces.runner.run(StepBatch(batch))
                 ]
                 found.append(torch.stack([rows[order.index(number)] for number in range(len(texts))]))
-        return torch.stack(found).float(), engine._pieces.runner.firsts - firsts
+        return torch.stack(found).float(), engine.pieces.runner.firsts - firsts
 
     rounded = reference_model(folder, BF16).cuda()
     references, largest = [], 0.0
@@ -188,20 +187,20 @@ def test_prompts_of_several_at_once_are_those_of_each_alone(
     options = {"attention": attention, "block_size": block_size, "num_blocks": 64 * 256 // block_size}
     with an_engine(folder, BF16, **options) as engine:
         numbers = list(range(len(texts)))
-        alone, _ = between_steps(engine, lambda: run(engine, numbers, False))
+        alone, _ = engine.loop.call(lambda: run(engine, numbers, False))
         assert errors(alone, reference).max() <= 1.5 * largest
         # The first order is run, recorded, and at last replayed; others may need batches of other shapes.
         for turn, first in enumerate([0, 0, 1, 2, 0]):
             order = numbers[first:] + numbers[:first]
-            together, firsts = between_steps(engine, lambda: run(engine, order, True))  # noqa: B023 - it is called here
+            together, firsts = engine.loop.call(lambda: run(engine, order, True))  # noqa: B023 - it is called here
             assert errors(together, reference).max() <= 1.5 * largest, turn
             assert errors(together, alone).max() <= 2 * largest, turn
             if turn == 1:
                 assert firsts > 0
         assert firsts == 0
-        assert engine._pieces.runner._padded is not None
-        assert engine._pieces.runner._padded._graphs is not None
-        assert engine._pieces.runner._padded._graphs.problem is None
+        assert engine.pieces.runner._padded is not None
+        assert engine.pieces.runner._padded._graphs is not None
+        assert engine.pieces.runner._padded._graphs.problem is None
 
 
 TEXTS = [random_tokens(60 + 37 * n % 301, n) for n in range(64)]

@@ -115,8 +115,8 @@ def test_preempted_streams_go_on_as_if_nothing_had_been(
     with an_engine(folder, BF16, streams=8) as engine:
         expected = texts_alone(engine, jobs)
     with an_engine(folder, BF16, streams=8, context=400, num_blocks=30, offload=1 << 30) as engine:
-        assert engine._host is not None
-        engine._host.prepare(wait=True)
+        assert engine.pieces.cache.host is not None
+        engine.pieces.cache.host.prepare(wait=True)
         for prompt, _ in jobs:
             engine.warm(prompt)
         started = started_apart(engine, jobs)

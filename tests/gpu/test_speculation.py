@@ -41,7 +41,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = write_checkpoint(tmp_path_factory.mktemp("guesses"), config, dtype=torch.bfloat16)
     # Deterministic: prompts have the same bits beside others as alone.
     with an_engine(folder, ends=True, streams=8, deterministic=True, **options) as engine:
-        engine._engine_step.jumps = False  # when an answer jumps depends on the other streams
+        engine.engine_step.jumps = False  # when an answer jumps depends on the other streams
         yield engine
 
 
@@ -82,13 +82,13 @@ def told(sequence: Sequence) -> list[Any]:
 
 
 def test_an_answer_is_the_same_whatever_is_guessed(engine: Engine) -> None:
-    assert engine._pieces.decode_runner is not None
-    assert engine._pieces.decode_runner.checks_guesses
+    assert engine.pieces.decode_runner is not None
+    assert engine.pieces.decode_runner.checks_guesses
     guessed = accepted = 0
     for seed in range(CASES):
         random = Random(seed)
         several = [drawn(random) for _ in range(random.choice([1, 1, 1, 2, 3, 7, 8]))]
-        engine._engine_step.speculating = None
+        engine.engine_step.speculating = None
         forget(engine)
         plain, events = list[Sequence](), []
         for number, params in enumerate(several):
@@ -111,7 +111,7 @@ def test_an_answer_is_the_same_whatever_is_guessed(engine: Engine) -> None:
 def test_an_answer_that_has_to_match_something_is_the_same_whatever_is_guessed(engine: Engine) -> None:
     """Also where it jumps: alone, it jumps at the same places."""
     accepted = 0
-    engine._engine_step.jumps = True
+    engine.engine_step.jumps = True
     try:
         for seed in range(CASES):
             temperature = (0.0, 1.0)[seed % 2]
@@ -123,7 +123,7 @@ def test_an_answer_that_has_to_match_something_is_the_same_whatever_is_guessed(e
                 max_tokens=90,
                 speculation="auto",
             )
-            engine._engine_step.speculating = None
+            engine.engine_step.speculating = None
             forget(engine)
             plain = asked(engine, seed, params)
             events = list(engine.events(plain))
@@ -134,7 +134,7 @@ def test_an_answer_that_has_to_match_something_is_the_same_whatever_is_guessed(e
             assert told(sequence) == told(plain), f"seed {seed}"
             accepted += sequence.accepted
     finally:
-        engine._engine_step.jumps = False
+        engine.engine_step.jumps = False
     assert accepted > 20
 
 
@@ -142,7 +142,7 @@ def test_an_answer_is_the_same_where_the_engine_knows_what_pays(engine: Engine) 
     """With the engine's own pace, which after some steps knows what they cost."""
     params = SamplingParams(temperature=0.0, max_tokens=400, speculation="auto")
     forget(engine)
-    assert engine._engine_step.speculating is not None
+    assert engine.engine_step.speculating is not None
     plain = asked(engine, 1, replace(params, speculation="off"))
     events = list(engine.events(plain))
     forget(engine)

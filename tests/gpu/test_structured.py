@@ -60,7 +60,7 @@ def test_what_has_to_match_does_and_each_says_what_it_says_alone(
     """Forced tokens that are computed together may have other bits beside others; otherwise everything is the same."""
     folder = write_checkpoint(tmp_path, CONFIGS["qwen3"], dtype=torch.bfloat16)
     with an_engine(folder, ends=True, streams=8, graphs=graphs) as engine:
-        engine._engine_step.jumps = jumps
+        engine.engine_step.jumps = jumps
         jobs = [a_job(number) for number in range(8)]
         for prompt, _ in jobs:
             engine.warm(prompt)

@@ -46,8 +46,8 @@ def test_an_engine_is_built_answers_and_is_closed_while_another_thread_records(t
         for _ in range(3):
             with an_engine(folder, offload=1 << 28) as engine:
                 assert alone(engine, JOB) == expected
-                assert engine._pieces.decode_runner is not None
-                assert engine._pieces.decode_runner.name.endswith(", CUDA graph")
+                assert engine.pieces.decode_runner is not None
+                assert engine.pieces.decode_runner.name.endswith(", CUDA graph")
     finally:
         stop.set()
         recorder.join()

@@ -228,7 +228,7 @@ def test_guesses_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     accepted = 0
     with loaded(folder, 2, monkeypatch) as engine:
         for seed in range(8):
-            engine._engine_step.speculating = None
+            engine.engine_step.speculating = None
             plain = guessed(engine, seed)
             speculate(engine, Oracle(answers={0: list(plain.rows.token_ids)}, random=Random(seed)))
             again = guessed(engine, seed)
@@ -241,8 +241,8 @@ def test_a_draft_model_of_rank_0_changes_nothing(folder: Path, monkeypatch: pyte
     with loaded(folder, 2, monkeypatch) as engine:
         plain = [guessed(engine, seed, "off").generated for seed in range(4)]
     with loaded(folder, 2, monkeypatch, draft=str(folder)) as engine:
-        assert engine._drafts is not None, engine.figures().notes
-        engine._engine_step.speculating = Speculating(engine._scheduler, Eager(), drafts=engine._drafts)
+        assert engine.drafts is not None, engine.figures().notes
+        engine.engine_step.speculating = Speculating(engine.pieces.scheduler, Eager(), drafts=engine.drafts)
         sequences = [guessed(engine, seed, "draft") for seed in range(4)]
         assert [sequence.generated for sequence in sequences] == plain
         assert sum(sequence.accepted for sequence in sequences) > 50

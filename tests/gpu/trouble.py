@@ -72,7 +72,7 @@ def lost(engine: Engine) -> dict[str, Any]:
     def fail() -> None:
         torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
 
-    engine._loop.post(fail)
+    engine.loop.post(fail)
     errors = []
     for ask in [lambda: tokens(engine)] * 3 + [lambda: Engine.load(sys.argv[1], device="cuda")]:
         try:
@@ -87,7 +87,7 @@ def short(engine: Engine) -> dict[str, Any]:
     before = tokens(engine)
     chunks: list[int] = []
     launches: list[int] = []
-    run, runner = engine._pieces.runner.run, engine._pieces.decode_runner
+    run, runner = engine.pieces.runner.run, engine.pieces.decode_runner
     assert runner is not None
     launch = runner.launch
 
@@ -104,7 +104,7 @@ def short(engine: Engine) -> dict[str, Any]:
         return launch(sequences)
 
     evict_all(engine)
-    engine._pieces.runner.run, runner.launch = narrow, fail_once  # type: ignore[method-assign]
+    engine.pieces.runner.run, runner.launch = narrow, fail_once  # type: ignore[method-assign]
     return {"chunks": chunks, "before": before, "tokens": tokens(engine)}
 
 

@@ -104,7 +104,7 @@ class Served:
     @property
     def running(self) -> list[Any]:
         """The sequences that the engine has."""
-        return list(self.engine._scheduler.running)
+        return list(self.engine.pieces.scheduler.running)
 
     @property
     def has_ended(self) -> bool:

@@ -253,7 +253,7 @@ async def test_what_prompts_share_is_computed_once(service: ChannelService, serv
     first = asyncio.create_task(answers_of(service, requests[0]))
     await until(gate.holds.is_set)  # in its second chunk
     others = [asyncio.create_task(answers_of(service, request)) for request in requests[1:]]
-    await until(lambda: engine._loop._jobs.qsize() >= 2)  # they look for what is there
+    await until(lambda: engine.loop._jobs.qsize() >= 2)  # they look for what is there
     gate.open()
     answers = await asyncio.gather(first, *others)
     new = [started.prompt_tokens - started.cached_tokens for ((started,), _) in answers]
@@ -376,7 +376,7 @@ async def test_an_engine_that_ends_under_a_request_is_no_fault_of_the_request(
     """Before the answer has begun, too."""
     host = served.calls.host
     held = host.acquire("tiny")
-    served.engine._loop.fail(EngineError("A part is lost."))
+    served.engine.loop.fail(EngineError("A part is lost."))
     await until(lambda: served.engine.is_closed)
     with monkeypatch.context() as patch:
         patch.setattr(host, "take_loaded", lambda name: held)  # it was there a moment ago

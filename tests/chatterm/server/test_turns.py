@@ -90,7 +90,7 @@ async def test_what_a_terminal_asks_at_once_has_one_client_and_a_chat_is_nobody_
 async def test_a_terminal_comes_after_one_of_sixty_requests_of_a_program(
     service: ChannelService, served: Served
 ) -> None:
-    scheduler = served.engine._scheduler
+    scheduler = served.engine.pieces.scheduler
 
     def sooner() -> int:
         """All are there before anything is computed, the terminal's last."""
@@ -103,7 +103,7 @@ async def test_a_terminal_comes_after_one_of_sixty_requests_of_a_program(
             scheduler.finish(sequence, None)
         return count
 
-    assert await asyncio.to_thread(served.engine._loop.call, sooner) == 1
+    assert await asyncio.to_thread(served.engine.loop.call, sooner) == 1
 
 
 def question(served: Served, number: int, client: Hashable = None) -> Sequence:
