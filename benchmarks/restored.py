@@ -122,7 +122,7 @@ def written(engine: Engine, owner: str, prompt: list[int]) -> float:
     assert tier is not None
     began = perf_counter()
     engine.save(owner, Rows.of(prompt))
-    while engine.loop.call(lambda: bool(tier._wishes or tier._writing)):
+    while engine.loop.call(lambda: tier.has_writes):
         sleep(0.01)
     assert not tier.problem, tier.problem
     return perf_counter() - began

@@ -60,6 +60,7 @@ class DiskTier:
         called on another thread and returns everything that the bits of a block depend on."""
         self._cache = cache
         self._blocks = blocks
+        self._size = blocks.block_size
         self._post = post
         self._buffers = Buffers(sum(rows.nbytes for rows in cache.block(0)), cache.device)
         self._root = b""
@@ -134,6 +135,11 @@ class DiskTier:
         self._finish()
         return False
 
+    @property
+    def has_writes(self) -> bool:
+        """Whether blocks are still to be written."""
+        return bool(self._writes or self._writing)
+
     def finish(self) -> None:
         """Wait, on another thread, until everything that can be written is, but at most CLOSING_S."""
         finished = Event()
@@ -178,18 +184,15 @@ class DiskTier:
             return False
         tail = write.keys[write.done * self._size : write.until]
         if tail:
-            held, digest = (
-                self._blocks.path(write.keys[: write.until]),
-                after(write.digest or self._root, tail),
-            )
+            held = self._blocks.path(write.keys[: write.until])
             if len(held) == write.done:
                 return False
             block = self._blocks.every[held[-1]]
             if block.keys[: len(tail)] != tail:
                 return False
-            if not folder.holds(owner, digest) and not self._hand_over(
-                folder, owner, digest, block, len(tail)
-            ):
+            digest = after(write.digest or self._root, tail)
+            has = folder.holds(owner, digest)
+            if not has and not self._hand_over(folder, owner, digest, block, len(tail)):
                 return False
         self._writes.remove(write)
         return bool(tail)
@@ -438,10 +441,6 @@ class DiskTier:
             self._thread.join(5.0)
 
     # -- helpers
-
-    @property
-    def _size(self) -> int:
-        return self._blocks.block_size
 
     def _digest(self, block: Block, parent: Digest) -> Digest:
         found = self._names.get(block.name)

@@ -46,8 +46,7 @@ def is_quiet(backend: LocalBackend) -> bool:
 
 
 def is_written(backend: LocalBackend) -> bool:
-    disk = backend._engine.disk
-    return backend._engine.loop.call(lambda: not disk._writes and not disk._writing)
+    return not backend._engine.loop.call(lambda: backend._engine.disk.has_writes)
 
 
 def asked(backend: LocalBackend, text: str) -> tuple[int, int]:

@@ -22,8 +22,7 @@ def opened(folder: Path) -> LocalBackend:
 
 
 def is_written(backend: LocalBackend) -> bool:
-    disk = backend._engine.disk
-    return backend._engine.loop.call(lambda: not disk._writes and not disk._writing)
+    return not backend._engine.loop.call(lambda: backend._engine.disk.has_writes)
 
 
 def settled(backend: LocalBackend) -> int:

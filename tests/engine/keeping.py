@@ -1,6 +1,6 @@
 """An engine with a tier on disk, over anything that tests have for weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -78,9 +78,19 @@ def heard(engine: Engine, sequence: Sequence) -> list[tuple[int, float]]:
 def saved(engine: Engine, owner: str, tokens: list[int]) -> None:
     """Wait until the full blocks of `tokens` are written."""
     engine.save(owner, Rows.of(tokens))
-    until(lambda: engine.loop.call(lambda: is_saved(engine)))
+    until_written(engine)
 
 
-def is_saved(engine: Engine | TinyEngine) -> bool:
-    assert engine.disk is not None
-    return not engine.disk._writes and not engine.disk._writing
+def until_written(engine: Engine) -> None:
+    """Wait until everything that is to be kept is written."""
+    disk = engine.disk
+    assert disk is not None
+    until(lambda: not engine.loop.call(lambda: disk.has_writes))
+
+
+def pause_disk(engine: Engine) -> Callable[[], None]:
+    """Have the disk's thread wait until what is returned is called."""
+    go, disk = Event(), engine.disk
+    assert disk is not None
+    disk._tasks.put(lambda: go.wait(PATIENCE) and None)
+    return go.set

@@ -115,7 +115,7 @@ def live(order: dict[str, Any]) -> None:
         tell("asks")
         said.append(played(engine, talk, said, number))
         if order["waits"]:
-            until(lambda: engine.loop.call(lambda: not disk_tier._writes and not disk_tier._writing))
+            until(lambda: not engine.loop.call(lambda: disk_tier.has_writes))
         disk = engine.figures().disk
         assert disk is not None
         tell(

@@ -20,7 +20,7 @@ from engine.schedule.sequence import Priority, Sequence
 from engine.store import cost_cache, disk, identity
 from engine.store.folder import Folder
 from tests.counting import PATIENCE, until
-from tests.engine.keeping import GREEDY, answer, heard, is_saved, on_disk, saved
+from tests.engine.keeping import GREEDY, answer, heard, on_disk, pause_disk, saved, until_written
 from tests.engine.tiny import say, tiny_engine
 from tests.models.checkpoints import files_of
 from tests.models.families import MistralConfig, tiny
@@ -65,7 +65,7 @@ def test_a_resumed_chat_is_brought_back_while_it_is_read_or_asked(
             list(chat.send(f"question {number}", params))
         turns = chat.turns
         chat.settle(wait=True)
-        until(lambda: engine.loop.call(lambda: is_saved(engine)))
+        until_written(engine)
         expected = list(chat.send("why?", GREEDY))
     with on_disk(tmp_path, store) as engine:
         chat = engine.chat("Be brief.", think_cache=policy)
@@ -248,16 +248,16 @@ def test_no_idle_work_is_done_while_somebody_waits_for_blocks(
         answer(engine, PROMPT)
         saved(engine, "one", PROMPT)
     with on_disk(tmp_path, store) as engine:
-        go, done = Event(), Event()
+        done = Event()
         monkeypatch.setattr(engine.engine_step.computing.runner, "while_idle", lambda: done.set())
-        engine.disk._tasks.put(lambda: go.wait(PATIENCE) and None)
+        go = pause_disk(engine)
         sequence = engine.start(Rows.of(PROMPT), GREEDY)
         engine.loop.call(lambda: None)  # it waits for the disk now
         done.clear()
         for _ in range(10):
             assert engine.loop.call(lambda: engine.engine_step.is_busy)
         assert not done.is_set()
-        go.set()
+        go()
         heard(engine, sequence)
         assert done.wait(PATIENCE), "it goes on afterwards"
         assert not engine.loop.call(lambda: engine.engine_step.is_busy)
@@ -269,11 +269,10 @@ def test_who_is_cancelled_while_blocks_come_is_ended_and_the_loop_too(tmp_path: 
         answer(engine, PROMPT)
         saved(engine, "one", PROMPT)
     with on_disk(tmp_path, store) as engine:
-        go = Event()
-        engine.disk._tasks.put(lambda: go.wait(PATIENCE) and None)
+        go = pause_disk(engine)
         sequence = engine.start(Rows.of(PROMPT), GREEDY)
         sequence.cancelled = True
-        go.set()
+        go()
         assert list(engine.events(sequence)) == []
     with on_disk(tmp_path, store) as engine:
         engine.disk._tasks.put(lambda: until(lambda: engine.disk._finished))
@@ -312,11 +311,10 @@ def test_what_takes_the_place_of_reading_while_blocks_come(
         list(chat.send("a question", SamplingParams(temperature=0.0, max_tokens=70)))
         turns = chat.turns
         chat.settle(wait=True)
-        until(lambda: engine.loop.call(lambda: is_saved(engine)))
+        until_written(engine)
         expected = list(chat.send("why?", GREEDY))
     with on_disk(tmp_path, store) as engine:
-        go = Event()
-        engine.disk._tasks.put(lambda: go.wait(PATIENCE) and None)
+        go = pause_disk(engine)
         chat = engine.chat(think_cache=policy)
         chat.load(turns)
         chat.settle()
@@ -327,7 +325,7 @@ def test_what_takes_the_place_of_reading_while_blocks_come(
             chat.prepare("else")
             chat.load(turns)
         answer = chat.send("why?", GREEDY)
-        go.set()
+        go()
         assert list(answer) == expected
 
 
@@ -335,7 +333,7 @@ def test_a_chunk_says_what_it_takes_on_disk(tmp_path: Path) -> None:
     store = tmp_path / "kv"
     with on_disk(tmp_path, store) as engine:
         engine.chunks.keep(PROMPT, "paper", wait=True, owner="chunk-paper")
-        until(lambda: engine.loop.call(lambda: is_saved(engine)))
+        until_written(engine)
         engine.chunks.keep(PROMPT[:5], "nowhere", wait=True)
         on_disk_now = [chunk.disk_bytes for chunk in engine.chunks.list()]
     assert on_disk_now == [next(store.rglob("chunk-paper.kv")).stat().st_size, 0]

@@ -13,7 +13,7 @@ from engine.cache.rows import Rows
 from engine.store import records
 from engine.store.folder import Folder, forget
 from tests.counting import PATIENCE, until
-from tests.engine.keeping import answer, is_saved, keep, on_disk, saved
+from tests.engine.keeping import answer, keep, on_disk, saved, until_written
 from tests.fresh import seeds
 
 PROMPT = [(17 * i) % 250 for i in range(120)]
@@ -199,7 +199,7 @@ def test_two_engines_on_one_store_say_what_each_says_alone(tmp_path: Path, seed:
             assert answer(engine, prompts[number])[0] == expected[number]
             engine.save(f"talk-{number}", Rows.of(prompts[number]))
             if chance.random() < 0.5:
-                until(lambda engine=engine: engine.loop.call(lambda: is_saved(engine)))
+                until_written(engine)
             assert not engine.figures().notes
             engine.check()
 

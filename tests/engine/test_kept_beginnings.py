@@ -1,7 +1,6 @@
 """What many conversations begin with: read once, by whoever gets there first, and kept on disk with what an engine that
 ends still had to write."""
 
-from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
@@ -13,19 +12,12 @@ from engine.schedule.sequence import Priority, Sequence
 from engine.store import disk
 from engine.store.disk import DiskTier
 from engine.store.folder import Folder, chunk_owner, forget
-from tests.counting import until
-from tests.engine.keeping import GREEDY, answer, heard, is_saved, on_disk, saved
+from tests.counting import PATIENCE, until
+from tests.engine.keeping import GREEDY, answer, heard, on_disk, pause_disk, saved, until_written
 from tests.engine.test_disk import PROMPT
-from tests.engine.tiny import TinyEngine, say, tiny_engine
+from tests.engine.tiny import say, tiny_engine
 
 PAPER = "a paper of some length, " * 12
-
-
-def held(engine: TinyEngine) -> Callable[[], None]:
-    """The disk's thread waits until what is returned is called."""
-    go = Event()
-    engine.disk._tasks.put(lambda: go.wait(60) and None)
-    return go.set
 
 
 def test_a_prompt_that_is_asked_while_its_beginning_is_brought_back_waits_for_that(tmp_path: Path) -> None:
@@ -34,7 +26,7 @@ def test_a_prompt_that_is_asked_while_its_beginning_is_brought_back_waits_for_th
         expected, _ = answer(engine, [*PROMPT, 5, 6])
         saved(engine, chunk_owner("paper"), PROMPT)
     with on_disk(tmp_path, store) as engine:
-        go = held(engine)
+        go = pause_disk(engine)
         engine.chunks.keep(PROMPT, "paper", owner=chunk_owner("paper"))
         engine.loop.call(lambda: None)
         assert [one.idle for one in engine.disk._restores] == [True]
@@ -55,7 +47,7 @@ def test_who_does_not_want_it_any_more_does_not_end_it_for_others(tmp_path: Path
         expected, _ = answer(engine, PROMPT)
         saved(engine, "one", PROMPT)
     with on_disk(tmp_path, store) as engine:
-        go = held(engine)
+        go = pause_disk(engine)
         reading = Sequence(Rows.of(PROMPT), Priority.IDLE)
         engine.submit(reading)
         asked = engine.start(Rows.of(PROMPT), GREEDY)
@@ -123,7 +115,7 @@ def test_a_document_is_on_disk_once_however_many_conversations_are_on_it(tmp_pat
         tokens = engine.chat(PAPER).begun_with(PAPER)
         engine.chunks.keep(tokens, "paper", owner=owner)
         until(lambda: engine.chunks.progress("paper") is None)
-        until(lambda: engine.loop.call(lambda: is_saved(engine)))
+        until_written(engine)
         path = next(store.glob(f"*/{owner}.kv"))
         alone = path.stat().st_size
         for number in range(3):
@@ -132,7 +124,7 @@ def test_a_document_is_on_disk_once_however_many_conversations_are_on_it(tmp_pat
             engine.scripted.script = say(engine, None, f"an answer to {number}")
             list(chat.send(f"question {number}", SamplingParams(temperature=0.0, max_tokens=40)))
             chat.settle(wait=True)
-        until(lambda: engine.loop.call(lambda: is_saved(engine)))
+        until_written(engine)
         sizes = [file.stat().st_size for file in store.glob("*/talk*.kv")]
         assert path.stat().st_size == alone
         assert len(sizes) == 3
@@ -160,13 +152,16 @@ def test_what_is_shared_is_written_before_who_shares_it(tmp_path: Path) -> None:
             engine.disk.request_write("another", PROMPT)
 
         engine.loop.call(wish)
-        until(lambda: engine.loop.call(lambda: is_saved(engine)))
+        until_written(engine)
     sizes = {path.stem: path.stat().st_size for path in store.glob("*/*.kv")}
     whole, blocks = sizes.pop(chunk_owner("paper")), len(PROMPT) // 4
     assert max(sizes.values(), default=0) <= whole * disk.WRITING / blocks, "what was on its way to the disk"
 
 
-def test_an_engine_that_ends_writes_what_is_to_be_written(tmp_path: Path) -> None:
+def test_an_engine_that_ends_writes_what_is_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "CLOSING_S", PATIENCE)
     store = tmp_path / "kv"
     with on_disk(tmp_path, store) as engine:
         expected, _ = answer(engine, PROMPT)
