@@ -1,6 +1,5 @@
 """kill -9 in mid-answer: no committed token is lost or doubled, and the answer goes on as if nothing had happened."""
 
-import json
 import os
 import random
 import shutil
@@ -23,7 +22,7 @@ from chatterm.sessions.store import SessionStore
 from tests.chatterm.victim import MESSAGES, SAMPLING, backend_of
 from tests.counting import PATIENCE, until
 from tests.engine.inside import evict_all
-from tests.engine.tiny import TEMPLATE, tiny_tokenizer
+from tests.engine.tiny import tiny_parts, write_tokenizer
 from tests.fresh import seeds
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
 
@@ -37,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     has other tokens once it was saved (`engine/conversation/import_turns.py`).
     """
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer()._backend
+    tokenizer = tiny_parts().backend
     vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
     write_checkpoint(
         folder, tiny_qwen3(vocab_size=vocabulary, max_position_embeddings=1024, tie_word_embeddings=False)
@@ -47,9 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     end = tokenizer.token_to_id("<|im_end|>")
     head[[id for id in tokenizer.get_added_tokens_decoder() if id != end]] = 0
     save_file(weights | {"lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
-    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-    config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
     return folder
 
 

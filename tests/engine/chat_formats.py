@@ -12,7 +12,7 @@ from engine.conversation.turns import Answer, Turn
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_parts import META_SPACE, TokenizerParts, sentencepiece_decoder
 from tests.engine.tiny import TEMPLATE
-from tests.models.tokenizer_data import tiny_tokenizer
+from tests.models.tokenizer_data import tiny_backend
 
 _SYSTEM_IN_USER = (
     "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set messages = messages[1:] %}"
@@ -99,7 +99,7 @@ def names_of(kind: str) -> dict[str, str]:
 def backend(kind: str, *, renamed: bool = False) -> tokenizers.Tokenizer:
     """A small tokenizer of this kind; `renamed`: with the `names_of` its markers."""
     names = names_of(kind) if renamed else {}
-    data = json.loads(tiny_tokenizer("tiny_bpe" if kind == "bytes" else "tiny_spm")._backend.to_str())
+    data = json.loads(tiny_backend("tiny_bpe" if kind == "bytes" else "tiny_spm").to_str())
     data["added_tokens"] = []
     vocab = data["model"]["vocab"]
     for index, text in enumerate(("[INST]", "[/INST]", "<tool  call>")):

@@ -1,6 +1,5 @@
 """A tiny model that several processes of a CPU compute together."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from typing import Any
 
 from engine.engine import Engine
 from engine.params import SamplingParams
-from tests.engine.tiny import TEMPLATE, tiny_tokenizer
+from tests.engine.tiny import write_tokenizer
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -21,10 +20,7 @@ PROMPT = list(b"What is the capital of a country that has none, and why?")
 def write_model(path: Path, config: Any = None) -> Path:
     """Its folder; `config` has 272 tokens."""
     write_checkpoint(path, config or tiny_qwen3(vocab_size=272, max_position_embeddings=512))
-    tiny_tokenizer()._backend.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "<|im_end|>", "chat_template": TEMPLATE})
-    )
+    write_tokenizer(path)
     return path
 
 

@@ -45,7 +45,7 @@ from tests.engine.inside import evict_all
 from tests.engine.speculation import Eager
 from tests.engine.test_native_engine import CPU, a_native_engine
 from tests.engine.test_speculation import PARAMS, asked, heard, told
-from tests.engine.tiny import tiny_tokenizer
+from tests.engine.tiny import tiny_parts, tiny_tokenizer
 from tests.fresh import examples
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
@@ -585,7 +585,7 @@ def test_tokenizers_are_compared_by_what_they_do() -> None:
     assert one.difference(tiny_tokenizer()) is None
 
     def padded(unused: frozenset[int]) -> Tokenizer:
-        backend = tiny_tokenizer()._backend
+        backend = tiny_parts().backend
         backend.add_tokens([AddedToken("[PAD1]")])
         return Tokenizer(TokenizerParts(backend, {}, frozenset(), None, unused_ids=unused))
 

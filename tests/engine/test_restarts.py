@@ -22,7 +22,7 @@ from engine.store.records import scan
 from tests.counting import PATIENCE, until
 from tests.engine.inside import evict_all
 from tests.engine.restarted import READING, WRITING, load, played
-from tests.engine.tiny import TEMPLATE, tiny_tokenizer
+from tests.engine.tiny import TEMPLATE, tiny_parts, write_tokenizer
 from tests.fresh import seeds
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
 
@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "{{- '<|im_start|>assistant\\n' }}\n{%- if enable", f"{THINKS}\n{{%- if enable"
     )
     assert template != TEMPLATE
-    tokenizer = tiny_tokenizer(template)._backend
+    tokenizer = tiny_parts(template).backend
     vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
     shape = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 1024}
     config = tiny_qwen3(vocab_size=vocabulary, tie_word_embeddings=False, **shape)
@@ -58,9 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "</think>")]
     head[[id for id in tokenizer.get_added_tokens_decoder() if id not in said]] = 0
     save_file(weights | {"lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
-    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-    told = {"eos_token": "<|im_end|>", "chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    write_tokenizer(folder, template)
     return folder
 
 

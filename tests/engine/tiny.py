@@ -1,5 +1,6 @@
 """A tiny Qwen3-shaped model with a thinking chat template, in fp32, and an engine around it."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -89,15 +90,14 @@ def with_markers(template: str, markers: ThinkMarkers) -> str:
     return template.replace("<think>", markers.open).replace("</think>", markers.close)
 
 
-def tiny_tokenizer(
+def tiny_parts(
     template: str = TEMPLATE,
     markers: ThinkMarkers = THINK_MARKERS[0],
     special: tuple[str, ...] = (),
     merges: Sequence[tuple[str, str]] = (),
-) -> Tokenizer:
+) -> TokenizerParts:
     """Bytes are tokens, and so is what `merges` make of them; the markers are added as Qwen3's and Magistral's are, and
     so are more `special` tokens."""
-    template = with_markers(template, markers)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = [*alphabet, *("".join(pair) for pair in merges)]
     backend = tokenizers.Tokenizer(models.BPE({text: i for i, text in enumerate(vocabulary)}, list(merges)))
@@ -107,19 +107,33 @@ def tiny_tokenizer(
     backend.add_tokens([AddedToken(text, special=text[0] == "[") for text in (markers.open, markers.close)])
     end = backend.token_to_id("<|im_end|>")
     names = {"eos_token": "<|im_end|>"}
-    tokenizer = Tokenizer(TokenizerParts(backend, names, frozenset([end]), template))
-    tokenizer._template = shared_template(template, **names)
-    return tokenizer
+    return TokenizerParts(backend, names, frozenset([end]), with_markers(template, markers))
+
+
+def tiny_tokenizer(
+    template: str = TEMPLATE,
+    markers: ThinkMarkers = THINK_MARKERS[0],
+    special: tuple[str, ...] = (),
+    merges: Sequence[tuple[str, str]] = (),
+) -> Tokenizer:
+    """The tokenizer of `tiny_parts`."""
+    return with_shared_template(tiny_parts(template, markers, special, merges))
 
 
 def harmony_tokenizer() -> Tokenizer:
     """Bytes are tokens; what steers is special, as in gpt-oss."""
-    tokenizer = tiny_tokenizer(HARMONY)
+    backend = tiny_parts(HARMONY).backend
     names = ("start", "end", "message", "channel", "return", "call", "constrain")
-    tokenizer._backend.add_special_tokens([AddedToken(f"<|{name}|>", special=True) for name in names])
-    made = Tokenizer(TokenizerParts(tokenizer._backend, {}, frozenset(), HARMONY))
-    made._template = shared_template(HARMONY)
-    return made
+    backend.add_special_tokens([AddedToken(f"<|{name}|>", special=True) for name in names])
+    return with_shared_template(TokenizerParts(backend, {}, frozenset(), HARMONY))
+
+
+def write_tokenizer(folder: Path, template: str = TEMPLATE) -> None:
+    """Write the files of a tokenizer as `tiny_tokenizer` makes it."""
+    parts = tiny_parts(template)
+    parts.backend.save(str(folder / "tokenizer.json"))
+    config = {**parts.special_tokens, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 class SharedTemplate(ChatTemplate):
@@ -132,6 +146,14 @@ class SharedTemplate(ChatTemplate):
 @cache
 def shared_template(source: str, **names: str) -> ChatTemplate:
     return SharedTemplate(source, names)
+
+
+def with_shared_template(parts: TokenizerParts) -> Tokenizer:
+    """A tokenizer that keeps the process of its template to itself no longer than the tests run."""
+    tokenizer = Tokenizer(parts)
+    assert parts.chat_template is not None
+    tokenizer._template = shared_template(parts.chat_template, **parts.special_tokens)
+    return tokenizer
 
 
 class ScriptedModel:

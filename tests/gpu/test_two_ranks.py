@@ -24,7 +24,7 @@ from engine.params import SamplingParams
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculating import Speculating
 from tests.engine.speculation import Eager, Oracle, speculate
-from tests.engine.tiny import tiny_tokenizer
+from tests.engine.tiny import tiny_parts
 from tests.gpu.engines import SIZES
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
 from tests.models.families import tiny_qwen3_moe
@@ -117,7 +117,7 @@ def test_sums_and_logits_of_several_processes(tmp_path: Path, ranks: int) -> Non
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     write_checkpoint(path, tiny_qwen3(**SIZES, **SHAPE, num_hidden_layers=3))
-    tiny_tokenizer()._backend.save(str(path / "tokenizer.json"))
+    tiny_parts().backend.save(str(path / "tokenizer.json"))
     return path
 
 
@@ -126,7 +126,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("experts")
     changes = {"moe_intermediate_size": 256, "num_hidden_layers": 2, "decoder_sparse_step": 1}
     write_checkpoint(path, tiny_qwen3_moe(**SIZES, **SHAPE, **changes))
-    tiny_tokenizer()._backend.save(str(path / "tokenizer.json"))
+    tiny_parts().backend.save(str(path / "tokenizer.json"))
     return path
 
 

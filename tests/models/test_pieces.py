@@ -22,7 +22,7 @@ CONTROL = list(ADDED)[:6]
 TEMPLATE = "{% for m in messages %}{{ 'User: assistant\n\n' + m['content'] }}{% endfor %}"
 
 
-def made(added: dict[str, bool], vocabulary: dict[str, int] | None = None) -> Tokenizer:
+def backend_with(added: dict[str, bool], vocabulary: dict[str, int] | None = None) -> Backend:
     """Return a byte-level tokenizer without merges; `vocabulary` has tokens besides the bytes."""
     alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = [(word[:1], word[1:]) for word in vocabulary or {} if len(word) == 2]
@@ -32,7 +32,11 @@ def made(added: dict[str, bool], vocabulary: dict[str, int] | None = None) -> To
     for text, special in added.items():
         token = AddedToken(text, special=special, normalized=False)
         (backend.add_special_tokens if special else backend.add_tokens)([token])
-    return Tokenizer(TokenizerParts(backend, {}, frozenset(), TEMPLATE))
+    return backend
+
+
+def made(added: dict[str, bool], vocabulary: dict[str, int] | None = None) -> Tokenizer:
+    return Tokenizer(TokenizerParts(backend_with(added, vocabulary), {}, frozenset(), TEMPLATE))
 
 
 def test_markers_are_text_when_typed_and_words_are_tokens() -> None:
@@ -64,8 +68,9 @@ TOKENIZER = made(ADDED)
 
 
 def test_a_merge_makes_no_control_token_of_typed_text() -> None:
-    tokenizer = made({"<s": True}, {"<s": 256})
-    assert tokenizer._backend.model.tokenize("<s")[0].id == 256
+    given = {"<s": True}, {"<s": 256}
+    assert backend_with(*given).model.tokenize("<s")[0].id == 256
+    tokenizer = made(*given)
     assert tokenizer.encode("<s") == tokenizer.encode_pieces([PromptPiece("<s", typed=False)]) == [256]
     typed = tokenizer.encode_plain("a<s>")
     assert 256 not in typed

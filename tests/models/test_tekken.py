@@ -67,10 +67,10 @@ def tekken_file(folder: Path, words: tuple[bytes, ...], **changes: Any) -> Path:
 
 
 def test_ids_are_those_of_the_ranks(tmp_path: Path) -> None:
-    ours = OurTokenizer(parts_from_folder(tekken_file(tmp_path, ranked())))
+    parts = parts_from_folder(tekken_file(tmp_path, ranked()))
+    ours, backend = OurTokenizer(parts), parts.backend
     ranks = {word: rank for rank, word in enumerate(ranked())}
     # The same vocabulary as a GGUF file.
-    backend = ours._backend
     tokens = [backend.id_to_token(token_id) for token_id in range(ours.vocab_size)]
     metadata = {
         "tokenizer.ggml.model": "gpt2",

@@ -17,7 +17,7 @@ from tests.models.tokenizer_data import (
     qwen3_metadata,
     smollm2_file,
     smollm2_metadata,
-    tiny_tokenizer,
+    tiny_backend,
 )
 
 CONVERSATIONS: list[list[Message]] = [
@@ -167,7 +167,7 @@ def test_byte_level_folders_as_transformers_reads_them(tmp_path: Path, tokenizer
 
 
 def parts_from_metadata(name: str) -> str:
-    content: str = tiny_tokenizer(name)._backend.to_str()
+    content: str = tiny_backend(name).to_str()
     return content
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from models.hub import catalogue
 from models.text.gguf_tokenizer import parts_from_gguf
@@ -27,6 +28,12 @@ def tiny(name: str) -> dict[str, Any]:
     """Return GGUF metadata of the small vocabulary `tiny_bpe` or `tiny_spm`."""
     metadata: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
     return metadata
+
+
+@functools.cache
+def tiny_backend(name: str) -> tokenizers.Tokenizer:
+    """Return a small vocabulary as the tokenizers library has it."""
+    return parts_from_gguf(tiny(name)).backend
 
 
 @functools.cache

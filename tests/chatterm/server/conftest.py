@@ -1,7 +1,6 @@
 """An engine process around tiny random models: in a thread of the test, or in a process of its own."""
 
 import asyncio
-import json
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from chatterm.server.spawn import ProcessOptions
 from engine.machine.memory_check import MemoryNeed
 from models.errors import ModelError
 from models.files import ModelFiles
-from tests.engine.tiny import TEMPLATE, TinyEngine, tiny_engine, tiny_tokenizer
+from tests.engine.tiny import TinyEngine, tiny_engine, write_tokenizer
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -133,9 +132,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all that a model has, for processes of their own."""
     folder = tmp_path_factory.mktemp("whole") / "tiny"
     write_checkpoint(folder, tiny_qwen3(vocab_size=272, max_position_embeddings=1024))
-    tiny_tokenizer()._backend.save(str(folder / "tokenizer.json"))
-    own = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(own))
+    write_tokenizer(folder)
     return folder
 
 
