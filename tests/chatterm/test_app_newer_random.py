@@ -15,6 +15,7 @@ from chatterm.screens.approval import ApprovalScreen
 from chatterm.sessions.store import SessionStore
 from chatterm.sessions.tree import Tree
 from chatterm.tools.keypress_guard import QUIET
+from tests.chatterm.approving import set_clock
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.chatterm.snapshots.test_screens import gauge
@@ -131,8 +132,7 @@ async def test_random_keys(seed: int, folder: Path, monkeypatch: pytest.MonkeyPa
         for _ in range(50):
             screen = driver.app.screen
             if isinstance(screen, ApprovalScreen) and chance.random() < 0.5:
-                screen._keys._last = 0.0
-                screen._now = lambda: QUIET  # as if nothing was typed for long
+                set_clock(screen, lambda: QUIET)  # as if nothing was typed for long
             if (
                 isinstance(screen, ModalScreen)
                 and not isinstance(screen, ApprovalScreen)

@@ -20,8 +20,7 @@ from chatterm.backends.backend import (
 )
 from chatterm.backends.remote.dialects.calls import MOST_CALLS, CallAssembler, CallPart, HistoryCall
 from chatterm.backends.remote.history import history
-from chatterm.screens.approval import ApprovalScreen
-from chatterm.tools.keypress_guard import QUIET
+from tests.chatterm.approving import asked
 from tests.chatterm.driving import driven
 from tests.chatterm.remote.rough_server import Handler, delta, document, events, rough, said, status, stream
 from tests.chatterm.remote.test_app_remote import address, anywhere
@@ -191,14 +190,8 @@ async def test_a_remote_call_asks_like_any_other(tmp_path: Path, monkeypatch: py
         async with driven(anywhere(address(server))) as driver:
             await driver.send("/tools read")
             await driver.send("What do they say?", wait=False)
-            await driver.until(lambda: isinstance(driver.app.screen, ApprovalScreen))
-            screen, now = driver.app.screen, QUIET
-            assert isinstance(screen, ApprovalScreen)
-            screen._keys._last = 0.0
-            for key in ("down", "enter"):
-                screen._now = lambda now=now: now  # type: ignore[misc]
-                await driver.pilot.press(key)
-                now += QUIET
+            clock = await asked(driver)
+            await clock.press("down", "enter")
             await driver.idle()
             assert driver.answers == ["", "Read."]
             told = [message["content"] for message in server.requests[1].json["messages"][2:]]

@@ -11,9 +11,9 @@ from textual.pilot import Pilot
 from chatterm.app import ChatApp
 from chatterm.backends.backend import ToolCall
 from chatterm.conversation.tool_entry import ToolsEntry
-from chatterm.screens.approval import ApprovalScreen
 from chatterm.tools.keypress_guard import QUIET
 from chatterm.tools.rules import PermissionRule
+from tests.chatterm.approving import asked
 from tests.chatterm.driving import Driver
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.chatterm.snapshots.test_screens import Still, still
@@ -49,21 +49,9 @@ CALLS: dict[str, tuple[ToolCall, ...]] = {
 }
 
 
-async def asked(driver: Driver) -> ApprovalScreen:
-    """The next question, once keys count."""
-    await driver.until(lambda: isinstance(driver.app.screen, ApprovalScreen))
-    await driver.pilot.pause()
-    screen = driver.app.screen
-    assert isinstance(screen, ApprovalScreen)
-    screen._keys._last = 0.0
-    screen._now = lambda: QUIET
-    screen._look()
-    return screen
-
-
 async def question(driver: Driver) -> None:
     await driver.send("Make it safe for gauges without readings, please.", wait=False)
-    await asked(driver)
+    (await asked(driver)).go_to(QUIET)
 
 
 async def tools(driver: Driver) -> None:
@@ -83,7 +71,7 @@ async def called(driver: Driver) -> None:
     session = driver.app.chat.tooling.session
     session.policy.session += [PermissionRule("read_file", "*"), PermissionRule("search", "*")]
     await driver.send("What does discharge do?", wait=False)
-    await asked(driver)
+    (await asked(driver)).go_to(QUIET)
     await driver.pilot.press("enter")
     await driver.idle()
     entry = next(entry for entry in driver.transcript.entries if isinstance(entry, ToolsEntry))

@@ -13,7 +13,8 @@ from chatterm.screens import approval
 from chatterm.screens.approval import ApprovalScreen
 from chatterm.sessions.store import SessionStore
 from chatterm.tools.keypress_guard import FAST, QUIET
-from tests.chatterm.driving import Driver, driven
+from tests.chatterm.approving import asked
+from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 
@@ -33,33 +34,6 @@ def call(name: str, **arguments: Any) -> ToolCall:
 
 def backend(*calls: ToolCall, more: tuple[Script, ...] = ()) -> ScriptedBackend:
     return ScriptedBackend([Script("Let me see.", calls=calls), *more, Script("Done.")])
-
-
-class Clock:
-    """The time that a question goes by."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self.now = 0.0
-
-    async def press(self, key: str, after: float = QUIET) -> None:
-        self.now += after
-        screen = self._driver.app.screen
-        assert isinstance(screen, ApprovalScreen)
-        await self._driver.pilot.press(key)
-
-
-async def asked(driver: Driver) -> Clock:
-    """Wait for a question; from then on the time goes by as the test says."""
-    await driver.until(lambda: isinstance(driver.app.screen, ApprovalScreen))
-    await driver.pilot.pause()
-    screen = driver.app.screen
-    assert isinstance(screen, ApprovalScreen)
-    clock = Clock(driver)
-    screen._now = lambda: clock.now
-    screen._keys._last = 0.0
-    screen._look()
-    return clock
 
 
 def results(backend: ScriptedBackend) -> list[ToolResult]:
@@ -306,8 +280,7 @@ async def test_a_model_that_never_ends_needs_a_key_now_and_then(folder: Path) ->
             await clock.press(key)
         await driver.until(lambda: len(results(model)) == 11)
         clock = await asked(driver)
-        clock.now = QUIET
-        driver.app.screen._look()  # type: ignore[attr-defined]
+        clock.go_to(QUIET)
         await driver.pilot.pause()
         assert "10 calls ran without a key press." in driver.text()
         await driver.pilot.press("escape")

@@ -13,6 +13,7 @@ from chatterm.cli.main import call
 from chatterm.cli.oneshot import answer
 from chatterm.cli.usage import WrongUsage
 from chatterm.screens.approval import ApprovalScreen
+from tests.chatterm.approving import set_clock
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -97,7 +98,7 @@ async def test_in_the_chat_every_hostile_call_is_refused_or_asked_for(folder: Pa
         while not driver.app.chat.is_idle:
             screen = driver.app.screen
             if isinstance(screen, ApprovalScreen):
-                screen._now = lambda: 1e9
+                set_clock(screen, lambda: 1e9)
                 await driver.pilot.press("enter")
             await driver.pilot.pause(0.01)
         found = told(model)

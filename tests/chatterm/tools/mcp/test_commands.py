@@ -9,7 +9,7 @@ import pytest
 
 from chatterm.backends.backend import ToolCall
 from chatterm.cli.main import call
-from chatterm.screens.approval import ApprovalScreen
+from tests.chatterm.approving import asked
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.counting import patience
@@ -218,16 +218,8 @@ async def test_a_servers_tools_in_a_chat(config: Path) -> None:
         await driver.until(lambda: any("here (9 tools)" in text for text, _ in driver.said))
         await driver.send("What is 2 + 3?", wait=False)
         for keys in (("down", "enter"), ("enter",)):
-            await driver.until(lambda: isinstance(driver.app.screen, ApprovalScreen))
-            screen = driver.app.screen
-            assert isinstance(screen, ApprovalScreen)
-            await driver.pilot.pause()
-            now = [1e9]
-            screen._now = lambda now=now: now[0]  # type: ignore[misc]
-            screen._look()
-            for key in keys:
-                now[0] += 10
-                await driver.pilot.press(key)
+            clock, screen = await asked(driver), driver.app.screen
+            await clock.press(*keys)
             await driver.until(lambda screen=screen: driver.app.screen is not screen)  # type: ignore[misc]
         await driver.idle()
         told = [result for name, results in model.calls if name == "tell" for result in results]  # type: ignore[attr-defined]
