@@ -1,5 +1,6 @@
 """What tests do with the blocks of an engine, between two of its steps."""
 
+from engine.cache.blocks import BlockManager
 from engine.core import EngineCore
 
 
@@ -11,3 +12,10 @@ def evict_all(engine: EngineCore) -> None:
 def check_blocks(engine: EngineCore) -> None:
     """Check the invariants of the blocks."""
     engine.loop.call(engine.pieces.blocks.check)
+
+
+def offload(blocks: BlockManager, most: int | None = None) -> None:
+    """Evict up to `most` cached blocks (None: all) as somebody who needs room does: they go to the host tier, if there
+    is one. For the thread of the blocks."""
+    for _ in range(blocks.num_cached if most is None else min(most, blocks.num_cached)):
+        blocks._free_one(offload=True)

@@ -27,6 +27,7 @@ from engine.schedule.sequence import Priority, Sequence, SequenceStatus
 from engine.schedule.speculating import Speculating
 from engine.schedule.step import EngineStep
 from tests.engine.fake_decoding import FakeRunner, HashModel, mixed
+from tests.engine.inside import offload
 from tests.engine.speculation import Eager, Oracle
 from tests.engine.tiny import tiny_tokenizer
 
@@ -206,8 +207,7 @@ class World:
                 request.promoted |= request.sequence.priority is Priority.IDLE
                 request.sequence.priority = Priority.PERSON
             case "evict", (count,):
-                for _ in range(min(count, self.blocks.num_cached)):
-                    self.blocks._free_one(offload=True)
+                offload(self.blocks, count)
             case "pin", (family, length):
                 self.blocks.pin(prompt_of(family, length))
             case "borrow", (family, length, rows):

@@ -1,6 +1,5 @@
 """A question besides the conversation: it is answered in idle time, disturbs nothing and leaves nothing."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from engine import SamplingParams
 from engine.cache.rows import Rows
 from engine.conversation.aside import AsideRunner
+from tests.counting import until
 from tests.engine.tiny import TinyEngine, tiny_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -22,11 +22,9 @@ def small(folder: Path) -> Iterator[TinyEngine]:
         yield engine
 
 
-def ended(aside: AsideRunner) -> None:
-    """Wait until it has."""
-    task = aside._task
-    assert task is not None
-    assert task.sequence.finished.wait(60)
+def until_idle(engine: TinyEngine) -> None:
+    """Wait until nothing is computed any more."""
+    until(lambda: not engine.loop.call(lambda: engine.engine_step.has_work))
 
 
 def test_it_answers_and_what_it_cached_is_gone_afterwards(engine: TinyEngine) -> None:
@@ -34,7 +32,7 @@ def test_it_answers_and_what_it_cached_is_gone_afterwards(engine: TinyEngine) ->
     aside = AsideRunner(engine)
     assert aside.said is None
     aside.ask("what is this about?", Rows(), 24)
-    ended(aside)
+    until_idle(engine)
     assert aside.said == "A title"
     assert not aside.is_running
     assert engine.blocks_cached() > 0
@@ -47,7 +45,7 @@ def test_an_interrupted_one_says_nothing(engine: TinyEngine) -> None:
     aside = AsideRunner(engine)
     aside.ask("long " * 60, Rows(), 200)
     aside.stop()
-    ended(aside)
+    until_idle(engine)
     assert aside.said is None
     assert not aside.is_running
 
@@ -55,7 +53,7 @@ def test_an_interrupted_one_says_nothing(engine: TinyEngine) -> None:
 def test_one_that_does_not_fit_is_not_asked(engine: TinyEngine) -> None:
     aside = AsideRunner(engine)
     aside.ask("word " * 3000, Rows(), 24)
-    assert aside._task is None
+    assert not aside.is_running
 
 
 @pytest.mark.parametrize("moment", ["ended", "running"])
@@ -72,7 +70,7 @@ def test_the_conversation_is_the_same_with_and_without_it(
     said = [list(chat.send("one", params))]
     aside.ask("a title for it?", chat.history, 8 if moment == "ended" else 400)
     if moment == "ended":
-        ended(aside)
+        until_idle(engine)
     aside.stop()
     said.append(list(chat.send("two", params)))
     assert said == expected
@@ -90,7 +88,7 @@ def test_the_conversation_stays_cached_where_there_is_no_room_for_both(small: Ti
     present = small.cached_rows(chat.history)
     assert present == len(chat.history)
     aside.ask("y" * 60, chat.history, 60)
-    ended(aside)
+    until_idle(small)
     assert small.cached_rows(chat.history) == present
     small.check()
 
@@ -99,16 +97,14 @@ def test_a_person_goes_first(engine: TinyEngine) -> None:
     """While somebody waits not one of its tokens is computed, also where nobody has stopped it."""
     chat, aside = engine.chat(), AsideRunner(engine)
     aside.ask("a title?", Rows(), 600)
-    task = aside._task
-    assert task is not None
-    while not task.sequence.generated:
-        time.sleep(0.001)
+    until(lambda: any(one.generated for one in engine.pieces.scheduler.running))
+    (sequence,) = engine.pieces.scheduler.running
     events = chat.send("hello", GREEDY)
     next(events)
-    before = len(task.sequence.generated)
+    before = len(sequence.generated)
     for _ in range(6):
         next(events)
-    assert len(task.sequence.generated) == before
+    assert len(sequence.generated) == before
     events.close()  # type: ignore[attr-defined]
     aside.stop()
-    ended(aside)
+    until_idle(engine)

@@ -110,6 +110,11 @@ def test_who_reads_or_asks_for_much_before_the_disk_was_looked_at_waits_for_that
         assert asked.finished.wait(PATIENCE), "nobody is left waiting"
 
 
+def kept_costs(store: Path) -> PromptCosts:
+    """What is known of the only model in `store`, if anything is."""
+    return cost_cache.load_costs(next(store.rglob("costs.json"), store))
+
+
 @pytest.mark.parametrize("wins", [True, False])
 def test_the_first_prompt_after_a_start_knows_what_was_measured(tmp_path: Path, wins: bool) -> None:
     store = tmp_path / "kv"
@@ -117,11 +122,11 @@ def test_the_first_prompt_after_a_start_knows_what_was_measured(tmp_path: Path, 
         answer(engine, PROMPT)
         saved(engine, "one", PROMPT)
         engine.loop.call(lambda: engine.disk.costs.saw(500, 0.1 if wins else 0.001))
-        until(lambda: (engine.disk._folder.costs).exists())
+        until(lambda: list(store.rglob("costs.json")))
     with on_disk(tmp_path, store) as engine:
         assert answer(engine, PROMPT)[1] == 1, "reading was never measured"
         engine.loop.call(lambda: setattr(engine.disk.costs, "brought", 0.0001))
-        until(lambda: engine.loop.call(lambda: engine.disk._kept.brought == 0.0001))
+        until(lambda: kept_costs(store).brought == 0.0001)
     with on_disk(tmp_path, store) as engine:
         figures = engine.figures().disk
         assert (figures.brought_s, figures.computed_s) == (0.0001, 0.0002 if wins else 0.000002)
@@ -142,8 +147,7 @@ def test_what_the_disk_itself_has_to_give_is_judged_by_what_that_takes(
         saved(engine, "one", PROMPT)
         costs = PromptCosts(0.0001, 0.0002, 0.00001 if wins else 0.1)
         engine.loop.call(lambda: setattr(engine.disk, "costs", costs))
-        until(lambda: engine.loop.call(lambda: engine.disk._kept == costs))
-        until(lambda: cost_cache.load_costs(engine.disk._folder.costs) == costs)
+        until(lambda: kept_costs(store) == costs)
     monkeypatch.setattr(Folder, "is_cold", lambda *given: cold)
     with on_disk(tmp_path, store) as engine:
         assert answer(engine, PROMPT) == (expected, 1 if wins or not cold else len(PROMPT))

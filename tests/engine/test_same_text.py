@@ -27,7 +27,7 @@ from engine.schedule.scheduler import PromptChunk
 from engine.store.disk import DiskTier
 from models.loading.load import load_model
 from models.network import Network
-from tests.engine.inside import check_blocks, evict_all
+from tests.engine.inside import check_blocks, evict_all, offload
 from tests.engine.speculation import speculate
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_native_engine import CPU, a_native_engine
@@ -165,7 +165,7 @@ def one(pair: Pair, chat: Chat, saved: list[list[Turn]], kind: str, text: str, n
         case "branch":
             chat.load(copies(saved[number % len(saved)]))
         case "evict":
-            pair.used.loop.call(lambda: free_some(pair.used, number))
+            pair.used.loop.call(lambda: offload(pair.used.pieces.blocks, number))
         case "beside":
             ids = pair.used.tokenizer.encode(text)
             alone = [event.token_id for event in pair.fresh.stream(ids, params)]
@@ -174,12 +174,6 @@ def one(pair: Pair, chat: Chat, saved: list[list[Turn]], kind: str, text: str, n
             list(chat.send(text, params))
             assert [event.token_id for event in chain(begun, other)] == alone
             check(pair, chat, before, params)
-
-
-def free_some(engine: Engine, count: int) -> None:
-    """Evict up to `count` cached blocks, as somebody who needs room does."""
-    for _ in range(min(count, engine.pieces.blocks.num_cached)):
-        engine.pieces.blocks._free_one(offload=True)
 
 
 def check(pair: Pair, chat: Chat, before: list[Turn], params: SamplingParams) -> None:

@@ -36,6 +36,7 @@ from engine.params import LoadOptions, SamplingParams
 from models.files import ModelFiles
 from tests.counting import until
 from tests.engine.divided import GREEDY, MORE_RANKS, PROMPT, is_running, load, loaded, text, write_model
+from tests.engine.inside import offload
 from tests.models.families import tiny_qwen3_moe
 
 
@@ -106,13 +107,9 @@ def test_blocks_are_offloaded_on_every_rank(folder: Path, monkeypatch: pytest.Mo
         build, "_host_memory", lambda cache, options, device: HostKV(cache.parts, cache.block_size, 1 << 28)
     )
 
-    def evict(engine: Engine) -> None:
-        while engine.pieces.blocks.num_cached:
-            engine.pieces.blocks._free_one(offload=True)
-
     with loaded(folder, 2) as engine:
         expected = text(engine, PROMPT * 4)
-        engine.loop.call(lambda: evict(engine))
+        engine.loop.call(lambda: offload(engine.pieces.blocks))
         text(engine, PROMPT[::-1] * 5)  # overwrites the blocks
         assert text(engine, PROMPT * 4) == expected
         figures = engine.figures().offload

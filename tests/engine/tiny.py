@@ -22,7 +22,7 @@ from models.reference.decoder import Decoder
 from models.text.chat_template import ChatTemplate
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_parts import THINK_MARKERS, ThinkMarkers, TokenizerParts
-from tests.engine.inside import check_blocks, evict_all
+from tests.engine.inside import check_blocks, evict_all, offload
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
 TEMPLATE = """\
@@ -207,12 +207,7 @@ class TinyEngine(Engine):
 
     def offload_all(self) -> None:
         """Evict what is cached as if somebody needed room for it: it goes to the host tier, where there is one."""
-
-        def job() -> None:
-            while self.pieces.blocks.num_cached:
-                self.pieces.blocks._free_one(offload=True)
-
-        self.loop.call(job)
+        self.loop.call(lambda: offload(self.pieces.blocks))
 
 
 @contextmanager
