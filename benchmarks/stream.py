@@ -301,8 +301,8 @@ async def screen_rate(app: "ChatApp", backend: "LocalBackend") -> Screen:
     while not ended_at and time.perf_counter() < began + _PATIENCE:
         await asyncio.sleep(0.05)
     busy = cpu_seconds(ui) - busy
-    assert backend._chat is not None
-    last = backend._chat.last
+    assert backend.chat is not None
+    last = backend.chat.last
     assert last is not None
     stats = last.stats
     entry = [e for e in transcript.entries if isinstance(e, AnswerEntry)][-1]
@@ -325,10 +325,10 @@ def chat_backend(engine: "Engine", tokens: int) -> "LocalBackend":
 
     class Backend(LocalBackend):
         def open(self, on_progress: object = None) -> None:
-            self._engine, self._chat = engine, engine.chat()
+            self.engine, self.chat = engine, engine.chat()
             self._params = SamplingParams(temperature=0.0, max_tokens=tokens)
             name, device = engine.model_name, str(engine.device)
-            self.info = ModelInfo(name, device, str(engine.dtype), engine.context_length, self._chat.thinks)
+            self.info = ModelInfo(name, device, str(engine.dtype), engine.context_length, self.chat.thinks)
 
         def close(self) -> None:
             """Do nothing: the engine is measured again."""

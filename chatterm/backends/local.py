@@ -113,8 +113,9 @@ class LocalBackend(BackendBase):
     def __init__(self, model: str, options: ChatOptions, engines: Engines | None = None) -> None:
         super().__init__(model, options)
         self._engines: Engines = engines or OwnEngines()
-        self._engine: Engine | None = None
-        self._chat: Chat | None = None
+        self.engine: Engine | None = None
+        self.chat: Chat | None = None
+        """The conversation; like its engine None until `open`."""
         self._params: SamplingParams | None = None
         self._reading: DocumentPrefill | None = None
         self._power = Power()
@@ -131,7 +132,7 @@ class LocalBackend(BackendBase):
 
     @property
     def last(self) -> Outcome | None:
-        chat = self._chat
+        chat = self.chat
         answer = chat.last if chat is not None else None
         if answer is None:
             return None
@@ -142,7 +143,7 @@ class LocalBackend(BackendBase):
         )
 
     def figures(self) -> Figures | None:
-        engine, chat, reading = self._engine, self._chat, self._reading
+        engine, chat, reading = self.engine, self.chat, self._reading
         if engine is None or chat is None or reading is None:
             return None
         figures, warmed, reached = engine.figures(), chat.present_tokens, reading.reached()
@@ -154,7 +155,7 @@ class LocalBackend(BackendBase):
         )
 
     def blocks(self) -> "BlockMap | None":
-        engine = self._engine
+        engine = self.engine
         if engine is not None and not self._looking:
             self._looking = True
             try:
@@ -167,19 +168,19 @@ class LocalBackend(BackendBase):
         self._map, self._looking = found, False
 
     def token_text(self, token_id: int) -> str | None:
-        engine = self._engine
+        engine = self.engine
         if engine is None or not 0 <= token_id < engine.tokenizer.vocab_size:
             return None
         return engine.tokenizer.decode([token_id], skip_special=False)
 
     def stop(self, but: int | None = None) -> None:
-        if (chat := self._chat) is not None:
+        if (chat := self.chat) is not None:
             chat.stop(but)
         if (several := self._several) is not None:
             several.stop()
 
     def answer_now(self) -> None:
-        if (chat := self._chat) is not None:
+        if (chat := self.chat) is not None:
             chat.answer_now()
 
     def open(self, on_progress: OnProgress | None = None) -> None:
@@ -207,7 +208,7 @@ class LocalBackend(BackendBase):
         except BaseException:
             self._engines.close(engine)
             raise
-        self._engine, self._chat, self._params, self._calling = engine, chat, params, calling
+        self.engine, self.chat, self._params, self._calling = engine, chat, params, calling
         self._aside, self._reading = AsideRunner(engine), DocumentPrefill(engine, chat.begun_with)
         self.info = ModelInfo(
             name=engine.model_name,
@@ -254,9 +255,9 @@ class LocalBackend(BackendBase):
         from engine.conversation.requests import Requests
 
         self._loaded()
-        assert self._engine is not None
-        prompts = self._prompts(Requests(self._engine), requests)
-        self._several = BatchGenerator(self._engine)
+        assert self.engine is not None
+        prompts = self._prompts(Requests(self.engine), requests)
+        self._several = BatchGenerator(self.engine)
         try:
             with closing(self._several.run(prompts)) as parts:
                 for index, part in parts:
@@ -269,7 +270,7 @@ class LocalBackend(BackendBase):
     ) -> "Iterator[Prompt | EngineError | ModelError]":
         from engine.conversation.batch_generation import make_prompt
 
-        engine = self._engine
+        engine = self.engine
         assert engine is not None
         for request in requests:
             messages = [{"role": message.role, "content": message.content} for message in request.messages]
@@ -295,7 +296,7 @@ class LocalBackend(BackendBase):
         self.settle()
 
     def count(self, draft: str) -> DraftCost | None:
-        return self._chat.count(draft) if self._chat is not None else None
+        return self.chat.count(draft) if self.chat is not None else None
 
     def reset(self) -> None:
         self._path = ()
@@ -318,7 +319,7 @@ class LocalBackend(BackendBase):
             self.settle()
 
     def know(self, exchanges: Sequence[Exchange]) -> None:
-        if (engine := self._engine) is not None and self.info is not None:
+        if (engine := self.engine) is not None and self.info is not None:
             names = (self.info.name, self.model)
             engine.know(
                 exchange_tokens(engine, exchange) for exchange in exchanges if exchange.model in names
@@ -326,7 +327,7 @@ class LocalBackend(BackendBase):
 
     def configure(self, settings: ConversationSettings) -> None:
         options, given = changed(self.options, settings), settings.keys()
-        engine, chat, reading, calling = self._engine, self._chat, self._reading, self._calling
+        engine, chat, reading, calling = self.engine, self.chat, self._reading, self._calling
         if engine is None or chat is None or reading is None:
             self.options = options
             return
@@ -361,7 +362,7 @@ class LocalBackend(BackendBase):
                 chat.prepare(draft, params=self._params)
 
     def begin_title(self, question: str, answer: str) -> bool:
-        engine, chat, aside = self._engine, self._chat, self._aside
+        engine, chat, aside = self.engine, self.chat, self._aside
         if engine is None or chat is None or aside is None:
             return True
         from models.weights.slots import parameters
@@ -391,8 +392,8 @@ class LocalBackend(BackendBase):
         return choices(self.options.device, self.options.dtype, given_back, bandwidth)
 
     def close(self) -> None:
-        engine, chat, reading = self._engine, self._person(), self._reading
-        self._engine = self._chat = self._params = self.info = self._map = self._aside = self._reading = None
+        engine, chat, reading = self.engine, self._person(), self._reading
+        self.engine = self.chat = self._params = self.info = self._map = self._aside = self._reading = None
         self.used_tokens, self._keys, self._looking = 0, [], False
         if chat is not None:  # the engine may go on with other conversations
             chat.stop()
@@ -413,7 +414,7 @@ class LocalBackend(BackendBase):
             with closing(cast("Generator[TokenEvent, None, None]", events)):
                 for event in events:
                     if self._said is None:
-                        answer = self._chat.last if goes_on and self._chat is not None else None
+                        answer = self.chat.last if goes_on and self.chat is not None else None
                         before = answer.text.removesuffix(event.text) if answer is not None else ""
                         self._said = CallFilter(self._calling, before if event.kind == "answer" else "")
                     yield self._said.taken(event)
@@ -423,8 +424,8 @@ class LocalBackend(BackendBase):
 
     def _count(self) -> None:
         """Count the history once per change: counting renders it, which would make a screen wait."""
-        if self._chat is not None:
-            self._keys = self._chat.history.keys
+        if self.chat is not None:
+            self._keys = self.chat.history.keys
             self.used_tokens = len(self._keys)
 
     def _merge_sampling(
@@ -449,4 +450,4 @@ class LocalBackend(BackendBase):
         """Return the chat for a job of the conversation; end the model's background work first."""
         if self._aside is not None:
             self._aside.stop()
-        return self._chat
+        return self.chat

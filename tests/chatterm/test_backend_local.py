@@ -73,7 +73,7 @@ def test_it_is_a_backend_and_costs_nothing_before_it_is_opened() -> None:
 
 
 def test_what_was_said_elsewhere_with_this_model_can_be_guessed_from(backend: LocalBackend) -> None:
-    info, engine = backend.info, backend._engine
+    info, engine = backend.info, backend.engine
     assert info is not None
     assert engine is not None
     said = Exchange(1, None, "hello", "there", model=info.name, token_ids=[5, 6, 7, 10**9])
@@ -275,7 +275,7 @@ def test_an_empty_system_message_is_what_it_is_for_the_server(backend: LocalBack
 
     said = [Message("user", "Name a fruit.")]
     asked = [Request(said), Request([Message("system", ""), *said]), Request([Message("system", " "), *said])]
-    engine = backend._engine
+    engine = backend.engine
     assert engine is not None
     expected = [
         len(

@@ -56,7 +56,7 @@ def test_a_conversation_is_one_text(folder: Path) -> None:
         assert backend.begin_title(TEXT, first.text) is False
         backend.configure({"sampling": {"temperature": 0.0, "max_tokens": 4}})
         list(backend.send(" and then"))
-        text = backend._engine.tokenizer.encode_plain
+        text = backend.engine.tokenizer.encode_plain
         ids = [*text(TEXT), *first.token_ids, *text(" and then")]
         assert backend.last.stats.prompt_tokens == len(ids)
         model = reference_model(folder)

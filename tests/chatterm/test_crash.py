@@ -119,7 +119,7 @@ def victims(model: Path) -> Iterator[Victims]:
 
 def forget_all(backend: LocalBackend) -> None:
     """Nothing is left of what was computed, as in a new process."""
-    engine = backend._engine
+    engine = backend.engine
     assert engine is not None
     evict_all(engine)
 

@@ -42,11 +42,11 @@ def _fields() -> dict[str, object]:
 
 
 def is_quiet(backend: LocalBackend) -> bool:
-    return backend.figures().warmed is None and all(chunk.is_read for chunk in backend._engine.chunks.list())
+    return backend.figures().warmed is None and all(chunk.is_read for chunk in backend.engine.chunks.list())
 
 
 def is_written(backend: LocalBackend) -> bool:
-    return not backend._engine.loop.call(lambda: backend._engine.disk.has_writes)
+    return not backend.engine.loop.call(lambda: backend.engine.disk.has_writes)
 
 
 def asked(backend: LocalBackend, text: str) -> tuple[int, int]:
@@ -58,7 +58,7 @@ def asked(backend: LocalBackend, text: str) -> tuple[int, int]:
 
 def length(backend: LocalBackend) -> int:
     """Tokens that the conversation begins with."""
-    return len(backend._chat.begun_with(backend._begins))
+    return len(backend.chat.begun_with(backend._begins))
 
 
 def test_it_stands_behind_the_system_prompt_as_it_is() -> None:
@@ -75,7 +75,7 @@ def test_none_of_its_tokens_is_computed_again_today(backend: LocalBackend) -> No
     whole = length(backend)
     assert backend.used_tokens == whole > used
     until(lambda: is_quiet(backend))
-    (chunk,) = backend._engine.chunks.list()
+    (chunk,) = backend.engine.chunks.list()
     assert (chunk.name, chunk.present, chunk.pinned) == ("paper", whole, True)
     cached, computed = asked(backend, "a question")
     assert cached == whole
@@ -126,7 +126,7 @@ def test_the_order_that_shares_most_is_told(backend: LocalBackend) -> None:
     assert note.startswith("In the order notes,paper, ")
     backend.configure({"documents": ()})
     until(lambda: is_quiet(backend))
-    assert not any(chunk.pinned for chunk in backend._engine.chunks.list())
+    assert not any(chunk.pinned for chunk in backend.engine.chunks.list())
 
 
 def test_one_that_is_too_long_changes_nothing_and_says_how_long(backend: LocalBackend) -> None:
@@ -151,12 +151,12 @@ def test_one_that_is_too_long_for_the_model_is_said_when_that_is_loaded(model: P
 
 
 def test_a_question_goes_first_and_the_rest_is_read_once(backend: LocalBackend) -> None:
-    engine = backend._engine
+    engine = backend.engine
     engine.loop.call(lambda: setattr(engine.pieces.scheduler, "idle_chunk", 1))
     backend.configure({"documents": (PAPER, NOTES)})
     whole = length(backend)
     assert sum(asked(backend, "a question")) >= whole
     until(lambda: is_quiet(backend))
-    assert backend._engine.chunks.list()[0].present == whole
-    backend._chat.load([Turn("a question", Answer(text="an answer"))])
+    assert backend.engine.chunks.list()[0].present == whole
+    backend.chat.load([Turn("a question", Answer(text="an answer"))])
     assert asked(backend, "and then?")[0] >= whole

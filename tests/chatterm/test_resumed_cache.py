@@ -22,7 +22,7 @@ def opened(folder: Path) -> LocalBackend:
 
 
 def is_written(backend: LocalBackend) -> bool:
-    return not backend._engine.loop.call(lambda: backend._engine.disk.has_writes)
+    return not backend.engine.loop.call(lambda: backend.engine.disk.has_writes)
 
 
 def settled(backend: LocalBackend) -> int:
@@ -46,10 +46,10 @@ def test_a_session_and_its_branches_come_back_while_they_are_read(
     for message in ("a first message of some length", "a second one"):
         list(talk.ask(message))
         backend.settle()
-    whole = backend._chat.history
+    whole = backend.chat.history
     talk.undo()
     list(talk.ask("another second one, to go on from the first"))
-    branch = backend._chat.history
+    branch = backend.chat.history
     backend.settle()
     until(lambda: is_written(backend))
     backend.close()
@@ -62,7 +62,7 @@ def test_a_session_and_its_branches_come_back_while_they_are_read(
     again.begin()
     assert again.path[-1].user.startswith("another")
     first = settled(backend)
-    assert backend._chat.history == branch
+    assert backend.chat.history == branch
     assert first >= len(branch) // size * size
     again.select(2)
     backend.load_path(again.path)
@@ -70,7 +70,7 @@ def test_a_session_and_its_branches_come_back_while_they_are_read(
     own = len(whole) // size - common_prefix(whole.keys, branch.keys) // size
     assert own > 0
     assert settled(backend) - first >= own * size
-    assert backend._chat.history == whole
+    assert backend.chat.history == whole
     backend.close()
     assert store.close()
 
@@ -84,8 +84,8 @@ def test_what_the_last_answer_computed_is_there_right_after_quitting(
     backend, store = opened(model), SessionStore.open(tmp_path / "sessions.db")
     talk = Talk(backend, store)
     list(talk.ask("a first message of some length"))
-    history = backend._chat.history
-    computed = backend._engine.cached_rows(history)
+    history = backend.chat.history
+    computed = backend.engine.cached_rows(history)
     size = backend.figures().block_size
     backend.close()  # nobody waited for anything
     store.flush()

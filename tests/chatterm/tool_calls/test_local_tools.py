@@ -147,7 +147,7 @@ def test_thoughts_that_led_to_an_answer_are_hidden_at_once(opened: Callable[...,
         talk.ask("What is it like outside?", format.called("weather", GIVEN, "I have to look at that first."))
         talk.tell(RESULT, format.called("weather", GIVEN, "And once more."))
         talk.tell(RESULT, format.answered("It rains.", "Wet it is."))
-        masked = talk.backend._chat.history  # type: ignore[union-attr]
+        masked = talk.backend.chat.history  # type: ignore[union-attr]
         assert "It rains." in talk.engine.tokenizer.decode(masked.token_ids[: masked.masked_until])
         assert (
             computed(talk.ask("And tomorrow?", format.answered("It snows."))) <= len("And tomorrow?") + GLUE
@@ -156,10 +156,10 @@ def test_thoughts_that_led_to_an_answer_are_hidden_at_once(opened: Callable[...,
         talk.engine.evict_all()
         talk.backend.load_path(talk.path)
         talk.backend.settle()
-        assert talk.backend._chat is not None
-        talk.backend._chat.settle(wait=True)
+        assert talk.backend.chat is not None
+        talk.backend.chat.settle(wait=True)
         assert computed(talk.ask("And then?", format.answered("It thaws."))) <= len("And then?") + GLUE
-        after = talk.backend._chat.history
+        after = talk.backend.chat.history
         assert (after.keys[: len(masked)], after.positions[: len(masked)]) == (masked.keys, masked.positions)
         talk.engine.check()
 
@@ -234,7 +234,7 @@ def test_foreign_ids_that_hide_something_are_not_believed(opened: Callable[..., 
     asked.shown = (0, len(asked.token_ids) - 1)
     talk.backend.load_path([])
     talk.backend.load_path([asked])
-    chat: Any = talk.backend._chat
+    chat: Any = talk.backend.chat
     assert hidden not in chat.turns[0].answer.token_ids
 
 
@@ -256,7 +256,7 @@ def test_no_call_is_malformed(opened: Callable[..., Talk]) -> None:
     assert said is not None
     for call in said.calls:
         assert call.name == "weather"
-    chat: Any = talk.backend._chat
+    chat: Any = talk.backend.chat
     written = talk.engine.tokenizer.decode(chat.turns[-1].answer.token_ids)
     assert written.startswith('Well. <tool_call>\n{"name": "weather", "arguments": {"city": "')
 
@@ -283,8 +283,8 @@ def test_documents_are_computed_before_the_first_message_with_tools_too(
     talk = opened(format.tokenizer(), tools=(WEATHER,))
     paper = Document("paper", "A paper of some length. " * 20)
     talk.backend.configure({"documents": (paper,)})
-    assert talk.backend._chat is not None
-    whole = len(talk.backend._chat.begun_with(paper.text))
+    assert talk.backend.chat is not None
+    whole = len(talk.backend.chat.begun_with(paper.text))
     until(lambda: all(chunk.is_read for chunk in talk.engine.chunks.list()))
     asked = talk.ask("What is it about?", format.answered("It is short.", "It is long."))
     assert asked.stats["cached_tokens"] >= whole
