@@ -81,8 +81,7 @@ def engine(models: tuple[Network, Network], request: pytest.FixtureRequest) -> I
 
 
 def drafting(engine: Engine) -> Drafting:
-    assert engine._speculating is not None
-    drafts = engine._speculating.drafts
+    drafts = engine.drafts
     assert isinstance(drafts, Drafting)
     return drafts
 
@@ -175,7 +174,7 @@ def test_drafts_are_for_those_who_want_them(engine: Engine) -> None:
 def test_a_draft_model_that_fails_ends_its_drafts_and_nothing_else(models: tuple[Network, Network]) -> None:
     large, small = models
     with a_native_engine(large, context=300, num_blocks=600, drafter=small, draft_name="small") as engine:
-        speculating = engine._speculating
+        speculating = engine.engine_step.speculating
         assert speculating is not None
         assert "draft model small (" in engine.figures().speculation
         assert engine.figures().draft_bytes > 0
