@@ -1,5 +1,6 @@
 """Replacements for a clock: a test counts work, or waits for an event as long as it takes."""
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,14 @@ def until(condition: Callable[[], object], pause: float = 0.002) -> None:
     while not condition():
         assert monotonic() < end, "it does not happen"
         sleep(pause)
+
+
+async def until_true(condition: Callable[[], object], pause: float = 0.002) -> None:
+    """Wait for `condition` while the event loop goes on. Fail if it does not become true."""
+    end = monotonic() + PATIENCE
+    while not condition():
+        assert monotonic() < end, "it does not happen"
+        await asyncio.sleep(pause)
 
 
 @contextmanager

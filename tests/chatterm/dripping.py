@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from tests.counting import PATIENCE
+
 
 @contextmanager
 def dripping(begins: bytes, begun: Callable[[], None] = lambda: None) -> Iterator[str]:
@@ -23,4 +25,4 @@ def dripping(begins: bytes, begun: Callable[[], None] = lambda: None) -> Iterato
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=drip, daemon=True).start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        assert gone.wait(30)
+        assert gone.wait(PATIENCE)

@@ -1,8 +1,7 @@
 """The local engine as a backend, with the real default model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from time import sleep
 
 import pytest
 
@@ -21,6 +20,7 @@ from chatterm.backends.backend import (
     TokenEvent,
 )
 from chatterm.backends.local import LocalBackend
+from tests.counting import until
 
 SHORT = {"temperature": 0.0, "max_tokens": 8}
 
@@ -187,11 +187,7 @@ def test_the_cost_of_a_draft_and_the_blocks(backend: LocalBackend) -> None:
     list(backend.send("How are you?"))
     assert backend.last is not None
     assert backend.last.stats.prompt_tokens == 1024 - cost.free
-    assert _until(lambda: (found := backend.blocks()) is not None and found.tokens == backend.used_tokens)
-
-
-def _until(condition: Callable[[], bool]) -> bool:
-    return any(condition() or sleep(0.01) for _ in range(1000))
+    until(lambda: (found := backend.blocks()) is not None and found.tokens == backend.used_tokens)
 
 
 def test_sampling_is_checked_and_obeyed(backend: LocalBackend) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from time import sleep
 
 import pytest
 
@@ -19,18 +18,20 @@ from chatterm.backends.worker import (
     Token,
     Worker,
 )
+from tests import counting
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 
 def until(worker: Worker, condition: Callable[[list[Report]], object]) -> list[Report]:
     """Everything reported until `condition` holds."""
     reports: list[Report] = []
-    for _ in range(5000):
-        if condition(reports):
-            return reports
-        reports += worker.take()
-        sleep(0.002)
-    raise AssertionError(reports)
+
+    def is_there() -> bool:
+        reports.extend(worker.take())
+        return bool(condition(reports))
+
+    counting.until(is_there)
+    return reports
 
 
 def ended(reports: list[Report]) -> bool:

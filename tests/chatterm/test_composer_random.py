@@ -17,6 +17,7 @@ from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
+from tests.counting import PATIENCE
 from tests.fresh import examples
 
 KEYS = sorted(TextArea._merge_bindings().key_to_bindings)
@@ -185,7 +186,7 @@ def programs() -> Iterator[Any]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert ready.wait(60)
+    assert ready.wait(PATIENCE)
 
     async def within(method: str, program: list[tuple[str, Any]]) -> None:
         with app._context():
@@ -199,7 +200,7 @@ def programs() -> Iterator[Any]:
         yield execute
     finally:
         loop.call_soon_threadsafe(over.set)
-        thread.join(60)
+        thread.join(PATIENCE)
     if failed:
         raise failed[0]
 

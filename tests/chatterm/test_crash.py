@@ -114,7 +114,7 @@ def victims(model: Path) -> Iterator[Victims]:
     yield Victims(process)
     assert process.stdin is not None
     process.stdin.close()
-    process.wait(60)
+    process.wait(PATIENCE)
 
 
 def forget_all(backend: LocalBackend) -> None:

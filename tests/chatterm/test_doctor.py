@@ -23,6 +23,7 @@ from engine.machine.expected import PROGRAMS, Here, Program, expected_speed
 from engine.machine.links import Links, SplitSpeed
 from engine.machine.report import Cpu, Gpu, Machine, MachineFeature
 from engine.machine.shapes import COMMON, known_shape
+from tests.counting import PATIENCE
 from tests.engine.tiny import tiny_engine
 
 GPU = Machine(
@@ -336,7 +337,7 @@ def test_the_command_on_this_machine() -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.stderr == "False 0\n"
     found = json.loads(done.stdout)

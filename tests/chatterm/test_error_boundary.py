@@ -30,6 +30,7 @@ from chatterm.widgets.status_line import StatusLine
 from chatterm.widgets.transcript import Transcript
 from tests.chatterm.driving import LOOKS, Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.counting import PATIENCE
 
 LINE = "An unexpected error: ZeroDivisionError: unlucky. Your conversation and your draft are saved."
 
@@ -296,7 +297,7 @@ def test_a_real_terminal_is_left_with_one_line(owner: str, name: str) -> None:
         sys.executable,
         ["-c", textwrap.dedent(PROGRAM).format(root=root, owner=owner, name=name)],
         dimensions=(24, 80),
-        timeout=30,
+        timeout=PATIENCE,
     )
     if name == "render_lines":
         child.expect(b"ready")

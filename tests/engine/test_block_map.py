@@ -12,6 +12,7 @@ from engine.cache.blocks import BlockManager
 from engine.cache.rows import Rows
 from engine.errors import EngineError
 from engine.params import SamplingParams
+from tests.counting import PATIENCE
 from tests.engine.test_blocks import filled
 from tests.engine.tiny import say, tiny_engine
 
@@ -93,7 +94,7 @@ def test_the_engine_shows_its_blocks_and_a_retry_shares_the_history(tmp_path: Pa
         maps: list[BlockMap] = []
         seen = Event()
         engine.look_at_blocks(chat.history.keys, lambda found: (maps.append(found), seen.set()))
-        assert seen.wait(10)
+        assert seen.wait(PATIENCE)
         assert maps[0].present == maps[0].tokens > maps[0].shared > 0
         assert maps[0].others == 1
         assert maps[0].count(SHARED) == maps[0].shared // 4

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from itertools import count, pairwise
 from pathlib import Path
 from threading import Event
-from time import sleep
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from engine import EngineError, FinishReason, SamplingParams
 from engine.batch import StepBatch
 from engine.cache.rows import Rows
 from engine.schedule.sequence import Sequence, SequenceStatus
+from tests.counting import PATIENCE, until
 from tests.engine.fake_decoding import FakeRunner
 from tests.engine.schedule_world import CONTEXT, SIZE, World, prompt_of
 from tests.engine.test_chat import CONFIG
@@ -344,7 +344,7 @@ def test_a_waiting_event_is_no_busy_loop(engine: TinyEngine) -> None:
     assert not engine.loop.call(lambda: engine.pieces.scheduler.has_work)
     done = Event()
     engine.loop.post(done.set)
-    assert done.wait(30)
+    assert done.wait(PATIENCE)
 
 
 def test_stop_strings_and_ends_of_turns_throw_the_next_token_away(engine: TinyEngine) -> None:
@@ -355,8 +355,5 @@ def test_stop_strings_and_ends_of_turns_throw_the_next_token_away(engine: TinyEn
     found = list(engine.stream(PROMPTS[1], SamplingParams(temperature=0.0, max_tokens=20, stop=(stop,))))
     assert "".join(event.text for event in found) == text[: text.index(stop)]
     engine.check()
-    for _ in range(500):  # jobs go before steps
-        if not engine.loop.call(lambda: engine.engine_step.has_work):
-            break
-        sleep(0.01)
+    until(lambda: not engine.loop.call(lambda: engine.engine_step.has_work))  # jobs go before steps
     assert not runner_of(engine)._unread

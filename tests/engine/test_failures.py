@@ -18,7 +18,7 @@ from engine.errors import GpuLostError
 from engine.execute.faults import lost_gpu
 from engine.schedule.loop import Loop
 from engine.schedule.sequence import Priority, Sequence
-from tests.counting import until
+from tests.counting import PATIENCE, until
 from tests.engine.inside import evict_all
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import files_of, run, tiny_qwen3, write_checkpoint
@@ -237,7 +237,7 @@ def test_a_sequence_posted_while_the_engine_closes_ends(
         with monkeypatch.context() as patch:
             patch.setattr(engine.loop, "close", post_and_close)
             engine.close()
-        assert late.finished.wait(30)
+        assert late.finished.wait(PATIENCE)
 
 
 def test_a_table_that_vanishes_between_two_looks_is_no_error() -> None:
@@ -264,7 +264,7 @@ def test_an_answer_collected_as_garbage_on_the_loop_thread_blocks_nothing(
     next(events)
     sequence = chat._running
     engine.loop.post(events.close)  # type: ignore[attr-defined]
-    assert sequence.finished.wait(30)
+    assert sequence.finished.wait(PATIENCE)
     engine.scripted.script = []
     assert len(list(engine.stream(PROMPT, GREEDY))) == 12
     for thread in threading.enumerate():

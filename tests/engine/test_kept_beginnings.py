@@ -55,7 +55,7 @@ def test_who_does_not_want_it_any_more_does_not_end_it_for_others(tmp_path: Path
         go()
         assert heard(engine, asked) == expected
         assert asked.stats().prefilled_tokens == 1
-        assert reading.finished.wait(60)
+        assert reading.finished.wait(PATIENCE)
 
 
 def test_what_a_person_computed_of_it_idle_work_does_not_compute_again(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_what_a_person_computed_of_it_idle_work_does_not_compute_again(tmp_path:
         answer(engine, [*PROMPT, 1, 2, 3])
         idle = Sequence(Rows.of([*PROMPT, 7]), Priority.IDLE)
         engine.submit(idle)
-        assert idle.finished.wait(60)
+        assert idle.finished.wait(PATIENCE)
         until(lambda: engine.chunks.progress("paper") is None)
         rows = len(PROMPT) + 3 + (GREEDY.max_tokens - 1) + 1
         assert engine.scripted.rows_computed <= rows + engine.block_size, "a part of a block at most"
@@ -76,7 +76,7 @@ def test_a_chunk_gives_way_to_other_idle_work(tmp_path: Path) -> None:
     with tiny_engine(tmp_path) as engine:
         engine.loop.call(lambda: setattr(engine.pieces.scheduler, "idle_chunk", 8))
         stop, step = Event(), engine.engine_step.step
-        engine.loop.post(lambda: stop.wait(60) and None)
+        engine.loop.post(lambda: stop.wait(PATIENCE) and None)
         engine.chunks.keep(PROMPT, "paper")
         typed = Sequence(Rows.of([3, *PROMPT[:40]]), Priority.IDLE)
         engine.submit(typed)
@@ -98,7 +98,7 @@ def test_a_chunk_gives_way_to_other_idle_work(tmp_path: Path) -> None:
 def test_two_that_are_read_at_once_compute_what_they_share_once(tmp_path: Path) -> None:
     with tiny_engine(tmp_path) as engine:
         stop = Event()
-        engine.loop.post(lambda: stop.wait(60) and None)
+        engine.loop.post(lambda: stop.wait(PATIENCE) and None)
         for number in range(4):
             engine.chunks.keep([*PROMPT, number, number], f"paper {number}")
         stop.set()
@@ -172,7 +172,7 @@ def test_an_engine_that_ends_writes_what_is_to_be_written(
         engine.submit(never)
         engine.save("two", Rows.of([9, *PROMPT]))
         engine.close()
-        assert never.finished.wait(60)
+        assert never.finished.wait(PATIENCE)
 
 
 def test_an_engine_that_ends_waits_for_a_slow_disk_only_so_long(
@@ -183,7 +183,7 @@ def test_an_engine_that_ends_waits_for_a_slow_disk_only_so_long(
     append = Folder.append
 
     def slow(self: Folder, *given: object) -> bool:
-        waited.append(go.wait(60))
+        waited.append(go.wait(PATIENCE))
         return append(self, *given)
 
     monkeypatch.setattr(Folder, "append", slow)

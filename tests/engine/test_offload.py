@@ -14,6 +14,7 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.kv_rows import KVRow
 from engine.cache.offload import HostTier, Offload, Restore
 from engine.cache.sizing import offload_bytes
+from tests.counting import PATIENCE
 from tests.engine.test_blocks import Blocks
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.test_eviction import others
@@ -286,7 +287,7 @@ def test_memory_is_pinned_ahead_and_nobody_waits_for_it(monkeypatch: pytest.Monk
     pinned: list[int] = []
 
     def pin(piece: torch.Tensor) -> bool:
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
         pinned.append(len(piece))
         return len(pinned) < 5
 

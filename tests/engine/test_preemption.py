@@ -12,6 +12,7 @@ from engine.cache.rows import Rows
 from engine.schedule.cpu_load import OtherPrograms
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.sequence import Priority, Sequence
+from tests.counting import PATIENCE
 from tests.engine.inside import evict_all
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.tiny import TinyEngine, tiny_engine
@@ -34,7 +35,7 @@ class Steps:
             self.rows.append(token_ids.numel())
             if len(self.rows) == hold:
                 self.reached.set()
-                assert self.go.wait(30)
+                assert self.go.wait(PATIENCE)
             return forward(token_ids, *rest)
 
         engine.scripted.forward = counted  # type: ignore[method-assign]
@@ -46,7 +47,7 @@ def test_a_person_waits_for_the_chunk_that_runs_and_for_nothing_else(engine: Tin
     steps = Steps(engine, hold)
     idle = Sequence(Rows.of(LONG), Priority.IDLE)
     engine.submit(idle)
-    assert steps.reached.wait(30)
+    assert steps.reached.wait(PATIENCE)
     person = engine.start(Rows.of(MESSAGE), GREEDY)
     before = idle.computed
     steps.go.set()
@@ -61,7 +62,7 @@ def test_a_person_waits_for_the_chunk_that_runs_and_for_nothing_else(engine: Tin
 def test_an_answer_that_runs_is_never_held_up_by_idle_work(engine: TinyEngine) -> None:
     steps = Steps(engine, 2)
     person = engine.start(Rows.of(MESSAGE), GREEDY)
-    assert steps.reached.wait(30)
+    assert steps.reached.wait(PATIENCE)
     idle = Sequence(Rows.of(LONG), Priority.IDLE)
     engine.submit(idle)
     steps.go.set()
@@ -79,7 +80,7 @@ def test_a_message_ends_the_settling_of_its_chat_and_uses_what_that_did(folder: 
         engine.evict_all()
         steps = Steps(engine, 3)
         chat.settle()
-        assert steps.reached.wait(30)
+        assert steps.reached.wait(PATIENCE)
         settled, computed = sum(steps.rows), engine.scripted.rows_computed
         start = engine.start
 

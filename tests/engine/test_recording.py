@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.kernels.recording import recording, wait_for
+from tests.counting import PATIENCE
 
 GPU = torch.device("cuda")
 
@@ -59,7 +60,7 @@ def test_another_thread_comes_after_a_recording(inside: list[str], other: Callab
         thread.start()
         assert not done.wait(0.1)
         assert inside == ["recording"]
-    assert done.wait(30), "the other thread failed"
+    assert done.wait(PATIENCE), "the other thread failed"
     thread.join()
 
 
@@ -69,7 +70,7 @@ def test_the_turn_ends_with_a_recording_that_fails(inside: list[str]) -> None:
         raise RuntimeError("no memory")
     thread = threading.Thread(target=record_nothing)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 

@@ -10,6 +10,7 @@ from engine.conversation.history import ThinkCache
 from engine.conversation.requests import Requests
 from engine.conversation.turns import Answer
 from models.text.tokenizer_parts import THINK_MARKERS
+from tests.counting import PATIENCE
 from tests.engine.test_chat import CONFIG, GREEDY
 from tests.engine.test_chat_paths import copies
 from tests.engine.tiny import TinyEngine, close_to, harmony_tokenizer, say, tiny_engine, tiny_tokenizer
@@ -75,7 +76,7 @@ def test_a_client_without_a_memory_is_served_as_a_chat_is(
             engine.scripted.script = script(engine, thought, answer, think)
             engine.scripted.logits_seen.clear()
             sequence = requests.begin(asked, GREEDY, 0, lambda number, event: None)
-            assert sequence.finished.wait(60)
+            assert sequence.finished.wait(PATIENCE)
             assert close_to(engine.scripted.logits_seen[0], other.scripted.logits_seen[0])
             stats = sequence.stats()
             if goes_on:

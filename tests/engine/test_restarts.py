@@ -117,7 +117,7 @@ def lives() -> Iterator[Lives]:
     yield Lives(process)
     assert process.stdin is not None
     process.stdin.close()
-    process.wait(60)
+    process.wait(PATIENCE)
 
 
 def conversation(random: Random, number: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from chatterm.tool_calls.format import call_marks
 from engine.conversation.requests import Requests
 from engine.conversation.turns import Answer
 from tests.chatterm.server.agent_formats import FORMATS, Format
+from tests.counting import PATIENCE
 from tests.engine.test_chat import GREEDY, masked_reference
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
 from tests.fresh import FRESH, seeds
@@ -51,7 +52,7 @@ class Loop:
         engine.scripted.script, said = encode(script), encode(script)
         engine.scripted.logits_seen.clear()
         sequence = self.requests.begin(asked, GREEDY, 0, lambda number, event: None)
-        assert sequence.finished.wait(60)
+        assert sequence.finished.wait(PATIENCE)
         assert sequence.error is None
         self.follow(asked.rows.token_ids, asked.rows.positions)
         expected = masked_reference(CONFIG, self.stream, self.hidden)[-1]

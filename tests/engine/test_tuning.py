@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from engine.execute.tuning import store
 from engine.execute.tuning.search import MARGIN, WORTH, Choice, Measure, Numbers, search
 from engine.execute.tuning.store import Tuning, all_kept, keep, load_tuning
+from tests.counting import PATIENCE
 from tests.fresh import examples
 
 IDENTITY = {"gpu": "NVIDIA H200", "driver": "580.65.06", "triton": "3.6.0", "kernels": "abc", "model": "def"}
@@ -285,7 +286,7 @@ def test_tuning_waits_while_somebody_asks_for_something(monkeypatch: pytest.Monk
 
     fake.tuner._call = look
     fake.tuner.start()
-    assert looked.wait(30)
+    assert looked.wait(PATIENCE)
     assert load_tuning(IDENTITY) is None
     fake.busy = False
     fake.tuner.join()
@@ -332,13 +333,13 @@ def test_stopping_does_not_wait_for_what_is_compiled(monkeypatch: pytest.MonkeyP
 
     def seconds(choices: Sequence[Choice], rounds: int) -> list[list[float]]:
         compiling.set()
-        assert killed.wait(30), "nobody ended the processes"
+        assert killed.wait(PATIENCE), "nobody ended the processes"
         raise RuntimeError("the process that compiles ended")
 
     monkeypatch.setattr(FakeBench, "measure", lambda self, rows: seconds)
     monkeypatch.setattr(FakeBench, "close", lambda self: killed.set())
     fake.tuner.start()
-    assert compiling.wait(30)
+    assert compiling.wait(PATIENCE)
     fake.tuner.stop()
     fake.tuner.join()
     assert fake.tuner.notes == ()

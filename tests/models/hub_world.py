@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from models.hub import download_common, transfer
+from tests.counting import PATIENCE
 from tests.models.hub_server import HubServer
 
 REPO = "acme/tiny"
@@ -82,7 +83,7 @@ def run_python(program: str, **environment: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

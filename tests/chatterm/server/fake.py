@@ -27,6 +27,7 @@ from chatterm.server.service import (
     ToolFormat,
     Usage,
 )
+from tests.counting import PATIENCE
 
 Say = Callable[[Generation, int], list[tuple[str, str]]]
 """What answer i to a request is: texts, each of a kind."""
@@ -220,5 +221,5 @@ def serving(service: FakeService, limits: Limits | None = None, key: str | None 
         yield Running(sock.getsockname()[1], service, stop, thread)
     finally:
         stop()
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()

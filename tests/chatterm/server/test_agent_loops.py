@@ -11,7 +11,8 @@ from chatterm.backends.backend import ChatOptions
 from chatterm.server.http.limits import Limits
 from tests.chatterm.server.agent_formats import FORMATS, Format
 from tests.chatterm.server.conftest import Served, serving
-from tests.chatterm.server.test_whole_way import Site, eventually, site
+from tests.chatterm.server.test_whole_way import Site, site
+from tests.counting import until
 from tests.models.checkpoints import tiny_qwen3
 
 __all__ = ["site"]
@@ -78,7 +79,7 @@ def settle(site: Site) -> None:
     """Wait until what the next message is sent with is there."""
     held = site.served.calls.host.find("tiny")
     assert held is not None
-    eventually(lambda: not held.users and not held.cleanups)
+    until(lambda: not held.users and not held.cleanups)
     assert held.requests.settled(60)
 
 

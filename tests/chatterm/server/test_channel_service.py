@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from chatterm.server.service import AnswerEnded, ChatMessage, Delta, Generation,
 from chatterm.server.supervisor import Supervisor
 from models.files import ModelFiles
 from tests.chatterm.server.conftest import Gate, Served, serving
+from tests.counting import PATIENCE, until_true
 
 QUESTION = (ChatMessage("user", "Name a river."),)
 
@@ -86,14 +87,6 @@ def asks(**more: Any) -> Generation:
     given = {"max_tokens": 12, "seed": 7, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     given |= more.pop("sampling", {})
     return Generation(**{"model": "tiny", "messages": QUESTION, "sampling": given, **more})
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if is_so():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it does not happen")
 
 
 async def test_an_answer_is_the_engines_own(service: ChannelService, served: Served) -> None:
@@ -182,9 +175,9 @@ async def test_closing_an_answer_ends_it_at_once(service: ChannelService, served
     (held,) = served.calls.host.held
     (sequence,) = held.sequences
     await pieces.aclose()
-    await until(lambda: sequence.cancelled)
+    await until_true(lambda: sequence.cancelled)
     gate.open()
-    await until(lambda: sequence.finished.is_set() and not held.users and not held.cleanups)
+    await until_true(lambda: sequence.finished.is_set() and not held.users and not held.cleanups)
     assert len(sequence.generated) <= 7
     assert held.sequences == set()
     await asyncio.to_thread(served.engine.check)
@@ -217,7 +210,7 @@ async def test_the_same_conversation_is_computed_once(service: ChannelService, s
             new = started.prompt_tokens - started.cached_tokens
             assert new <= len(encode(question)) + len(encode(glue)), turn
         messages.append(ChatMessage("assistant", answers[0]["text"]))
-        await until(lambda: not held.users and not held.cleanups)
+        await until_true(lambda: not held.users and not held.cleanups)
         assert await asyncio.to_thread(held.requests.settled, 30.0)
     engine.check()
 
@@ -231,7 +224,7 @@ async def test_tokens_that_come_before_their_sequence_is_known_are_told_after_it
 
     def late(*given: Any) -> Any:
         sequence = begin(*given)
-        sequence.finished.wait(30.0)
+        sequence.finished.wait(PATIENCE)
         # What woke the event loop before this did has been done by then.
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), served.loop).result(30.0)
         return sequence
@@ -245,15 +238,15 @@ async def test_tokens_that_come_before_their_sequence_is_known_are_told_after_it
 
 async def test_what_prompts_share_is_computed_once(service: ChannelService, served: Served) -> None:
     engine = served.engine
-    await until(lambda: not served.running)
+    await until_true(lambda: not served.running)
     gate, before = Gate(engine, steps=1), engine.scripted.rows_computed
     engine.scripted.script = []
     long = "river " * 50
     requests = [asks(messages=None, prompt=long + str(n), sampling={"max_tokens": 2}) for n in range(3)]
     first = asyncio.create_task(answers_of(service, requests[0]))
-    await until(gate.holds.is_set)  # in its second chunk
+    await until_true(gate.holds.is_set)  # in its second chunk
     others = [asyncio.create_task(answers_of(service, request)) for request in requests[1:]]
-    await until(lambda: engine.loop._jobs.qsize() >= 2)  # they look for what is there
+    await until_true(lambda: engine.loop._jobs.qsize() >= 2)  # they look for what is there
     gate.open()
     answers = await asyncio.gather(first, *others)
     new = [started.prompt_tokens - started.cached_tokens for ((started,), _) in answers]
@@ -273,7 +266,7 @@ async def test_a_client_that_never_reads_holds_up_nobody(service: ChannelService
     written = [client._transport.get_write_buffer_size() for client in served.calls._clients]  # type: ignore[union-attr]
     assert max(written) < 2**20
     peer.close()
-    await until(lambda: not served.calls.host.held[0].users)
+    await until_true(lambda: not served.calls.host.held[0].users)
     assert served.calls.host.held[0].sequences == set()
 
 
@@ -377,7 +370,7 @@ async def test_an_engine_that_ends_under_a_request_is_no_fault_of_the_request(
     host = served.calls.host
     held = host.acquire("tiny")
     served.engine.loop.fail(EngineError("A part is lost."))
-    await until(lambda: served.engine.is_closed)
+    await until_true(lambda: served.engine.is_closed)
     with monkeypatch.context() as patch:
         patch.setattr(host, "take_loaded", lambda name: held)  # it was there a moment ago
         with pytest.raises(RequestError, match=r"A part is lost. Send the request again") as caught:

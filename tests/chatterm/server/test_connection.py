@@ -13,6 +13,7 @@ from chatterm.ipc.messages import Call, Done, Failed, Item, from_server, pack, t
 from chatterm.server.process.connection import CallStream, ClientConnection
 from chatterm.server.process.frame_batcher import Pump
 from chatterm.server.write_coalescing import GatheringTransport
+from tests.counting import until_true
 
 
 class Wire(asyncio.Transport):
@@ -134,8 +135,7 @@ async def turn() -> None:
 
 async def said_all(*speakers: Speaker) -> None:
     """The pump may let some milliseconds pass before it wakes somebody again."""
-    while any(speaker.left for speaker in speakers):
-        await asyncio.sleep(0.001)
+    await until_true(lambda: not any(speaker.left for speaker in speakers))
     await turn()
 
 
@@ -227,8 +227,7 @@ async def test_a_killed_client_is_written_to_no_more(caplog: pytest.LogCaptureFi
     ids = range(2, 258)
     theirs.sendall(to_frame(Call(1, "hello", pack(Hello("same", "web", 1, "")))))
     theirs.sendall(b"".join(to_frame(Call(id, "say", pack([id]))) for id in ids))
-    while len(calls.speakers) < len(ids):
-        await asyncio.sleep(0.001)
+    await until_true(lambda: len(calls.speakers) == len(ids))
     theirs.close()
     gathering = GatheringTransport(transport)
     for number in range(20):  # the first of them finds out, before the event loop has told anybody

@@ -38,7 +38,7 @@ from chatterm.server.spawn import left_behind
 from engine.params import Constraint
 from tests.chatterm.server.conftest import ROOT, Served, Tinies, serving
 from tests.chatterm.test_end_to_end import ENTER, runs
-from tests.counting import until
+from tests.counting import PATIENCE, until
 from tests.engine.tiny import TinyEngine
 
 OPTIONS = ChatOptions(sampling={"max_tokens": 5, "seed": 5})
@@ -188,7 +188,7 @@ class Slow(Tinies):
 
         on_progress(Progress("load", "weights", 1, 10))
         self.loading.set()
-        assert self.goes_on.wait(60)
+        assert self.goes_on.wait(PATIENCE)
         on_progress(Progress("load", "weights", 10, 10))
         return super().load(model, files, options, on_progress)
 

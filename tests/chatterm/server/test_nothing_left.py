@@ -13,7 +13,7 @@ from chatterm.backends.failover import connect_to_server
 from chatterm.backends.process import ProcessBackend
 from chatterm.server.http.limits import Limits
 from tests.chatterm.server.conftest import Gate
-from tests.chatterm.server.test_whole_way import HELLO, Site, eventually, site
+from tests.chatterm.server.test_whole_way import HELLO, Site, site
 from tests.counting import until
 
 __all__ = ["site"]
@@ -56,7 +56,7 @@ def rest(site: Site) -> None:
     """Wait until nothing runs any more."""
     held = site.served.calls.host.find("tiny")
     assert held is not None
-    eventually(lambda: not held.users and not held.cleanups and not site.served.running)
+    until(lambda: not held.users and not held.cleanups and not site.served.running)
     assert held.requests.settled(60)
 
 

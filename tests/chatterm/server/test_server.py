@@ -20,18 +20,11 @@ from chatterm.server.http.web import listen
 from chatterm.server.service import RequestError
 from engine.errors import EngineError
 from tests.chatterm.server.fake import FakeService, serving
+from tests.counting import PATIENCE, until
 
 CHAT = "/v1/chat/completions"
 LONG = {"model": "tiny", "messages": [{"role": "user", "content": "word " * 20_000}], "stream": True}
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hello there"}]}
-
-
-def eventually(check, seconds=20.0):
-    """Wait until this is so."""
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +52,14 @@ def test_a_client_that_goes_away_ends_its_answer(running, service):
         lines = response.iter_lines()
         next(lines)
         assert service.running == 1
-    eventually(lambda: service.closed == 1 and service.running == 0)
+    until(lambda: service.closed == 1 and service.running == 0)
 
 
 def test_a_client_that_goes_away_before_the_answer_ends_it_too(running, service):
     service.pause_s = 0.001
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(running.url + CHAT, json={**LONG, "stream": False}, timeout=0.2)
-    eventually(lambda: service.closed == 1 and service.running == 0)
+    until(lambda: service.closed == 1 and service.running == 0)
 
 
 def raw(running, data):
@@ -109,7 +102,7 @@ def received(connection):
 
 def test_a_client_that_reads_nothing_is_cut_off(impatient):
     connection = stuck(impatient)
-    eventually(lambda: impatient.service.closed == 1 and impatient.service.running == 0)
+    until(lambda: impatient.service.closed == 1 and impatient.service.running == 0)
     assert 0 < impatient.service.said < 20_000
     connection.close()
 
@@ -127,11 +120,11 @@ def stuck(running):
 def test_a_client_that_reads_nothing_keeps_nobody_waiting_once_the_engine_has_finished():
     service = FakeService(is_quick=True)
     with serving(service, Limits(running=1, waiting=0)) as running, closing(stuck(running)):
-        eventually(lambda: service.running == 1)
+        until(lambda: service.running == 1)
         assert httpx.post(running.url + CHAT, json=HELLO).status_code == 200
         assert service.running == 1
         with closing(stuck(running)):  # what is unread takes memory: more of it would be too much
-            eventually(lambda: service.running == 2)
+            until(lambda: service.running == 2)
             assert httpx.post(running.url + CHAT, json=HELLO).status_code == 429
 
 
@@ -269,8 +262,8 @@ def test_the_queue_is_bounded_and_says_when_to_come_back():
             assert refused.status_code == 429
             assert int(refused.headers["retry-after"]) >= 1
             assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-        eventually(lambda: running.service.running == 0)
-        eventually(lambda: httpx.post(running.url + CHAT, json=HELLO).status_code == 200)
+        until(lambda: running.service.running == 0)
+        until(lambda: httpx.post(running.url + CHAT, json=HELLO).status_code == 200)
 
 
 def test_an_engine_that_hangs_is_given_up_on(monkeypatch):
@@ -322,7 +315,7 @@ def test_streams_end_with_an_error_when_the_server_stops(path):
             running.stop()
             text = "\n".join(lines)
         assert "shutting down" in text
-        running.thread.join(20)
+        running.thread.join(PATIENCE)
         assert running.service.running == 0
 
 

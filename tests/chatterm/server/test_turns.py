@@ -13,7 +13,8 @@ from chatterm.server.channel_service import ChannelService
 from engine.cache.rows import Rows
 from engine.schedule.sequence import Priority, Sequence
 from tests.chatterm.server.conftest import Served
-from tests.chatterm.server.test_channel_service import answers_of, asks, hold, until
+from tests.chatterm.server.test_channel_service import answers_of, asks, hold
+from tests.counting import until_true
 
 SAMPLING = {"max_tokens": 3, "seed": 5}
 
@@ -132,9 +133,9 @@ async def test_who_leaves_while_it_waits_for_the_prompt_of_another_one_is_gone_a
     never = question(served, 1)
     with patch.object(held.requests, "leader", return_value=never):
         asked = asyncio.ensure_future(answers_of(service, asks()))
-        await until(lambda: len(held.waiting_for_prefix) == 1)
+        await until_true(lambda: len(held.waiting_for_prefix) == 1)
         asked.cancel()
-        await until(lambda: not held.waiting_for_prefix and not held.users and not held.sequences)
+        await until_true(lambda: not held.waiting_for_prefix and not held.users and not held.sequences)
 
 
 async def test_who_follows_another_answer_than_the_first_begins_too(
@@ -146,10 +147,10 @@ async def test_who_follows_another_answer_than_the_first_begins_too(
         served.engine, "submit", lambda one: late.append(one) if one.seed == 8 else submit(one)
     ):
         several = asyncio.ensure_future(answers_of(service, asks(count=2)))
-        await until(lambda: bool(late))
+        await until_true(lambda: bool(late))
     with patch.object(held.requests, "leader", return_value=late[0]):
         follows = asyncio.ensure_future(answers_of(service, asks(messages=None, prompt="Another one.")))
-        await until(lambda: len(held.waiting_for_prefix) == 1)
+        await until_true(lambda: len(held.waiting_for_prefix) == 1)
     submit(late[0])
     _, found = await asyncio.wait_for(follows, 30)
     assert found[0]["ids"]

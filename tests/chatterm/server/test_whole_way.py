@@ -3,7 +3,6 @@
 import asyncio
 import re
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from chatterm.server.http.app import make_app
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.web import listen, make_server
 from tests.chatterm.server.conftest import Gate, Served
+from tests.counting import PATIENCE, until
 
 HELLO = [{"role": "user", "content": "Name a river."}]
 
@@ -67,18 +67,11 @@ def site(served: Served, limits: Limits) -> Iterator[Site]:
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     found = Site(served, f"http://127.0.0.1:{sock.getsockname()[1]}")
-    eventually(lambda: service.ready)
+    until(lambda: service.ready)
     yield found
     server.should_exit = True
-    thread.join(30)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
-
-
-def eventually(check) -> None:
-    end = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_a_chat_computes_only_what_is_new(site: Site) -> None:
@@ -110,7 +103,7 @@ def test_a_client_that_goes_away_frees_the_engine(site: Site) -> None:
         next(lines)
         assert len(site.served.running) == 1
     gate.open()
-    eventually(lambda: not site.served.running)
+    until(lambda: not site.served.running)
 
 
 def test_a_grammar_that_turns_out_too_complex_is_the_request_s_fault(site: Site) -> None:
@@ -215,9 +208,9 @@ def test_what_waits_in_the_web_process_is_waiting(site: Site) -> None:
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads:
         thread.start()
-    eventually(lambda: waiting() == {"2"})
+    until(lambda: waiting() == {"2"})
     gate.open()
     for thread in threads:
         thread.join()
-    eventually(lambda: waiting() == {"0"})
+    until(lambda: waiting() == {"0"})
     link.close()

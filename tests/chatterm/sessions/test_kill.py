@@ -13,7 +13,7 @@ import pytest
 
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import SessionStore
-from tests.counting import until
+from tests.counting import PATIENCE, until
 from tests.fresh import seeds
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -82,7 +82,7 @@ def test_processes_that_start_together_make_one_database(path: Path) -> None:
         for _ in range(4)
     ]
     for writer in writers:
-        assert writer.wait(60) == 0, writer.communicate()[1]
+        assert writer.wait(PATIENCE) == 0, writer.communicate()[1]
     store = SessionStore.open(path)
     assert len(store.find()) == 4
     assert store.new(SessionInfo()) not in [info.id for info in store.find()]

@@ -318,7 +318,7 @@ def test_read_only(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(path), session, str(ROOT)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     folder.chmod(0o755)
     if folder != tmp_path:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.kernels.native import compile as compiling
+from tests.counting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -44,5 +45,5 @@ def dealing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_nobody_waits_for_slow_cores(dealing: Path, speeds: list[float], most: float) -> None:
     """Times relative to those of an even load, of products with the rows of a layer and of a head."""
     command = [str(dealing), "4096", "49152", *map(str, speeds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert all(float(time) <= most for time in done.stdout.split()), done.stdout

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from chatterm.tools.mcp.planner import planners
 from chatterm.tools.output import MOST_CHARACTERS
 from chatterm.tools.session import performed
 from chatterm.tools.tool import ToolError, ToolRun
+from tests.counting import until
 
 pytest.importorskip("mcp")
 PROGRAM = str(Path(__file__).with_name("server.py"))
@@ -93,10 +93,7 @@ def test_a_server_that_died_while_nobody_asked_it_is_started_for_the_next_call(s
     link = servers._links["test"]
     pid = int(servers.call("test", "pid", {}, ToolRun()))
     os.kill(pid, signal.SIGKILL)
-    for _ in range(500):
-        if link._is_dead:
-            break
-        time.sleep(0.01)
+    until(lambda: link._is_dead)
     assert servers.call("test", "add", {"a": 1, "b": 2}, ToolRun()) == "3"
     assert int(servers.call("test", "pid", {}, ToolRun())) != pid
 
@@ -242,17 +239,18 @@ def test_closing_ends_the_process(tmp_path: Path) -> None:
     assert not is_running(tmp_path)
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        return not client.connect_ex(("127.0.0.1", port))
+
+
 def test_a_server_over_http() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen([sys.executable, PROGRAM, "http", str(port)], stderr=subprocess.DEVNULL)
     servers = Servers([Server("web", url=f"http://127.0.0.1:{port}/mcp", headers={"X-Key": "k"})])
     try:
-        for _ in range(300):
-            with suppress(OSError):
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            time.sleep(0.1)
+        until(lambda: listens(port))
         assert servers.call("web", "add", {"a": 2, "b": 3}, ToolRun()) == "5"
     finally:
         servers.close()

@@ -27,6 +27,7 @@ from tests.chatterm.remote.rough_server import (
     status,
     stream,
 )
+from tests.counting import PATIENCE
 
 pytest.importorskip("mcp")
 MOST = 1 << 20
@@ -172,7 +173,7 @@ def test_who_is_listened_to_may_say_much_but_no_event_is_longer_than_others(
     with asked(serving(answer(said("fine")), listen)) as (servers, _):
         for event in (heard, long):
             assert servers.call("web", "any", {}, ToolRun()) == "fine"
-            assert event.wait(60)
+            assert event.wait(PATIENCE)
         assert servers.call("web", "any", {}, ToolRun()) == "fine"
 
 
@@ -252,7 +253,7 @@ def test_one_that_trickles_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) 
         assert re.fullmatch(r"web did not (start|answer) within 0 s\.", why(servers)), (
             "whichever limit comes first"
         )
-        assert server.closed.wait(60), "nobody reads it any more"
+        assert server.closed.wait(PATIENCE), "nobody reads it any more"
         over.set()
 
 
@@ -304,7 +305,7 @@ def test_how_often_it_is_listened_to_again_is_not_for_it_to_say(monkeypatch: pyt
 
     with asked(serving(answer(said("fine")), listen)) as (servers, server):
         assert servers.call("web", "any", {}, ToolRun()) == "fine"
-        assert first.wait(60)
+        assert first.wait(PATIENCE)
         for _ in range(20):
             assert servers.call("web", "any", {}, ToolRun()) == "fine"
         assert [request.method for request in server.requests].count("GET") == 1
