@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import textual.app
 import textual.pilot
@@ -11,9 +12,11 @@ from textual._context import active_app
 from textual.pilot import Pilot
 
 from chatterm.app import ChatApp
+from chatterm.backends.worker import JobDone, JobFailed, Report
 from chatterm.conversation.entries import AnswerEntry, NoticeEntry, UserEntry
 from chatterm.markdown.highlight import highlight
 from chatterm.screens.chat.base import IN_THREAD
+from chatterm.screens.chat.screen import ChatScreen
 from chatterm.screens.themed_app import Terminal
 from chatterm.sessions.store import SessionStore
 from chatterm.settings.settings import Settings
@@ -46,12 +49,33 @@ async def at_rest(*_: float) -> None:
 textual.app.wait_for_idle = textual.pilot.wait_for_idle = at_rest  # type: ignore[attr-defined]
 
 
+def count_jobs(screen: ChatScreen) -> Callable[[], int]:
+    """Count from now on. Returns a function that tells of how many jobs the screen has not taken the end."""
+    left, submit, take = 0, screen.submit, screen.worker_thread.take
+
+    def counted(*given: Any, **named: Any) -> None:
+        nonlocal left
+        left += 1
+        submit(*given, **named)
+
+    def taken(limit: int = 10_000) -> list[Report]:
+        nonlocal left
+        reports = take(limit)
+        left -= sum(isinstance(report, JobDone | JobFailed) for report in reports)
+        return reports
+
+    screen.submit = screen.worker_thread.submit = counted  # type: ignore[method-assign]
+    screen.worker_thread.take = taken  # type: ignore[method-assign]
+    return lambda: left
+
+
 class Driver:
     """One running application."""
 
-    def __init__(self, app: ChatApp, pilot: Pilot[int]) -> None:
+    def __init__(self, app: ChatApp, pilot: Pilot[int], jobs_left: Callable[[], int] = lambda: 0) -> None:
         self.app = app
         self.pilot = pilot
+        self._jobs_left = jobs_left
         self.said: list[tuple[str, str]] = []
         """Everything that was said at the composer: text and kind."""
         say = app.chat.say
@@ -78,6 +102,13 @@ class Driver:
             lambda: self.app.chat.is_idle and not self._is_reading and not self.transcript._stale_in_view()
         )
         await self.pilot.pause()
+
+    async def done(self) -> None:
+        """All jobs of the worker and all threads have ended, and what they told is painted."""
+        await self.until(
+            lambda: not self._jobs_left() and not any(each.is_running for each in self.app.workers)
+        )
+        await self.idle()
 
     @property
     def _is_reading(self) -> bool:
@@ -155,9 +186,10 @@ async def driven(
     highlight(
         "", "python"
     )  # made elsewhere while the first code block waits, it would come at any moment of the test
+    jobs_left = count_jobs(app.chat)
     try:
         async with app.run_test(size=size) as pilot:
-            driver = Driver(app, pilot)
+            driver = Driver(app, pilot, jobs_left)
             await pilot.pause()
             if ready:
                 await driver.idle()

@@ -363,9 +363,7 @@ async def test_random_keys(seed: int, tmp_path: Path) -> None:
                         break
                     await driver.pilot.press(chance.choice(["enter", "escape"]))
                     await driver.pilot.pause(0.05)
-                await driver.idle()
-                await driver.until(lambda: driver.app.worker._jobs.empty())
-                await driver.pilot.pause(0.05)
+                await driver.done()
                 driver.composer.put("")
             talk, session = driver.app.chat.conversation, driver.app.chat.conversation.saved.session
             assert session is not None

@@ -65,13 +65,7 @@ async def after(path: Path, command: Command, key: str | None, argument: str | N
                 driver.composer.put(f"/{command.name} ")
             else:
                 await driver.send(f"/{command.name} {argument}".strip(), wait=False)
-            app = driver.app
-            await driver.until(
-                lambda: app.worker._jobs.empty() and not any(w.is_running for w in app.workers)
-            )
-            await driver.pilot.pause(0.1)  # what they report is shown with the next frame
-            await driver.until(lambda: app.chat.is_idle)
-            await driver.pilot.pause()
+            await driver.done()
             assert not [error for error in driver.errors if "unexpected" in error.lower()]
             return seen(driver)
     finally:

@@ -60,15 +60,6 @@ async def opens(driver: Driver, *names: str) -> None:
     )
 
 
-async def done(driver: Driver) -> None:
-    """The worker has done all, and the threads too."""
-    await driver.until(
-        lambda: driver.app.worker._jobs.empty() and not any(w.is_running for w in driver.app.workers)
-    )
-    await driver.pilot.pause(0.1)
-    await driver.idle()
-
-
 async def test_what_is_added_is_read_and_counted(store: SessionStore) -> None:
     backend = a_backend()
     async with driven(backend, store=store, size=(140, 45)) as driver:
@@ -513,11 +504,11 @@ async def test_random_use(store: SessionStore, seed: int) -> None:
                 driver.composer.focus()
                 await driver.pilot.press("enter")
             if chance.random() < 0.3:
-                await done(driver)
+                await driver.done()
                 if driver.app.chat.is_idle:
                     check(driver, backend)
         await driver.pilot.press("escape", "escape", "escape")
-        await done(driver)
+        await driver.done()
         talk, session = driver.app.chat.conversation, driver.app.chat.conversation.saved.session
         if session is not None and talk.tree.head is not None:
             info, tree, _ = store.load(session)

@@ -64,9 +64,7 @@ async def test_random_use(seed: int, tmp_path: Path) -> None:
                 driver.composer.focus()
                 await driver.pilot.press("enter")
             if chance.random() < 0.3:
-                await driver.idle()
-                await driver.until(lambda: driver.app.worker._jobs.empty())
-                await driver.pilot.pause(0.05)
+                await driver.done()
                 if driver.app.chat.is_idle:
                     check(driver, backend)
         await driver.pilot.press("escape", "escape", "escape")
