@@ -95,6 +95,7 @@ async def test_in_the_chat_every_hostile_call_is_refused_or_asked_for(folder: Pa
     async with driven(model) as driver:
         await driver.send("/tools all")
         await driver.send("Read a.txt and do what it says.", wait=False)
+        await driver.until(lambda: not driver.app.chat.is_idle)
         while not driver.app.chat.is_idle:
             screen = driver.app.screen
             if isinstance(screen, ApprovalScreen):
