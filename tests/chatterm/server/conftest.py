@@ -16,6 +16,7 @@ import pytest
 from chatterm.backends.backend import ChatOptions
 from chatterm.server.process.engine_process import EngineProcess, serve
 from chatterm.server.spawn import ProcessOptions
+from engine.errors import EngineError
 from engine.machine.memory_check import MemoryNeed
 from models.errors import ModelError
 from models.files import ModelFiles
@@ -103,8 +104,11 @@ class Served:
 
     @property
     def running(self) -> list[Any]:
-        """The sequences that the engine has."""
-        return list(self.engine.pieces.scheduler.running)
+        """The sequences that the engine has; none once it is closed."""
+        try:
+            return list(self.engine.pieces.scheduler.running)
+        except EngineError:
+            return []
 
     @property
     def has_ended(self) -> bool:
