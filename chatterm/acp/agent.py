@@ -98,7 +98,7 @@ class Agent:
         folder = _folder(cwd)
         talk = Talk(self._engine.backend, self._store)
         id = self._store.new(info) if self._store is not None else secrets.token_hex(4)
-        talk.session, talk.info = id, replace(info, id=id)
+        talk.saved.session, talk.saved.info = id, replace(info, id=id)
         dialogue = await self._opened(id, talk, folder, mcp_servers or ())
         return schema.NewSessionResponse(session_id=id, modes=modes(self._tools, dialogue.mode))
 

@@ -9,7 +9,6 @@ from typing import Any
 from chatterm.acp.dialogue import Dialogue
 from chatterm.backends.backend import Backend, EngineError, Outcome, TokenEvent
 from chatterm.conversation.session_tree import session_info
-from chatterm.conversation.visible_history import seen
 from chatterm.sessions.records import SessionInfo
 
 _PATIENCE = 5.0
@@ -139,7 +138,7 @@ class EditorEngine:
             self._held = None
         if self._held is dialogue:
             return
-        info = dialogue.talk.info
+        info = dialogue.talk.saved.info
         if info.documents != self.backend.options.documents:
             self.backend.configure({"documents": info.documents})
         sampling = {**self._settings, **info.sampling}
@@ -151,5 +150,6 @@ class EditorEngine:
                 "sampling": sampling,
             }
         )
-        self.backend.load_path(seen(dialogue.talk.path))
+        dialogue.talk.forget()
+        dialogue.talk.hold_again()
         self._held = dialogue

@@ -119,8 +119,8 @@ def answer(
             if tools is not None:
                 _act(backend, talk, tools, as_json=as_json, stats=stats, out=out, err=err)
             say_notes(backend, said, err)
-        if save and talk.session is not None and err.isatty():
-            write(err, _dim(f"Saved. To continue: chatterm run --session {talk.session}", err) + "\n")
+        if save and talk.saved.session is not None and err.isatty():
+            write(err, _dim(f"Saved. To continue: chatterm run --session {talk.saved.session}", err) + "\n")
         return REFUSED if tools is not None and tools.refused else 0
     finally:
         if tools is not None:

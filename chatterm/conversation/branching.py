@@ -4,7 +4,9 @@ from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
-from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange, TurnStats
+from chatterm.backends.backend import Backend, Compaction, Exchange, TurnStats
+from chatterm.backends.worker import Worker
+from chatterm.conversation.conversation import Conversation
 from chatterm.conversation.entries import AnswerEntry, Entry, RetryEntry, UserEntry
 from chatterm.conversation.entry_cache import EntryCache, labels
 from chatterm.conversation.figures import SessionStats
@@ -12,11 +14,8 @@ from chatterm.conversation.session_tree import SessionTree
 from chatterm.conversation.tool_entry import ToolsEntry
 from chatterm.conversation.turn import RunningTurn, exchange_stats
 from chatterm.conversation.view import View
-from chatterm.conversation.visible_history import BackendHistory
 from chatterm.sessions.titles import make_title
 from chatterm.sessions.tree import Tree
-
-BUSY = "An answer is running; Esc stops it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +28,12 @@ class Prepared:
     stats: SessionStats
 
 
-class Branching:
-    """The state of a conversation. Methods that cannot do what is asked raise EngineError and change nothing."""
+class Branching(Conversation[RunningTurn]):
+    """A conversation whose selected branch is shown."""
 
-    def __init__(self, backend: Backend, saved: SessionTree, view: View, held: BackendHistory) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, thread: Worker, saved: SessionTree, view: View) -> None:
+        super().__init__(backend, thread.submit, saved)
         self._view = view
-        self.saved = saved
-        self.turn: RunningTurn | None = None
-        """The running answer; of several, the one in front."""
         self.choice: list[RunningTurn] = []
         """Candidates for the user to choose from; some may still run. [] if there is no choice to make."""
         self.waiting: deque[UserEntry] = deque()
@@ -47,18 +43,8 @@ class Branching:
         """The latest finished turn, for its figures."""
         self.show_thinking: bool | None = None
         self._shown = EntryCache(self.tree)
-        self._held = held
 
     # --- state ---
-
-    @property
-    def tree(self) -> Tree:
-        return self.saved.tree
-
-    @property
-    def path(self) -> list[Exchange]:
-        """The selected branch."""
-        return self.saved.path
 
     @property
     def title(self) -> str:
@@ -108,10 +94,6 @@ class Branching:
         """The figures saved with the last answer; None if there are none."""
         return exchange_stats(self.last_answer) if self.last_answer is not None else None
 
-    def _hold(self, head: int | None) -> None:
-        """Make the backend's history the branch that ends with `head`."""
-        self._held.hold(self.tree.path(head))
-
     @property
     def is_answering(self) -> bool:
         """Whether an answer runs, or tool calls await permission or run."""
@@ -122,24 +104,12 @@ class Branching:
         """Whether an answer runs, tool calls await permission or run, or a message waits."""
         return self.is_answering or bool(self.waiting)
 
-    def _refuse_while_busy(self) -> None:
-        if self.is_busy:
-            raise EngineError(BUSY)
-
     # --- branches ---
 
     @property
     def undone(self) -> list[Exchange]:
         """Exchanges that were undone and can be redone, next first."""
         return self.tree.ahead(self.tree.head)
-
-    def redo(self) -> str | None:
-        """Redo the message undone last and return its text; None if there is none."""
-        self._refuse_while_busy()
-        if (redone := self.saved.go_forward()) is None:
-            return None
-        self._follow()
-        return redone.user
 
     def take_back(self) -> None:
         """Drop the latest entry of the queue; the text of a message goes back into the composer."""
@@ -183,35 +153,13 @@ class Branching:
         self._go(undone[-1].id)
         return self.entries_of(undone[0])[0]
 
-    def _go(self, head: int | None) -> None:
-        self.saved.select(head)
-        self._follow()
-
-    def _follow(self, changed: Sequence[Exchange] = ()) -> None:
-        """Hold and show the selected branch, in which the exchanges `changed` may look different now."""
-        self._hold(self.tree.head)
-        self.show(changed)
-
     # --- what the model sees ---
 
     def try_compaction(self, exchange: Exchange, compaction: Compaction | None) -> None:
         """Make the history what it would be with this compaction, so that it is warmed while the user reads."""
         if self.turn is None and not self.waiting:
             tried = [replace(e, compaction=compaction) if e is exchange else e for e in self.path]
-            self._held.hold(tried)
-
-    def compact(self, compactions: Sequence[tuple[Exchange, Compaction | None]]) -> None:
-        """Set compactions of these exchanges, each of which changes what the model sees up to and including it."""
-        self._refuse_while_busy()
-        self.saved.set_compactions(compactions)
-        self._follow([exchange for exchange, _ in compactions])
-
-    def pin(self, exchange: Exchange) -> bool:
-        """Pin or unpin a message with its answer; return whether it is pinned now."""
-        self._refuse_while_busy()
-        is_pinned = self.saved.toggle_pin(exchange)
-        self._follow([exchange])
-        return is_pinned
+            self._hold(tried)
 
     # --- what is shown ---
 

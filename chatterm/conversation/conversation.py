@@ -1,389 +1,223 @@
-"""The conversation as a tree of exchanges: it sends messages, and shows and saves what comes back.
+"""A conversation along the selected branch of a session: what is sent, what comes back, and what is saved of it.
 
-It turns the user's actions into jobs for the worker and knows no widget: the screen is a `View`.
+It turns what is wanted into jobs for the backend and knows no screen. `headless.py` waits for each job,
+`screen_conversation.py` shows what becomes of them.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from time import monotonic
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any, Generic, TypeVar
 
-from chatterm.backends import worker
-from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, ToolResult
-from chatterm.conversation.branching import BUSY, Branching, Prepared
-from chatterm.conversation.ending import Ending
-from chatterm.conversation.entries import AnswerEntry, RetryEntry, UserEntry
-from chatterm.conversation.figures import SessionStats
+from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange, Outcome
+from chatterm.backends.worker import Token
+from chatterm.conversation.answer_in_progress import AnswerInProgress
 from chatterm.conversation.session_tree import SessionTree, session_info
-from chatterm.conversation.tool_entry import ToolsEntry
-from chatterm.conversation.turn import RunningTurn
-from chatterm.conversation.view import View
-from chatterm.conversation.visible_history import BackendHistory
+from chatterm.conversation.visible_history import compactions, seen, sees_last
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
 
+AnswerT = TypeVar("AnswerT", bound=AnswerInProgress)
 
-class Conversation(Branching):
+Submit = Callable[..., object]
+"""Has a method of Backend called with the arguments that follow it, now or later."""
+
+BUSY = "An answer is running; Esc stops it."
+
+
+class Conversation(Generic[AnswerT]):
     """A conversation. Methods that cannot do what is asked raise EngineError (one line) and change nothing."""
 
-    def __init__(self, backend: Backend, thread: worker.Worker, saved: SessionTree, view: View) -> None:
-        super().__init__(backend, saved, view, BackendHistory(thread))
-        self._worker = thread
-        self._kept_as: str | None = None
-        self.documents = backend.options.documents
-        """The documents at its start, once the backend has processed its jobs."""
-        self.is_leaving = False
-        """Whether another conversation is about to begin: messages wait for it."""
-        self._running: dict[int, RunningTurn] = {}
-        """The running turns by their number at the worker."""
-        self.stats = SessionStats()
-        self.process = SessionStats()
-        """Sums over every session since the program began."""
+    def __init__(self, backend: Backend, submit: Submit, saved: SessionTree) -> None:
+        self._backend = backend
+        self._submit = submit
+        self.saved = saved
+        self.turn: AnswerT | None = None
+        """The running answer; of several, the one in front."""
         self.sampling: dict[str, Any] = {}
         """Sampling settings chosen for this session."""
+        self._running: dict[int, AnswerT] = {}
+        """The running answers by their number at the worker."""
+        self._held: list[tuple[int, str]] | None = []
+        """The exchanges that the backend has as its history, by id and message; None: unknown."""
+        self._kept_as: str | None = None
 
-    # --- sending ---
+    # --- state ---
 
-    def send(self, text: str, *, note: str) -> None:
-        """Queue a message, to be sent as soon as possible; `note` says why it has to wait, if it has."""
-        self._queue(UserEntry(text), note)
+    @property
+    def tree(self) -> Tree:
+        return self.saved.tree
 
-    def next(self, model: str) -> None:
-        """Run the oldest entry of the queue: send its message, or do its retry."""
-        if self.is_answering or not self.waiting or self.is_leaving:
-            return
-        prompt = self.waiting.popleft()
-        if isinstance(prompt, RetryEntry):
-            self.show()
-            latest = self.tree[self.tree.head] if self.tree.head is not None else None
-            if (exchange := prompt.exchange or latest) is not None:
-                self._retry(exchange, [model] * prompt.count)
-            return
-        prompt.note = ""
-        prompt.changed()
-        self._ask(self.tree.head, prompt, [model])
+    @property
+    def path(self) -> list[Exchange]:
+        """The selected branch."""
+        return self.saved.path
 
-    def edit(self, exchange: Exchange, text: str, model: str) -> None:
-        """Send `text` in place of the message of `exchange`, as a new branch."""
-        self._refuse_while_busy()
-        self._ask(exchange.parent, UserEntry(text), [model])
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer runs or something waits for one."""
+        return self.turn is not None
 
-    def retry(self, exchange: Exchange, model: str, count: int = 1) -> None:
-        """Answer the message of `exchange` again, `count` times at once; its answer stays as a branch."""
-        self._refuse_while_busy()
-        self._retry(exchange, [model] * count)
+    def _refuse_while_busy(self) -> None:
+        if self.is_busy:
+            raise EngineError(BUSY)
 
-    def retry_later(self, exchange: Exchange | None, count: int) -> None:
-        """Queue a retry of `exchange`; None means whichever exchange is last when its turn comes."""
-        self._queue(RetryEntry(exchange, count), "waits for the answer")
+    def _last(self, nothing: str) -> Exchange:
+        """Return the last exchange of the branch; raise EngineError(nothing) if there is none."""
+        if self.tree.head is None:
+            raise EngineError(nothing)
+        return self.tree[self.tree.head]
 
-    def _queue(self, entry: UserEntry, note: str) -> None:
-        entry.note = note
-        self.waiting.append(entry)
-        self._view.add(entry)
-
-    def _retry(self, exchange: Exchange, models: Sequence[str]) -> None:
-        prompt, _ = self.entries_of(exchange)
-        if exchange.results and len(models) > 1:
-            raise EngineError(
-                "Tool results can only be answered once at a time; use /retry without a number."
-            )
-        self._ask(exchange.parent, prompt, models, is_retry=True, results=exchange.results)
-
-    # --- tools ---
-
-    def act(self) -> ToolsEntry | None:
-        """Begin the tool calls of a complete last answer and return their entry; None if nothing can begin now."""
-        calls = self.tree.open_calls
-        if self.turn is not None or self.choice or not calls:
-            return None
-        self.acting = ToolsEntry(calls)
-        self.show()
-        return self.acting
-
-    def tell(self, results: Sequence[ToolResult], model: str, *, is_stopped: bool = False) -> None:
-        """Continue with the results of the calls; if the user stopped them (`is_stopped`), only save those."""
-        entry, self.acting = self.acting, None
-        if entry is None or self.tree.head is None:
-            return
-        entry.finish(results)
-        self._ask(self.tree.head, entry, [model], results=results, is_kept=is_stopped)
-
-    def compare(self, exchange: Exchange, model: str, other: str) -> None:
-        """Have `model`, which is loaded, and `other` answer the message of `exchange`, both at once."""
-        self._refuse_while_busy()
-        if exchange.results:
-            raise EngineError(
-                "Results of tools are answered by one model at a time; /model chooses another one."
-            )
-        self._retry(exchange, [model, other])
-
-    def keep(self, chosen: RunningTurn) -> None:
-        """Continue with this candidate. The others stop if they still run; all stay as branches."""
-        number = next((number for number, turn in self._running.items() if turn is chosen), None)
-        others = [turn for turn in self._running.values() if turn is not chosen]
-        for turn in others:
-            turn.is_stopping = True
-        if others:
-            self._worker.stop(but=number)
-        self.choice = []
-        if number is None:
-            self.ended = chosen
-            return self._go(chosen.exchange.id)
-        self.turn = chosen
-        self.saved.select(chosen.exchange.id)  # the history gets it once it is over
-        return self.show()
-
-    def choose_none(self) -> None:
-        """Go back to the answer that was there before the candidates, which stay as branches."""
-        chosen, self.choice = self.choice[:1], []
-        for turn in chosen:
-            self._go(turn.fallback)
-
-    def resume(self) -> None:
-        """Continue the last answer from exactly where it ended."""
-        self._refuse_while_busy()
-        exchange = self.saved.unfinished()
-        prompt, answer = self.entries_of(exchange)
-        answer.footer, answer.ending = [], Ending()
-        self._hold(exchange.id)
-        turn = RunningTurn(
-            self.saved, exchange, prompt, answer, monotonic(), fallback=exchange.id, is_resumed=True
-        )
-        self._begin([turn])
-        self._worker.submit(Backend.resume)
-
-    def _ask(
-        self,
-        parent: int | None,
-        prompt: UserEntry,
-        models: Sequence[str],
-        *,
-        is_retry: bool = False,
-        results: Sequence[ToolResult] = (),
-        is_kept: bool = False,
-    ) -> None:
-        """Begin to answer `prompt` with each of `models` at once: the one that is loaded, maybe several times, or that
-        and another one. `results` of tools are sent instead of a message; with `is_kept` they are only saved.
-        """
-        turns: list[RunningTurn] = []
-        fallback = self.tree.head
-        for name in models:
-            exchange = self.saved.add(parent, prompt.text, name, results)
-            answer = AnswerEntry(show_thinking=self.show_thinking)
-            answer.can_answer_now = not self.is_remote
-            self._shown.put(exchange, prompt, answer)
-            how = {"is_retry": is_retry, "is_candidate": len(models) > 1}
-            turns.append(
-                RunningTurn(self.saved, exchange, prompt, answer, monotonic(), fallback=fallback, **how)
-            )
-        self.saved.begin_session(session_info(self._backend, self.sampling, self.documents))
-        if is_kept:
-            turns[0].end(None, monotonic())
-            self.saved.save(turns[0].exchange)
-            self._go(turns[0].exchange.id)
-            return
-        self._hold(parent)
-        if len(models) > 1:
-            self.choice = turns.copy()
-        self._begin(turns)
-        if results:
-            self._worker.submit(Backend.tell, tuple(results))
-        elif len(models) == 1:
-            self._worker.submit(Backend.send, prompt.text)
-        elif models[1] == models[0]:
-            self._worker.submit(Backend.candidates, prompt.text, len(models))
-        else:
-            self._worker.submit(Backend.compare, prompt.text, models[1], tuple(self.tree.path(parent)))
-
-    def _begin(self, turns: Sequence[RunningTurn]) -> None:
-        """Show and save turns that the backend is about to answer."""
-        self.turn, self._running = turns[0], dict(enumerate(turns))
-        for turn in turns:
-            turn.tick(turn.started, None)
-            turn.saved.save(turn.exchange)
-        self.saved.select(turns[0].exchange.id)
-        self.show()
-        self._name_cache()
-
-    def _name_cache(self) -> None:
-        """Have the backend keep the cache on disk under the name of this session."""
-        if self.saved.session != self._kept_as:
-            self._kept_as = self.saved.session
-            self._worker.submit(Backend.configure, {"kept_as": self._kept_as})
+    def _unfinished(self) -> Exchange:
+        """Return the last exchange, to continue its answer. Raises EngineError if that cannot be done."""
+        last = self._last("There is no answer to continue; send a message first.")
+        if not sees_last(self.path):
+            raise EngineError("The model no longer sees this answer; /compact off shows it everything again.")
+        if last.finish_reason in ("eos", "stop"):
+            raise EngineError("The answer is complete; /retry generates another one.")
+        return last
 
     def info(self) -> SessionInfo:
-        """Return the description of this session for an export."""
-        path = self.path
-        return replace(
-            session_info(self._backend, self.sampling, self.documents),
-            title=self.title,
-            created=path[0].created if path else 0.0,
-            updated=max((exchange.created for exchange in self.tree.exchanges), default=0.0),
-        )
+        """Return the description of this session, as it is saved or exported."""
+        return session_info(self._backend, self.sampling)
 
-    def aim(self, exchange: Exchange | None) -> None:
-        """Make the history what a message typed now would follow: it replaces that of `exchange`, or comes last."""
-        if not self.is_busy:
-            self._hold(self.tree.head if exchange is None else exchange.parent)
+    # --- branches ---
+
+    def undo(self) -> str:
+        """Go back before the last message that the user wrote, and return it; its branch stays in the session."""
+        self._refuse_while_busy()
+        last = self.tree.asked(self._last("There is nothing to undo."))
+        self._go(last.parent)
+        return last.user
+
+    def redo(self, nothing: str = "There is nothing to redo.") -> str:
+        """Go forward to the message undone last and what tools told after it, and return it.
+
+        Raises EngineError(nothing) if there is none.
+        """
+        self._refuse_while_busy()
+        if not (ahead := self.tree.ahead(self.tree.head)):
+            raise EngineError(nothing)
+        self._go([ahead[0], *takewhile(lambda exchange: exchange.results, ahead[1:])][-1].id)
+        return ahead[0].user
+
+    def _hold(self, path: Sequence[Exchange]) -> None:
+        """Make the backend's history what the model is to see of this branch."""
+        wanted = seen(path)
+        if self._held != (names := _names(wanted)):
+            self._submit(Backend.load_path, tuple(wanted))
+            self._held = names
+
+    def forget(self) -> None:
+        """Mark the backend's history as unknown."""
+        self._held = None
+
+    def hold_again(self) -> None:
+        """Give the history to a backend that may not have it, unless a message has done so already."""
+        if self.turn is None and self._held is None:
+            self._hold(self.path)
+
+    def _go(self, head: int | None) -> None:
+        self.saved.select(head)
+        self._follow()
+
+    def _follow(self, changed: Sequence[Exchange] = ()) -> None:
+        """Hold and show the selected branch, in which the exchanges `changed` may look different now."""
+        self._hold(self.path)
+        self.show(changed)
+
+    def show(self, changed: Sequence[Exchange] = ()) -> None:
+        """Show the selected branch, in which the exchanges `changed` may look different, if there is a screen."""
+
+    # --- what the model sees ---
+
+    def compact(self, what: str) -> None:
+        """Hide the whole branch from the model (`start`) or its attached files (`files`), or nothing (`off`).
+
+        Pinned messages stay visible. Raises EngineError if there is nothing to change.
+        """
+        self._refuse_while_busy()
+        self._compact(compactions(self.path, what))
+
+    def summarise(self, exchange: Exchange, summary: Compaction) -> None:
+        """Have the model see `summary` in place of everything up to and including `exchange`."""
+        self._refuse_while_busy()
+        self._compact([(exchange, summary)])
+
+    def _compact(self, changes: Sequence[tuple[Exchange, Compaction | None]]) -> None:
+        for exchange, compaction in changes:
+            exchange.compaction = compaction
+        self._change([exchange for exchange, _ in changes])
+
+    def pin(self, exchange: Exchange) -> bool:
+        """Pin or unpin a message with its answer; return whether it is pinned now."""
+        self._refuse_while_busy()
+        exchange.is_pinned = not exchange.is_pinned
+        self._change([exchange])
+        return exchange.is_pinned
+
+    def _change(self, changed: Sequence[Exchange]) -> None:
+        """Save exchanges of which the model sees something else now, and follow them."""
+        for exchange in changed:
+            self.saved.save(exchange)
+        self._follow(changed)
 
     # --- the answer ---
 
-    def tick(self, now: float) -> bool:
-        """Update the clocks and progress of running answers; return whether anything changed."""
-        figures = self._backend.figures() if self._running else None
-        moved = [
-            turn.tick(now, figures, self._backend.waiting(index)) for index, turn in self._running.items()
-        ]
-        return any(moved)
+    def _begin(self, parent: int | None, turns: Sequence[AnswerT]) -> None:
+        """Save turns that the backend is about to answer, and have it hold what they follow."""
+        if self.saved.store is not None and self.saved.session is None:
+            self.saved.begin_session(self.info())
+            self._name_cache()
+        self._hold(self.tree.path(parent))
+        self.turn, self._running = turns[0], dict(enumerate(turns))
+        for turn in turns:
+            turn.saved.save(turn.exchange)
+        self.saved.select(turns[0].exchange.id)
 
     def begun(self, before: Outcome, index: int = 0) -> None:
         """Note that a running answer has begun or continues, and save the text that it starts from."""
-        turn = self._running.get(index)
-        if turn is not None:
+        if (turn := self._running.get(index)) is not None:
             turn.begin(before)
-            turn.saved.save(turn.exchange)
 
-    def take(self, tokens: Sequence[worker.Token]) -> None:
-        """Show and save the next tokens of the running answers."""
+    def take(self, tokens: Sequence[Token]) -> None:
+        """Take and save the next tokens of the running answers."""
         for index in dict.fromkeys(token.index for token in tokens):
-            if (turn := self._running.get(index)) is None:
-                continue
-            events = turn.take([token for token in tokens if token.index == index])
-            latest = turn.before if turn.is_candidate else self._backend.last
-            if latest is not None:
-                turn.note(latest)
-            turn.saved.say(turn.exchange, events)
+            if (turn := self._running.get(index)) is not None:
+                latest = turn.before if turn.is_candidate else self._backend.last
+                turn.take([token for token in tokens if token.index == index], latest)
 
-    def stop(self) -> None:
-        if self._running:
-            for turn in self._running.values():
-                turn.is_stopping = True
-            self._worker.stop()
-
-    def undo(self) -> bool:
-        """Take the last message back into the composer; its branch stays. Return False if there is none."""
-        if self.waiting:
-            self.take_back()
-        elif self.acting is not None:
-            raise EngineError(BUSY)
-        elif self.turn is not None:
-            self.turn.is_undone = True
-            self.stop()
-        elif (last := self.saved.go_back()) is None:
-            return False
-        else:
-            self.ended = None
-            self._follow()
-            self._view.give_back(last.user)
-        return True
-
-    def answered(self, outcome: Outcome | None, now: float, index: int = 0, problem: str = "") -> None:
-        """Finish a running answer; `problem` is the error that ended it, if any."""
-        turn = self._running.pop(index, None)
-        if turn is None:
-            return
-        if self.turn is turn:
-            self.turn = next(iter(self._running.values()), None)
-        turn.problem = problem
-        turn.end(outcome, now)
-        if turn.is_dropped:
-            turn.saved.save(turn.exchange)
-            return
-        if not turn.has_begun and (turn.is_candidate or (turn.is_retry and turn.is_stopping)):
-            self._withdraw(turn)
-        else:
-            self._note(turn)
-        if turn.is_undone:
-            self.undo()
-        elif turn.is_candidate and not self._running and not self.choice:
-            self._hold(self.tree.head)
-
-    def _note(self, turn: RunningTurn) -> None:
-        """Save a finished answer, and add its figures to the sums."""
+    def _note(self, turn: AnswerT) -> None:
+        """Save a finished answer."""
         if not turn.is_candidate:
-            self._held.note(self.path)
+            self._held = _names(seen(self.path))
         turn.saved.save(turn.exchange)
-        self.ended = turn
-        if turn.stats is not None:
-            for sums in (self.stats, self.process):
-                sums.add(turn.stats, retry=turn.is_retry, resumed=turn.is_resumed)
 
-    def failed(self, now: float, problem: str = "") -> None:
-        """End all running answers after an error. Text that arrived is kept; a refused message is given back."""
-        turns, self._running, self.turn = list(self._running.values()), {}, None
-        for turn in turns:
-            turn.problem = problem
-            self._fail(turn, now)
-
-    def _fail(self, turn: RunningTurn, now: float) -> None:
-        is_left = turn.is_dropped and not turn.is_retry  # there is nobody to give the message back to
-        if turn.has_begun or turn.is_resumed or turn.exchange.results or is_left:
-            self._held.forget()  # how much of it the history holds is unknown
-            turn.end(self._backend.last if turn.is_resumed and not turn.has_begun else None, now)
-            turn.saved.save(turn.exchange)
-            if not turn.is_dropped:
-                self._hold(self.tree.head)
-        elif turn.is_dropped:
-            turn.saved.drop(turn.exchange)
-        else:
-            self._withdraw(turn)
-            if not turn.is_retry:
-                self.take_all_back()  # they may be about the refused message
-                self._view.give_back(turn.prompt.text)
-
-    def _withdraw(self, turn: RunningTurn) -> None:
-        """Remove an exchange whose answer never began. The other candidates, if any, can still be chosen."""
+    def _withdraw(self, turn: AnswerT) -> None:
+        """Remove an exchange whose answer never began, and go back to where its message came from."""
         was_head = turn.exchange.id == self.tree.head
         turn.saved.drop(turn.exchange)
-        self._shown.drop(turn.exchange)
-        self.choice = [other for other in self.choice if other is not turn]
-        if self.choice:
-            self.saved.select(self.choice[0].exchange.id)
-            self.show()
-        elif was_head:
-            self._held.forget()
+        if was_head:
+            self.forget()
             self._go(turn.fallback)
 
     # --- sessions ---
 
     def clear(self) -> None:
-        """Begin a new conversation; running answers are stopped and kept in the old one."""
-        self._drop()
-        self.take_all_back()
-        self._begin_with(SessionTree(self.saved.store))
-        self._held.note([])
+        """Begin a new conversation; this one stays saved."""
+        self._use(SessionTree(self.saved.store))
+        self._held = []
         self._name_cache()
-        self._worker.submit(Backend.reset)
+        self._submit(Backend.reset)
 
-    def _drop(self) -> None:
-        """Stop the running answers and keep them where they are."""
-        self.stop()
-        self.choice, self.acting = [], None
-        for turn in self._running.values():
-            turn.is_dropped = True
-
-    def open(self, session: str | None, tree: Tree, title: str = "", made: Prepared | None = None) -> None:
-        """Continue a saved session; `made` holds what was prepared of it."""
-        self._drop()
-        self._begin_with(SessionTree(self.saved.store, session, tree, SessionInfo(title=title)), made)
-        self.take_all_back()
-        self._name_cache()
-        self._held.forget()
-        self._hold(tree.head)
-
-    def hold_again(self) -> None:
-        """Give the history to a newly loaded model, unless a message has done so already."""
-        if self.turn is None and not self._held.is_known:
-            self._hold(self.tree.head)
-
-    def forget(self) -> None:
-        """Mark the backend's history as unknown."""
-        self._held.forget()
-
-    def _begin_with(self, saved: SessionTree, made: Prepared | None = None) -> None:
-        made = made or self.prepared(saved.tree)
+    def _use(self, saved: SessionTree) -> None:
         self.saved = saved
-        self._shown, self.stats = made.shown, made.stats
-        self.ended = None
-        self.show(made=made.entries)
+
+    def _name_cache(self) -> None:
+        """Have the backend keep the cache on disk under the name of this session."""
+        if self.saved.session != self._kept_as:
+            self._kept_as = self.saved.session
+            self._submit(Backend.configure, {"kept_as": self._kept_as})
+
+
+def _names(exchanges: Sequence[Exchange]) -> list[tuple[int, str]]:
+    return [(exchange.id, exchange.user) for exchange in exchanges]

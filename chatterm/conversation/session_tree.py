@@ -2,19 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import (
     Backend,
-    Compaction,
     Document,
-    EngineError,
     Exchange,
     TokenEvent,
     ToolResult,
 )
-from chatterm.conversation.visible_history import sees_last
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
 
@@ -62,21 +58,6 @@ class SessionTree:
         """A line, once, if another program deleted the session; otherwise ""."""
         return self.store.was_deleted(self.session) if self.store is not None and self.session else ""
 
-    def last(self, nothing: str) -> Exchange:
-        """Return the last exchange of the branch; raise EngineError(nothing) if there is none."""
-        if self.tree.head is None:
-            raise EngineError(nothing)
-        return self.tree[self.tree.head]
-
-    def unfinished(self) -> Exchange:
-        """Return the last exchange, to continue its answer. Raises EngineError if that cannot be done."""
-        last = self.last("There is no answer to continue; send a message first.")
-        if not sees_last(self.path):
-            raise EngineError("The model no longer sees this answer; /compact off shows it everything again.")
-        if last.finish_reason in ("eos", "stop"):
-            raise EngineError("The answer is complete; /retry generates another one.")
-        return last
-
     # --- exchanges ---
 
     def add(self, parent: int | None, text: str, model: str, results: Sequence[ToolResult] = ()) -> Exchange:
@@ -105,33 +86,6 @@ class SessionTree:
         self.tree.select(head)
         if self.store is not None and self.session is not None:
             self.store.head(self.session, head)
-
-    def go_back(self) -> Exchange | None:
-        """Go back before the last message that the user wrote, and return it; None if there is none."""
-        if self.tree.head is None:
-            return None
-        last = self.tree.asked(self.tree[self.tree.head])
-        self.select(last.parent)
-        return last
-
-    def go_forward(self) -> Exchange | None:
-        """Go forward to the message undone last and what tools told after it; return it, or None if there is none."""
-        if not (ahead := self.tree.ahead(self.tree.head)):
-            return None
-        self.select([ahead[0], *takewhile(lambda exchange: exchange.results, ahead[1:])][-1].id)
-        return ahead[0]
-
-    def set_compactions(self, compactions: Sequence[tuple[Exchange, Compaction | None]]) -> None:
-        """Set compactions of these exchanges, each of which changes what the model sees up to and including it."""
-        for exchange, compaction in compactions:
-            exchange.compaction = compaction
-            self.save(exchange)
-
-    def toggle_pin(self, exchange: Exchange) -> bool:
-        """Pin or unpin a message with its answer; return whether it is pinned now."""
-        exchange.is_pinned = not exchange.is_pinned
-        self.save(exchange)
-        return exchange.is_pinned
 
     # --- the session ---
 

@@ -1,7 +1,7 @@
-"""A message and its answer while that runs: the worker's reports become an exchange, an entry and figures."""
+"""A message and its answer on a screen while that runs: the worker's reports become an entry and figures."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from chatterm.backends.backend import (
     Backend,
@@ -9,15 +9,14 @@ from chatterm.backends.backend import (
     Figures,
     FinishReason,
     Outcome,
-    TokenEvent,
     TurnStats,
     reading_text,
 )
 from chatterm.backends.worker import Token
+from chatterm.conversation.answer_in_progress import AnswerInProgress
 from chatterm.conversation.ending import describe_ending
 from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.conversation.figures import (
-    OF_ANSWER,
     Live,
     Speedometer,
     decode_rate,
@@ -25,66 +24,37 @@ from chatterm.conversation.figures import (
     rate_text,
     seconds_text,
 )
-from chatterm.conversation.session_tree import SessionTree
 from chatterm.markdown.lines import Line
 from models.units import counted
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
-class RunningTurn:
-    """A running answer. Times are by `time.monotonic()`."""
+@dataclass(eq=False)
+class RunningTurn(AnswerInProgress):
+    """A running answer on a screen. Times are by `time.monotonic()`."""
 
-    def __init__(
-        self,
-        saved: SessionTree,
-        exchange: Exchange,
-        prompt: UserEntry,
-        answer: AnswerEntry,
-        now: float,
-        *,
-        fallback: int | None = None,
-        is_retry: bool = False,
-        is_resumed: bool = False,
-        is_candidate: bool = False,
-    ) -> None:
-        self.saved = saved
-        """Where the exchange is saved, whatever is opened meanwhile."""
-        self.exchange = exchange
-        self.prompt = prompt
-        self.answer = answer
-        self.fallback = fallback
-        """The head to go back to if no text arrives."""
-        self.is_retry = is_retry
-        self.is_resumed = is_resumed
-        """Whether it continues an existing answer."""
-        self.is_candidate = is_candidate
-        """Whether it is one of several simultaneous answers."""
-        self.before: Outcome | None = None
-        """The answer without the tokens of this turn, once they come."""
-        self.started = now
+    prompt: UserEntry
+    answer: AnswerEntry
+    started: float
+    is_stopping: bool = field(default=False, init=False)
+    is_dropped: bool = field(default=False, init=False)
+    """Whether it was taken off the screen while it ran."""
+    is_undone: bool = field(default=False, init=False)
+    """Whether to undo this turn once it stops."""
+    doing: str = field(default="reading", init=False)
+    """What it does before its first token, in a few words."""
+    stats: TurnStats | None = field(default=None, init=False)
+    """The backend's figures, once the answer is over."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.speed = Speedometer()
-        self.is_stopping = False
-        self.problem = ""
-        """The error that ended it, in a line."""
-        self.is_dropped = False
-        """Whether it was taken off the screen while it ran."""
-        self.is_undone = False
-        """Whether to undo this turn once it stops."""
-        self.doing = "reading"
-        """What it does before its first token, in a few words."""
-        self._thought_s = answer.thinking_s
-        self._stats_before = dict(exchange.stats)
-        self.stats: TurnStats | None = None
-        """The backend's figures, once the answer is over."""
+        self._thought_s = self.answer.thinking_s
         self._thinking_since: float | None = None
         self._called = 0
         """Characters of calls so far."""
         self._is_calling = False
-
-    @property
-    def has_begun(self) -> bool:
-        return self.speed.count > 0
 
     @property
     def phase(self) -> str:
@@ -98,21 +68,16 @@ class RunningTurn:
         return None if self.speed.first is None else self.speed.first - self.started
 
     def begin(self, before: Outcome) -> None:
-        """Note that the first token is there; `before` is the answer being continued, or empty.
-
-        Half a character or a stop string shown at its end may turn out differently now.
+        """Show the text that the first token follows: half a character or a stop string shown at its end may turn out
+        differently now.
         """
-        self.before = before
-        thinking_s = self.exchange.thinking_s
         if before.reasoning != self.exchange.reasoning:
             self.answer.settle_thinking(before.reasoning)
         self.answer.settle_text(before.text)
-        self.exchange.take(before)
-        self.exchange.thinking_s = thinking_s
-        self._count(before)
+        super().begin(before)
 
-    def take(self, tokens: Sequence[Token]) -> list[TokenEvent]:
-        """Add tokens that have arrived, oldest first; return their events."""
+    def take(self, tokens: Sequence[Token], latest: Outcome | None) -> None:
+        """Show tokens that have arrived, too."""
         answer = self.answer
         pieces: list[tuple[tuple[bool, bool], list[str]]] = []
         for token in tokens:
@@ -133,18 +98,8 @@ class RunningTurn:
             pieces[-1][1].append(token.event.text)
         for (reasoning, guessed), texts in pieces:
             answer.add("".join(texts), reasoning=reasoning, guessed=guessed)
-        events = [token.event for token in tokens]
-        self.exchange.add(events)
-        return events
-
-    def note(self, latest: Outcome) -> None:
-        """Update the figures of the exchange to the tokens that it has; `latest` may have some more."""
-        self._count(latest)
-        exchange = self.exchange
-        exchange.stats["generated_tokens"] = self._stats_before.get("generated_tokens", 0) + self.speed.count
-        exchange.stats["reasoning_tokens"] = self.answer.thinking_tokens
-        exchange.thinking_s = self.answer.thinking_s
-        exchange.ends_at = latest.ends_at
+        self.exchange.thinking_s = answer.thinking_s
+        super().take(tokens, latest)
 
     def tick(self, now: float, figures: Figures | None, waiting: str = "") -> bool:
         """Update the clock and the progress; return whether anything changed. `waiting` is as in Backend."""
@@ -172,20 +127,6 @@ class RunningTurn:
         answer.changed()
         return True
 
-    def _count(self, latest: Outcome) -> None:
-        """Set the figures of the exchange; `latest` has those of its latest run."""
-        exchange = self.exchange
-        if self.is_resumed and self.problem and not self.has_begun:
-            exchange.stats = dict(self._stats_before)  # it was refused: nothing is new
-            return
-        exchange.stats = dict(latest.stats.to_dict())
-        if self.is_resumed and (before := self._stats_before):
-            # Figures of the answer add up over all runs; those of the prompt are from the first.
-            earlier = TurnStats.of(before).to_dict()
-            added = {name: earlier[name] + exchange.stats[name] for name in OF_ANSWER}
-            exchange.stats = {**before, **added}
-            exchange.stats.pop("decode_tokens_per_s", None)
-
     def end(self, outcome: Outcome | None, now: float) -> None:
         """Finish the answer, and show its figures and why it ended."""
         answer, exchange = self.answer, self.exchange
@@ -193,15 +134,9 @@ class RunningTurn:
         if answer.is_thinking:
             self._end_thinking(now)
         exchange.thinking_s = answer.thinking_s
-        if outcome is None:
-            exchange.text = answer.source[0]
-            exchange.token_ids, exchange.shown = [], (0, 0)  # the known ones may belong to less text
-        else:
-            exchange.take(outcome)
-            self._count(outcome)
+        self.finish(outcome)
+        if outcome is not None:
             answer.settle_text(outcome.text)
-        if exchange.finish_reason is None:
-            exchange.finish_reason = str(FinishReason.CANCELLED)
         answer.settle()
         silent = answer.body.is_empty and not answer.has_thought and not exchange.calls
         answer.activity = "The model gave no text." if silent and outcome is not None else ""

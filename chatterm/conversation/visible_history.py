@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange
-from chatterm.backends.worker import Worker
+from chatterm.backends.backend import Compaction, EngineError, Exchange
 from chatterm.conversation.attachments import without_files
 
 _BEFORE = "This is a summary of our conversation so far; go on from it:\n\n"
@@ -37,38 +36,6 @@ def seen(path: Sequence[Exchange]) -> list[Exchange]:
         is_whole = number > files or exchange.is_pinned
         found.append(exchange if is_whole else replace(exchange, user=without_files(exchange.user)))
     return found
-
-
-class BackendHistory:
-    """The history that the backend holds."""
-
-    def __init__(self, thread: Worker) -> None:
-        self._worker = thread
-        self._held: list[tuple[int, str]] | None = []
-        """Its exchanges, by id and message; None: unknown."""
-
-    @property
-    def is_known(self) -> bool:
-        return self._held is not None
-
-    def hold(self, path: Sequence[Exchange]) -> None:
-        """Make the backend's history what the model is to see of this branch."""
-        wanted = seen(path)
-        if self._held != (held := _names(wanted)):
-            self._held = held
-            self._worker.submit(Backend.load_path, tuple(wanted))
-
-    def note(self, path: Sequence[Exchange]) -> None:
-        """Note that the backend's history is this branch already."""
-        self._held = _names(seen(path))
-
-    def forget(self) -> None:
-        """Mark the backend's history as unknown."""
-        self._held = None
-
-
-def _names(exchanges: Sequence[Exchange]) -> list[tuple[int, str]]:
-    return [(exchange.id, exchange.user) for exchange in exchanges]
 
 
 def summary_exchange(summary: str) -> Exchange:

@@ -10,8 +10,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
-from chatterm.conversation.conversation import Conversation
 from chatterm.conversation.entry_cache import labels
+from chatterm.conversation.screen_conversation import ScreenConversation
 from chatterm.conversation.turn import SPINNER, RunningTurn
 from chatterm.markdown.lines import Line, Run, cells, elided, line_cells, line_text, padded, styled, wrap
 from chatterm.terminal.sanitize import one_line
@@ -48,7 +48,7 @@ class CandidatesScreen(ModalScreen[None]):
         Binding("f3", "cache", "Map of the KV cache", priority=True),
     ]
 
-    def __init__(self, conversation: Conversation, blocks: Callable[[], BlockMap | None]) -> None:
+    def __init__(self, conversation: ScreenConversation, blocks: Callable[[], BlockMap | None]) -> None:
         super().__init__()
         self._conversation = conversation
         self._all = conversation.choice  # copied now: one may fail before the screen is composed

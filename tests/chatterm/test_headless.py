@@ -90,7 +90,7 @@ def test_a_running_answer_is_saved(store: SessionStore) -> None:
     for _ in range(20):
         next(events)
     store.flush()
-    session = talk.session
+    session = talk.saved.session
     assert session is not None
     _, tree, _ = store.load(session)
     kept = tree.path(tree.head)[0]
@@ -162,6 +162,7 @@ def test_continue_adds_to_the_exchange(store: SessionStore) -> None:
     list(talk.ask("go"))
     assert [event.text for event in talk.resume()] == [" two"]
     assert texts(talk.path) == [("go", "one two")]
+    assert talk.path[0].stats["generated_tokens"] == len(talk.path[0].token_ids) == 2
     with pytest.raises(EngineError, match="complete"):
         list(talk.resume())
     assert texts(talk.path) == [("go", "one two")]
@@ -173,9 +174,9 @@ def test_continue_adds_to_the_exchange(store: SessionStore) -> None:
 def test_one_shot_prompts_go_on_with_a_session(store: SessionStore) -> None:
     talk = talk_of(ScriptedBackend([Script("first")]), store)
     list(talk.ask("one"))
-    assert talk.session is not None
+    assert talk.saved.session is not None
     backend, out = ScriptedBackend([Script("second"), Script("third")]), io.StringIO()
-    answer(backend, ["two", "three"], session=talk.session, store=store, out=out, err=io.StringIO())
+    answer(backend, ["two", "three"], session=talk.saved.session, store=store, out=out, err=io.StringIO())
     assert out.getvalue() == "second\n\nthird\n"
     assert backend.calls[1] == ("load_path", (1,))
     assert texts(saved(store.path)[1]) == [("one", "first"), ("two", "second"), ("three", "third")]

@@ -58,13 +58,13 @@ def test_a_session_and_its_branches_come_back_while_they_are_read(
     backend = opened(model)
     backend.configure({"think_cache": policy})
     size = backend.figures().block_size
-    again = Talk(backend, store, talk.session)
+    again = Talk(backend, store, talk.saved.session)
     again.begin()
     assert again.path[-1].user.startswith("another")
     first = settled(backend)
     assert backend.chat.history == branch
     assert first >= len(branch) // size * size
-    again.select(2)
+    again.saved.select(2)
     backend.load_path(again.path)
     assert again.path[-1].user == "a second one"
     own = len(whole) // size - common_prefix(whole.keys, branch.keys) // size
@@ -91,7 +91,7 @@ def test_what_the_last_answer_computed_is_there_right_after_quitting(
     store.flush()
 
     backend = opened(model)
-    Talk(backend, store, talk.session).begin()
+    Talk(backend, store, talk.saved.session).begin()
     assert settled(backend) >= computed // size * size > 0
     backend.close()
     assert store.close()

@@ -194,7 +194,7 @@ def inline(tmp_path: Path, text: str) -> tuple[str, dict[str, Any], dict[str, An
         lines = LineInput(io.BytesIO(text.encode()), by_hand=False)
         preferences = Settings(sampling=SamplingSettings(top_k=9))
         Inline(backend, talk, lines=lines, out=out, err=out, settings=preferences).run()
-        saved = store.load(talk.session)[0].sampling if talk.session is not None else {}
+        saved = store.load(talk.saved.session)[0].sampling if talk.saved.session is not None else {}
         return out.getvalue(), dict(backend.sampling), saved
     finally:
         store.close()

@@ -28,8 +28,8 @@ def test_what_was_shown_of_an_answer_that_goes_on_is_neither_lost_nor_doubled(th
             outcome = Outcome(before, "hm", None, TurnStats(), [1, 2], seed=5, ends_at=9)
         turn.begin(outcome)
         kind = "reasoning" if thinking else "answer"
-        turn.take([Token(0.0, TokenEvent(piece, 3, kind))])  # type: ignore[arg-type]
-        turn.note(Outcome("", "", None, TurnStats(generated_tokens=4, decode_s=0.5), [1, 2, 3, 4]))
+        latest = Outcome("", "", None, TurnStats(generated_tokens=4, decode_s=0.5), [1, 2, 3, 4])
+        turn.take([Token(0.0, TokenEvent(piece, 3, kind))], latest)  # type: ignore[arg-type]
         whole = before + piece
         assert (exchange.reasoning if thinking else exchange.text) == whole
         document = entry.thinking if thinking else entry.body

@@ -81,12 +81,12 @@ def test_the_store_keeps_it_and_a_talk_goes_on_with_it(tmp_path: Path) -> None:
         talk = Talk(backend, store)
         for text in ("one", "two"):
             list(talk.ask(text))
-        talk.pin("1")
+        talk.pin(talk.path[0])
         talk.compact("start")
         assert [question for question, _ in backend.history] == ["one"]
         with pytest.raises(EngineError, match="no longer sees this answer"):
             talk.resume()
-        again = Talk(backend, store, talk.session)
+        again = Talk(backend, store, talk.saved.session)
         again.begin()
         assert [question for question, _ in backend.history] == ["one"]
         again.compact("off")

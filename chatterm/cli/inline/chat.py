@@ -31,7 +31,7 @@ from chatterm.cli.wait_notices import waits_told
 from chatterm.commands.library import Add, Open, Remove, library_lines, told
 from chatterm.commands.registry import is_command, parse, plain_commands, without_screen
 from chatterm.conversation.attachments import attach, working_folder
-from chatterm.conversation.compaction import COMPACTED
+from chatterm.conversation.compaction import COMPACTED, PINNED, nth
 from chatterm.conversation.document_source import keep_document
 from chatterm.conversation.ending import describe_ending
 from chatterm.conversation.figures import new_notes
@@ -130,14 +130,14 @@ class Inline:
                 command, argument = parse(text, has_screen=False)
                 command.run(self, argument)
             elif text.strip():
-                self.talk.add_prompt(text)
+                self.talk.saved.add_prompt(text)
                 self.answer(self.talk.ask(text))
         except (EngineError, ModelError) as error:
             self.complain(in_chat(error))
         except KeyboardInterrupt:
             if not self._lines.by_hand:
                 raise
-        for problem in filter(None, (self.talk.problem, self.talk.was_deleted)):
+        for problem in filter(None, (self.talk.saved.problem, self.talk.saved.was_deleted)):
             self.note_once(problem)
 
     # --- answers ---
@@ -219,16 +219,16 @@ class Inline:
             options["sampling"] = {**self.settings.sampling.given(), **chosen["sampling"]}
         self.backend.configure(options)
         self.talk.sampling = dict(chosen.get("sampling", self.sampling))
-        self.talk.update(**chosen)
+        self.talk.saved.update(**chosen)
 
     def switch_model(self, name: str) -> None:
         self.backend.switch(name, PlainLines(self._err))
         self.talk.begin()
-        self.talk.update(model=self.backend.model)
+        self.talk.saved.update(model=self.backend.model)
         self.greet()
 
     def rename(self, title: str) -> None:
-        self.talk.rename(title)
+        self.talk.saved.rename(title)
 
     def use_tools(self, words: str) -> None:
         for line in self.tools.command(words, self.backend):
@@ -258,7 +258,7 @@ class Inline:
             self.page.line(_welcome(info))
         path = self.talk.path
         if path:
-            title = one_line(self.talk.info.title, 200)
+            title = one_line(self.talk.saved.info.title, 200)
             self.page.line(
                 f"Continuing {title or 'the conversation'}. Your last message: {one_line(path[-1].user)}"
             )
@@ -293,7 +293,7 @@ def _welcome(info: ModelInfo) -> str:
 without_screen("continue")(lambda chat: chat.answer(chat.talk.resume()))
 without_screen("undo")(lambda chat: chat.say(f"Undone: {one_line(chat.talk.undo())}"))
 without_screen("redo")(lambda chat: chat.say(f"Restored: {one_line(chat.talk.redo())}"))
-without_screen("pin")(lambda chat, which: chat.say(chat.talk.pin(which)))
+without_screen("pin")(lambda chat, which: chat.say(PINNED[chat.talk.pin(nth(chat.path, which or "-1"))]))
 without_screen("tools")(Inline.use_tools)
 
 
@@ -313,14 +313,14 @@ def _reset(chat: Inline) -> None:
     chat.tools.leave(chat.backend)
     if chat.backend.options.documents:
         chat.backend.configure({"documents": ()})
-    chat.talk.reset()
+    chat.talk.clear()
     chat.say("A new conversation." + Preset.of(chat.backend.options.system, chat.sampling).kept)
 
 
 @without_screen("library")
 def _library(chat: Inline, argument: str) -> None:
     backend, talk = chat.backend, chat.talk
-    library = DocumentLibrary(talk.store.path if talk.store is not None else None)
+    library = DocumentLibrary(talk.saved.store.path if talk.saved.store is not None else None)
     match told(argument):
         case None:
             opened = [document.name for document in backend.options.documents]

@@ -12,8 +12,8 @@ from chatterm.backends import worker
 from chatterm.backends.backend import Backend, EngineError, Exchange, ModelChoice, ModelError, ModelInfo
 from chatterm.backends.remote.address import Remote
 from chatterm.commands.reports import undone_text
-from chatterm.conversation.conversation import Conversation
 from chatterm.conversation.entries import Entry, NoticeEntry
+from chatterm.conversation.screen_conversation import ScreenConversation
 from chatterm.conversation.session_tree import SessionTree
 from chatterm.settings.settings import Settings
 from chatterm.terminal import clipboard
@@ -88,7 +88,7 @@ class ChatBase(Screen[None]):
         self.worker_thread = thread
         self.submit = thread.submit
         self.settings = settings
-        self.conversation = Conversation(backend, thread, saved, self)
+        self.conversation = ScreenConversation(backend, thread, saved, self)
         self.conversation.show_thinking = settings.screen.thinking_open
         self.copy_with: Callable[[str], str] = clipboard.copy
         self.looks: tuple[Callable[[], list[ModelChoice]], ...] = (

@@ -1,11 +1,9 @@
 """Compaction of a nearly full context: /compact, and the summary that the model writes when idle."""
 
-from collections.abc import Sequence
-
-from chatterm.backends.backend import Backend, Compaction, EngineError, Exchange
+from chatterm.backends.backend import Backend, Compaction, EngineError
 from chatterm.backends.documents import with_documents
 from chatterm.conversation.compaction import COMPACTED, Room, checked_summary, summary_request, ways
-from chatterm.conversation.visible_history import compactions, summarised
+from chatterm.conversation.visible_history import summarised
 from chatterm.screens.chat.parts import ScreenPart
 from chatterm.screens.compact import CompactScreen, Draft
 from chatterm.terminal.sanitize import cleaned
@@ -79,17 +77,16 @@ class Compacting(ScreenPart):
         said = (
             f"The model sees a summary of the first {counted(count, 'message')}; /compact off changes that."
         )
-        self._use([(room.path[count - 1], compaction)], said)
+        self.conversation.summarise(room.path[count - 1], compaction)
+        self.screen.say(said)
+        self.transcript.follow()
 
     def use(self, kind: str) -> None:
         """Make room in this way: "files", "start", or "off" (or "again") to show everything again."""
         what = "off" if kind == "again" else kind
-        self._use(compactions(self.conversation.path, what), COMPACTED[what])
-
-    def _use(self, changes: Sequence[tuple[Exchange, Compaction | None]], said: str) -> None:
-        self.conversation.compact(changes)
-        self.screen.say(said)
-        if any(compaction is not None for _, compaction in changes):  # there is a mark to see
+        self.conversation.compact(what)
+        self.screen.say(COMPACTED[what])
+        if what != "off":  # there is a mark to see
             self.transcript.follow()
 
     # --- the summary ---

@@ -1,7 +1,7 @@
 """The base of the parts of the chat screen."""
 
-from chatterm.conversation.conversation import Conversation
 from chatterm.conversation.entries import Entry
+from chatterm.conversation.screen_conversation import ScreenConversation
 from chatterm.screens.chat.base import ChatBase
 from chatterm.widgets.transcript import Transcript
 
@@ -13,7 +13,7 @@ class ScreenPart:
         self.screen = screen
 
     @property
-    def conversation(self) -> Conversation:
+    def conversation(self) -> ScreenConversation:
         return self.screen.conversation
 
     @property

@@ -134,14 +134,12 @@ def branch(chat: "Chat", where: str) -> None:
 def undo(chat: "Chat") -> None:
     if chat.editing is not None:  # the undone message would be mixed into the edit
         raise EngineError("A message is being edited; Enter sends it anew, Esc leaves it unchanged.")
-    if not chat.conversation.undo():
+    if not chat.conversation.take_back_last():
         chat.say("There is nothing to undo.")
 
 
 @screen_command("/redo", "Restore the message that /undo removed", {"alt+z": ""})
 def redo(chat: "Chat") -> None:
-    text = chat.conversation.redo()
-    if text is None:
-        raise EngineError("There is nothing to redo; /branch shows other versions of a message.")
+    text = chat.conversation.redo("There is nothing to redo; /branch shows other versions of a message.")
     chat.composer.take_away(cleaned(text))
     chat.transcript.follow()
