@@ -141,7 +141,7 @@ def test_the_kv_cache_never_grows(engine: TinyEngine) -> None:
     before = engine.figures().kv_bytes
     ids(engine, PROMPT)
     figures = engine.figures()
-    assert figures.kv_bytes == before == engine.pieces.cache.k.nbytes + engine.pieces.cache.v.nbytes
+    assert figures.kv_bytes == before == engine.pieces.cache.kv.nbytes
     assert (
         figures.blocks_free + figures.blocks_cached + figures.blocks_held == engine.pieces.blocks.num_blocks
     )
