@@ -15,6 +15,7 @@ class Feature(Enum):
     SINKS = "attention sinks"
     HEAD_NORM = "norms of query and key heads"
     NORM_ALL_HEADS = "norms of all query or key heads together"
+    NORM_ROTATED = "norms of query and key heads after their rotation"
     QKV_BIAS = "biases of queries, keys and values"
     OUT_BIAS = "a bias of the attention's output"
     PARTIAL_ROPE = "heads that are only partly rotated"
@@ -78,6 +79,7 @@ def _of_attention(spec: Attention) -> set[Feature]:
         Feature.SHARED_KV: spec.kv_from is not None,
         Feature.HEAD_NORM: spec.head_norm is not None,
         Feature.NORM_ALL_HEADS: spec.norms_all_heads,
+        Feature.NORM_ROTATED: spec.norms_rotated,
         Feature.QKV_BIAS: spec.qkv_bias,
         Feature.OUT_BIAS: spec.out_bias,
         Feature.NO_ROPE: rope is None,

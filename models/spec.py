@@ -62,7 +62,7 @@ class Attention:
     qkv_bias: bool = False
     out_bias: bool = False
     head_norm: Norm | None = None
-    """Applied to every q and k head before the rotation; it has no bias."""
+    """Applied to every q and k head, before the rotation unless `norms_rotated`; it has no bias."""
     rope: Rope | None = None
     """None: no rotation in this layer."""
     window: int | None = None
@@ -73,6 +73,9 @@ class Attention:
     """Scores become cap * tanh(score / cap)."""
     norms_all_heads: bool = False
     """Whether `head_norm` covers all q heads together and all k heads together, instead of each head alone."""
+    norms_rotated: bool = False
+    """Whether `head_norm` is applied after the rotation (`HunYuanDenseV1Attention` in transformers); not together with
+    `norms_all_heads`."""
     sinks: bool = False
     """Whether each head has a learned score that takes part in the softmax but has no value."""
     kv_from: int | None = None

@@ -76,6 +76,7 @@ def kinds(specs: Iterable[Attention]) -> tuple[Attention, ...]:
         before = {
             "head_norm": None,
             "norms_all_heads": False,
+            "norms_rotated": False,
             "rope": None,
             "qkv_bias": False,
             "out_bias": False,

@@ -18,6 +18,7 @@ NATIVE = frozenset(
         Feature.SINKS,
         Feature.HEAD_NORM,
         Feature.NORM_ALL_HEADS,
+        Feature.NORM_ROTATED,
         Feature.QKV_BIAS,
         Feature.OUT_BIAS,
         Feature.PARTIAL_ROPE,

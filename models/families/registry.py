@@ -10,6 +10,7 @@ from models.families import (
     gpt2,
     gpt_oss,
     granite,
+    hunyuan,
     llama,
     mistral3,
     olmo,
@@ -51,6 +52,7 @@ FAMILIES: tuple[Family, ...] = (
     exaone4.FAMILY,
     seed_oss.FAMILY,
     granite.HYBRID,
+    hunyuan.FAMILY,
 )
 
 

@@ -14,17 +14,24 @@ from models.spec import ModelSpec, Rope, RopeKind
 def rope_from_hf(fields: Fields, head_dim: int) -> Rope:
     """Return the rotation of a config that has the same one for all layers. Raises ModelError.
 
-    As in transformers 5, rope_scaling replaces rope_parameters as a whole, and both take precedence over a rope_theta
-    beside them (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`).
+    The parameters take precedence over a rope_theta beside them.
     """
-    scaling = fields.mapping("rope_scaling")
-    rope = scaling if scaling.raw else fields.mapping("rope_parameters")
+    rope = rope_parameters(fields)
     if nested := next((key for key, value in rope.raw.items() if isinstance(value, Mapping)), None):
         raise ModelError(
             f"{rope.where} has values of its own for {nested[:60]!r}, but all layers of this model rotate alike; "
             "write these values into it directly."
         )
     return _rope(rope, fields, head_dim)
+
+
+def rope_parameters(fields: Fields) -> Fields:
+    """Return rope_parameters or, if there is one, rope_scaling, which replaces it as a whole in transformers 5.
+
+    See `RotaryEmbeddingConfigMixin.convert_rope_params_to_dict` there.
+    """
+    scaling = fields.mapping("rope_scaling")
+    return scaling if scaling.raw else fields.mapping("rope_parameters")
 
 
 def ropes_by_layer(

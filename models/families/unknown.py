@@ -8,7 +8,6 @@ _GATED = "a gate for the attention's output"
 _PARALLEL = "attention beside the feed-forward"
 _SUM_NORMS = "norms of the sum with the residual"
 _NO_WEIGHTS = "norms without weights"
-_LATER_NORMS = "norms of query and key heads after their rotation"
 _STATE_SPACE, _LINEAR = "state-space layers", "linear attention"
 _CONVOLUTIONS, _INDEXED = "convolutions between rows", "sparse attention by an index"
 _ALIBI = "ALiBi positions"
@@ -103,14 +102,12 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "gptj": (_PARALLEL,),
     "gradium_phonon_tts": ("sound",),
     "hrm_text": (_GATED, "layers that are passed several times"),
-    "hunyuan_v1_dense": (_LATER_NORMS,),
-    "hunyuan_v1_moe": (_LATER_NORMS,),
     "inkling2_text": ("biases of attention scores by distance",),
     "inkling_text": ("biases of attention scores by distance",),
     "jetmoe": ("a mixture of attention heads",),
     "kolibri1": ("experts that are chosen by biased logits",),
     "laguna": (_GATED,),
-    "llama4_text": (_LATER_NORMS,),
+    "llama4_text": (_NO_WEIGHTS,),
     "mimo_v2_flash": ("values of another width than keys",),
     "minimax_m3_vl_text": (_INDEXED,),
     "ministral3": ("queries that are scaled by their positions",),
@@ -136,7 +133,7 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
 _ONLY_UNREAD = frozenset({
     "aria_text", "biogpt", "cwm", "dots1", "exaone_moe", "flex_olmo", "flint", "gemma", "glm", "glm4",
     "glm4_moe", "gpt_bigcode", "gpt_neo", "gpt_neox_japanese", "granite_swa", "granitemoe_swa", "granitemoehybrid",
-    "helium", "hy_v3", "hyperclovax", "mellum", "minimax_m2", "mixtral", "olmoe", "opt", "qwen2_moe",
+    "helium", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "mellum", "minimax_m2", "mixtral", "olmoe", "opt", "qwen2_moe",
     "solar_open", "stablelm", "starcoder2", "vaultgemma",
 })  # fmt: skip
 """Values of model_type whose networks need nothing unsupported, unless a field of their config asks for it."""
@@ -145,7 +142,6 @@ _OF_GGUF = {
     "command-r": "cohere",
     "glm4moe": "glm4_moe",
     "granitehybrid": "granitemoehybrid",
-    "hunyuan-dense": "hunyuan_v1_dense",
     "hunyuan-moe": "hunyuan_v1_moe",
     "jais": "mpt",
     "llama4": "llama4_text",

@@ -162,17 +162,21 @@ class Decoder:
         # q and k lie side by side in the packed projection, so that one pass norms and rotates both.
         count = spec.heads + spec.own_kv_heads
         qk = heads[:, :count]
-        if spec.head_norm is not None:
-            assert weights.head_norm is not None
-            qk = self._norm_heads(index, spec, spec.head_norm, weights.head_norm, qk)
+        if not spec.norms_rotated:
+            qk = self._norm_heads(index, spec, weights.head_norm, qk)
         if rotation is not None:
             assert spec.rope is not None
             qk = rotate(qk, rotation, spec.rope.interleaved)
+        if spec.norms_rotated:
+            qk = self._norm_heads(index, spec, weights.head_norm, qk)
         out = attention(index, qk[:, : spec.heads], qk[:, spec.heads :], heads[:, count:])
         return self._linear(weights.out, out.reshape(-1, spec.heads * spec.head_dim))
 
-    def _norm_heads(self, index: int, spec: AttentionSpec, norm: Norm, weight: Tensor, qk: Tensor) -> Tensor:
+    def _norm_heads(self, index: int, spec: AttentionSpec, weight: Tensor | None, qk: Tensor) -> Tensor:
         """Norm q and k heads [T, heads, head_dim], either each head, or all of q and all of k; the shape is kept."""
+        norm = spec.head_norm
+        if norm is None or weight is None:
+            return qk
         if not spec.norms_all_heads:
             return _norm(norm, NormWeights(weight), qk)
         sizes = [spec.heads * spec.head_dim, spec.own_kv_heads * spec.head_dim]

@@ -52,6 +52,7 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.SINKS: a_spec(sinks=True),
     Feature.HEAD_NORM: a_spec(head_norm=Norm()),
     Feature.NORM_ALL_HEADS: a_spec(head_norm=Norm(), norms_all_heads=True),
+    Feature.NORM_ROTATED: a_spec(head_norm=Norm(), norms_rotated=True),
     Feature.QKV_BIAS: a_spec(qkv_bias=True),
     Feature.OUT_BIAS: a_spec(out_bias=True),
     Feature.PARTIAL_ROPE: a_spec(rope=Rope(dims=32)),

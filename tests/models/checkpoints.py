@@ -183,6 +183,7 @@ _GGUF_ARCHITECTURES = {
     "ministral": "llama",
     "mistral": "llama",
     "granitemoeshared": "granitemoe",
+    "hunyuan_v1_dense": "hunyuan-dense",
     "olmo3": "olmo2",
     "qwen3_moe": "qwen3moe",
 }
@@ -306,7 +307,7 @@ def write_gguf(
         writer.add_value_length(head_dim)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         rope = config.rope_parameters.get("full_attention", config.rope_parameters)
-        writer.add_rope_freq_base(rope["rope_theta"])
+        writer.add_rope_freq_base(rope["rope_theta"] * rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2)))
         if arch == "gemma3" and rope["rope_type"] == "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(rope["factor"])

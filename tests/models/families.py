@@ -15,12 +15,14 @@ from transformers import (
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
     GraniteMoeSharedConfig,
+    HunYuanDenseV1Config,
     MinistralConfig,
     MistralConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
     Qwen2Config,
+    Qwen3Config,
     Qwen3MoeConfig,
     SeedOssConfig,
     SmolLM3Config,
@@ -171,6 +173,10 @@ def tiny_granite4(**changes: Any) -> GraniteMoeHybridConfig:
     return tiny(GraniteMoeHybridConfig, **values | changes)
 
 
+ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 1.0, "alpha": 50.0}
+STRETCHED = {"rope_type": "default", "rope_theta": 100.0 * 50.0 ** (24 / 22)}
+"""What `ALPHA` amounts to with heads of 24."""
+
 FAMILIES: dict[str, Any] = {
     "qwen2": tiny(Qwen2Config),
     "qwen2 windows": tiny(Qwen2Config, use_sliding_window=True, sliding_window=12, max_window_layers=1),
@@ -223,6 +229,8 @@ FAMILIES: dict[str, Any] = {
     "granite4 moe": tiny_granite4(
         num_local_experts=8, num_experts_per_tok=3, intermediate_size=40, position_embedding_type=None
     ),
+    "hunyuan": tiny(HunYuanDenseV1Config, head_dim=24, rope_parameters=ALPHA),
+    "hunyuan biases": tiny(HunYuanDenseV1Config, head_dim=16, attention_bias=True, tie_word_embeddings=True),
 }
 
 GPT_OSS_PARTS: dict[str, dict[str, Any]] = {
@@ -265,11 +273,14 @@ FUSED: dict[str, Any] = {
     "exaone4": tiny(Exaone4Config, **_HEADS, sliding_window=12, layer_types=_TYPES),
     "seed oss": tiny(SeedOssConfig, **_HEADS, head_dim=128),
     "granite4": tiny_granite4(**_HEADS, attention_multiplier=0.25),
+    "hunyuan": tiny(HunYuanDenseV1Config, **_HEADS, head_dim=96),
 }
 """Configs with head sizes that the fused kernels know, and as many layers as differ from each other."""
 
 MULTIPLIERS = [name for name in GRANITE if name != "attention_bias"]
 PLAINER: dict[str, Any] = {
+    "hunyuan": tiny(HunYuanDenseV1Config, head_dim=24, rope_parameters=ALPHA | {"rope_type": "default"}),
+    "hunyuan norms": tiny(Qwen3Config, head_dim=24, rope_parameters=STRETCHED),
     "qwen2 windows": tiny(Qwen2Config),
     "phi3": tiny(Phi3Config),
     "phi3 longrope": tiny(Phi3Config, tie_word_embeddings=True),
@@ -331,6 +342,8 @@ GGUF: dict[str, dict[str, Any]] = {
     "exaone4": {"exaone4.attention.sliding_window": 12},
     "exaone4 whole": {},
     "seed oss": {},
+    "hunyuan": {},
+    "hunyuan biases": {},
     "gpt-oss": {
         "gpt-oss.attention.sliding_window": 7,
         "gpt-oss.rope.scaling.type": "yarn",

@@ -71,10 +71,12 @@ class PlainNetwork:
     def _heads(self, at: str, part: str, spec: Attention, x: Tensor) -> Tensor:
         """Return the heads of q or k after norm and rotation, [rows, heads, head_dim]."""
         count, dim = len(x), spec.head_dim
-        heads = self._linear(at + part, x, spec.qkv_bias)
+        heads = self._linear(at + part, x, spec.qkv_bias).view(count, -1, dim)
+        if spec.rope is not None and spec.norms_rotated:
+            heads = rotated(spec.rope, heads)
         shape = (count, 1, -1) if spec.norms_all_heads else (count, -1, dim)
-        heads = self._norm(f"{at}{part}_norm", spec.head_norm, heads.view(shape)).view(count, -1, dim)
-        return heads if spec.rope is None else rotated(spec.rope, heads)
+        heads = self._norm(f"{at}{part}_norm", spec.head_norm, heads.reshape(shape)).view(count, -1, dim)
+        return heads if spec.rope is None or spec.norms_rotated else rotated(spec.rope, heads)
 
     def _attention(
         self, index: int, spec: Attention, x: Tensor, kept: dict[int, tuple[Tensor, Tensor]]

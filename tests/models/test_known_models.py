@@ -212,6 +212,22 @@ SEED_OSS = {  # 36B-Instruct
     "tie_word_embeddings": False,
     "vocab_size": 155136,
 }
+HUNYUAN = {  # 7B-Instruct
+    "architectures": ["HunYuanDenseV1ForCausalLM"],
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 262144,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"},
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 128167,
+}
 OF_EXAONE = {
     Feature.HEAD_NORM,
     Feature.NORM_PLACE,
@@ -289,6 +305,7 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (GRANITE_4, 3_402_836_480, MULTIPLIERS),
         (EXAONE_4, 32_003_216_384, OF_EXAONE),
         (SEED_OSS, 36_151_104_512, {Feature.QKV_BIAS}),
+        (HUNYUAN, 7_504_568_320, {Feature.HEAD_NORM, Feature.NORM_ROTATED}),
     ],
 )
 def test_well_known_checkpoints_have_the_size_that_is_known_of_them(
@@ -341,6 +358,13 @@ def test_exaone_4_rotates_the_layers_with_a_window_alone() -> None:
     assert {(layer.attention.window, layer.attention.rope) for layer in whole.layers} == {(None, rope)}
 
 
+def test_hunyuan_stretches_theta_by_a_fixed_factor() -> None:
+    rope = Rope(10_000.0 * 1000.0 ** (128 / 126))
+    assert {layer.attention.rope for layer in hf(HUNYUAN).layers} == {rope}
+    without = hf(HUNYUAN | {"rope_scaling": {"factor": 2.0, "type": "dynamic"}})
+    assert without.attention.rope == Rope(10_000.0, "dynamic", 2.0)
+
+
 def test_granite_multiplies() -> None:
     spec = hf(GRANITE)
     assert {(layer.attention.scale, layer.residual_scale) for layer in spec.layers} == {(0.0078125, 0.22)}
@@ -359,6 +383,7 @@ def test_granite_multiplies() -> None:
         (GRANITE_4, {"layer_types": ["mamba"] * 40}, ["state-space layers"]),
         (GRANITE_4, {"layer_types": None}, ["state-space layers"]),
         (EXAONE_4, {"layer_types": None, "sliding_window_pattern": "LX"}, ["sliding_window_pattern", "LLLG"]),
+        (HUNYUAN, {"rope_scaling": {"alpha": -1, "factor": 1.0, "type": "dynamic"}}, ["alpha", "above 0"]),
         (PHI_4_MINI, {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "89"]),
     ],
 )
@@ -374,7 +399,7 @@ def test_what_cannot_be_run_is_one_line(
 KNOWN = [
     *(LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE),
     *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE, GPT_OSS),
-    *(GRANITE_4, EXAONE_4, SEED_OSS),
+    *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN),
 ]
 READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
 JUNK: tuple[Any, ...] = (

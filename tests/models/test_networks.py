@@ -14,6 +14,7 @@ from transformers import (
     Exaone4Config,
     Gemma3Config,
     GraniteConfig,
+    HunYuanDenseV1Config,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
@@ -340,6 +341,7 @@ BF16_CONFIGS = {
     "gpt-oss": (tiny_gpt_oss(hidden_size=256, intermediate_size=128, head_dim=64), None),
     "exaone4": (tiny(Exaone4Config, hidden_size=384, intermediate_size=768, sliding_window=12), None),
     "seed oss": (tiny(SeedOssConfig, hidden_size=384, intermediate_size=768, head_dim=64), None),
+    "hunyuan": (tiny(HunYuanDenseV1Config, hidden_size=384, intermediate_size=768, head_dim=64), None),
     "granite4": (tiny_granite4(hidden_size=384, shared_intermediate_size=768), None),
 }
 

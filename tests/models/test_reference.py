@@ -106,6 +106,7 @@ def attentions(
         interleaved=draw(st.booleans()),
     )
     head_norm = draw(maybe_norms)
+    normed = draw(st.sampled_from(["each", "all", "rotated"])) if head_norm is not None else "each"
     return Attention(
         heads,
         kv_heads,
@@ -117,7 +118,8 @@ def attentions(
         window=draw(windows),
         scale=draw(st.none() | st.sampled_from([0.05, 1.0])),
         score_cap=draw(st.none() | st.sampled_from([0.5, 5.0])),
-        norms_all_heads=head_norm is not None and draw(st.booleans()),
+        norms_all_heads=normed == "all",
+        norms_rotated=normed == "rotated",
         sinks=draw(st.booleans()),
     )
 

@@ -75,7 +75,7 @@ def test_every_architecture_of_transformers_has_a_reason() -> None:
         ("nemotron_h", {}, "chatterm does not compute state-space layers and the activation relu2"),
         ("qwen3_5", {}, "chatterm does not compute images and linear attention"),
         ("qwen3_5_text", {}, "chatterm does not compute linear attention"),
-        ("llama4_text", {}, "norms of query and key heads after their rotation and attention within chunks"),
+        ("llama4_text", {}, "chatterm does not compute norms without weights and attention within chunks"),
         ("nemotron", {}, "chatterm does not compute the activation relu2"),
         ("laguna", {}, "chatterm does not compute a gate for the attention's output"),
         ("opt", {}, READ),

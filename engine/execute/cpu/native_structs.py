@@ -54,6 +54,7 @@ class NativeStructs:
             rotary=None if weights.rotary is None else self._table(weights.rotary),
             sinks=None if weights.sinks is None else self._numbers(weights.sinks),
             together=spec.norms_all_heads,
+            later=spec.norms_rotated,
             rotated=spec.rotated,
             interleaved=spec.rope is not None and spec.rope.interleaved,
             window=spec.window or 0,

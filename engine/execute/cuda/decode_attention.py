@@ -116,6 +116,7 @@ def rotation(spec: Attention) -> dict[str, Any]:
         "TOGETHER": norm is not None and spec.norms_all_heads,
         "OFFSET": norm.offset if norm is not None else 0.0,
         "ONCE": norm is not None and norm.rounds_last,
+        "LATER": norm is not None and spec.norms_rotated,
     }
 
 

@@ -196,7 +196,8 @@ def position(
     block = min(8, triton.next_power_of_2(count))
     dim = triton.next_power_of_2(spec.head_dim)
     usual = rope is not None and (spec.rotated, rope.interleaved, rope.exact) == (dim, False, False)
-    if usual and (norm is None or not (spec.norms_all_heads or norm.offset or norm.rounds_last)):
+    own_norm = spec.norms_all_heads or spec.norms_rotated
+    if usual and (norm is None or not (own_norm or norm.offset or norm.rounds_last)):
         position_kernel[(heads.shape[0], triton.cdiv(count, block))](
             *tensors,
             **shape,

@@ -99,14 +99,17 @@ void Group::add_tasks(Plan& plan, int32_t index, int32_t heads) {
 void Group::position_head(int32_t layer, int32_t r, int32_t which, float* out) const {
   const float* from = heads(r) + which * sizes.dim;
   const ct_attention& how = decoder.layers[size_t(layer)].attention;
-  if (how.head_norm.weight != nullptr && !how.together) {
+  const bool norms = how.head_norm.weight != nullptr && !how.together;
+  if (norms && !how.later) {
     decoder.kernels.norm(from, from_number(how.head_norm, which * sizes.dim), sizes.dim, out);
   } else if (out != from) {
     std::memcpy(out, from, size_t(sizes.dim) * sizeof(float));
   }
-  if (how.rotary == nullptr) return;
-  const float* turns = how.rotary + int64_t(space.given[size_t(r)].position) * how.rotated;
-  decoder.kernels.rotate(out, turns, how.rotated, how.interleaved != 0);
+  if (how.rotary != nullptr) {
+    const float* turns = how.rotary + int64_t(space.given[size_t(r)].position) * how.rotated;
+    decoder.kernels.rotate(out, turns, how.rotated, how.interleaved != 0);
+  }
+  if (norms && how.later) decoder.kernels.norm(out, from_number(how.head_norm, which * sizes.dim), sizes.dim, out);
 }
 
 // Norms and rotates q and k in place, and writes K and V.

@@ -64,11 +64,13 @@ struct ct_attention {
   const float* rotary;  // [positions, rotated]: half of it cos, half sin; null: heads are not rotated
   const float* sinks;   // [q heads]: a score per head that has no value; null: there are none
   int32_t together;     // whether one head_norm covers all q heads and another all k heads, instead of one per head
+  int32_t later;        // whether heads are normed after the rotation; never with `together`
   int32_t rotated;      // how many of a head's numbers are rotated, its first ones
   int32_t interleaved;  // whether neighbours are rotated together, instead of the two halves
   int32_t window;       // rows that a row sees, including itself; 0: all preceding rows
   float scale;          // multiplies the scores
   float cap;            // scores become cap * tanh(score / cap); 0: unchanged
+  int32_t unused;
 };
 
 enum ct_activation : int32_t { CT_SILU = 0, CT_GELU = 1, CT_GELU_TANH = 2, CT_RELU = 3 };

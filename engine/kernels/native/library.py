@@ -80,8 +80,9 @@ class Attention(ctypes.Structure):
     _fields_: ClassVar = [
         ("head_norm", Norm),
         *_fields_of_type(_Pointer, "rotary", "sinks"),
-        *_fields_of_type(_Int, "together", "rotated", "interleaved", "window"),
+        *_fields_of_type(_Int, "together", "later", "rotated", "interleaved", "window"),
         *_fields_of_type(_Float, "scale", "cap"),
+        ("unused", _Int),
     ]
 
 

@@ -236,6 +236,7 @@ def attention_kernel(
     TOGETHER: tl.constexpr = False,
     OFFSET: tl.constexpr = 0.0,
     ONCE: tl.constexpr = False,
+    LATER: tl.constexpr = False,
     k_scales=None,
     v_scales=None,
     ROW: tl.constexpr = 0,
@@ -258,8 +259,9 @@ def attention_kernel(
 
     D is DIM rounded up to a power of two. The first ROTATED numbers of q and k are rotated (0: none); with PAIRS,
     neighbours together; with EXACT, in fp32. With NORM, each head is normed first, or with TOGETHER all of q and all of
-    k. OFFSET and ONCE are as in `weighed`. With WINDOW, a token sees that many rows including its own, and the first
-    program of a sequence takes the chunk of the oldest one; 0 means all rows. CAP_LOG2 caps scores, in units of log2.
+    k, or with LATER each head afterwards. OFFSET and ONCE are as in `weighed`. With WINDOW, a token sees that many rows
+    including its own, and the first program of a sequence takes the chunk of the oldest one; 0 means all rows. CAP_LOG2
+    caps scores, in units of log2.
 
     With ROW, the cache has quantised rows of that many bytes (see `kv_rows.py`); the new row, too, is attended to as it
     is stored.
@@ -332,7 +334,7 @@ def attention_kernel(
         at = (head * GROUP + g if g < GROUP else HQ + head) * DIM
         if NORM:
             weights += (_line(norm_weight + at, columns, columns, D, DIM),)
-            if ROTATED > 0:
+            if ROTATED > 0 and not LATER:
                 other_weights += (_line(norm_weight + at, others, columns, D, DIM),)
     # Everything loaded so far is weights or rows of earlier steps.
     gdc_wait(PDL)
@@ -356,16 +358,16 @@ def attention_kernel(
                 other = weighed(other, q_scale if g < GROUP else k_scale, other_weights[g], OFFSET, ONCE).to(
                     tl.float32
                 )
-            elif NORM:
+            elif NORM and not LATER:
                 other = norm_heads(other, x, other_weights[g], DIM, EPS, OFFSET, ONCE)
         if TOGETHER:
             x = weighed(x, q_scale if g < GROUP else k_scale, weights[g], OFFSET, ONCE).to(tl.float32)
-        elif NORM:
+        elif NORM and not LATER:
             x = norm_heads(x, x, weights[g], DIM, EPS, OFFSET, ONCE)
-        if ROTATED > 0:
-            placed += (rotate(x, other, cosine, sine, dtype, EXACT),)
-        else:
-            placed += (x.to(dtype),)
+        x = rotate(x, other, cosine, sine, dtype, EXACT) if ROTATED > 0 else x.to(dtype)
+        if LATER:
+            x = norm_heads(x.to(tl.float32), x.to(tl.float32), weights[g], DIM, EPS, OFFSET, ONCE).to(dtype)
+        placed += (x,)
     new_k = placed[GROUP]
     if ROW > 0:
         new_k = new_k.to(tl.float32)

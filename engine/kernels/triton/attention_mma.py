@@ -99,7 +99,7 @@ def _numbers(
 def _rotated(
     loaded, constants, heads, batches, real, columns, KEY: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr,
     DIM: tl.constexpr, ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
-    TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr,
+    TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, LATER: tl.constexpr,
 ):  # fmt: skip
     """Return heads normed and rotated: those of keys, if KEY, or of queries."""
     x, other = loaded
@@ -110,11 +110,14 @@ def _rotated(
         )
         other = weighed(other, scale, other_weight, OFFSET, ONCE).to(tl.float32)
         x = weighed(x, scale, weight, OFFSET, ONCE).to(tl.float32)
-    elif NORM:
+    elif NORM and not LATER:
         other = norm_heads(other, x, other_weight, DIM, EPS, OFFSET, ONCE)
         x = norm_heads(x, x, weight, DIM, EPS, OFFSET, ONCE)
     dtype: tl.constexpr = heads.dtype.element_ty
-    return rotate(x, other, cosine, sine, dtype, EXACT) if ROTATED > 0 else x.to(dtype)
+    x = rotate(x, other, cosine, sine, dtype, EXACT) if ROTATED > 0 else x.to(dtype)
+    if LATER:
+        x = norm_heads(x.to(tl.float32), x.to(tl.float32), weight, DIM, EPS, OFFSET, ONCE).to(dtype)
+    return x
 
 
 @jit
@@ -180,8 +183,9 @@ def _shared_part(
     HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
     ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
     TILE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr,
-    CAP_LOG2: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr,
-    SHARED_MMA: tl.constexpr, scales, pairs, row_scales, ROW: tl.constexpr, FP8: tl.constexpr, WARPS: tl.constexpr,
+    CAP_LOG2: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, LATER: tl.constexpr,
+    ROWS: tl.constexpr, SHARED_MMA: tl.constexpr, scales, pairs, row_scales, ROW: tl.constexpr, FP8: tl.constexpr,
+    WARPS: tl.constexpr,
 ):  # fmt: skip
     """Attend to rows `begin` to `end`, which the members of a tile share, for all members."""
     GROUP: tl.constexpr = HQ // HKV
@@ -200,7 +204,7 @@ def _shared_part(
     q = _numbers(heads, batches, lines, real, columns, HQ, HKV, DIM, ROTATED, PAIRS)
     q = _rotated(
         q, constants, heads, batches, real, columns, False,
-        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE,
+        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE, LATER,
     )
     m = gl.zeros([COUNT], tl.float32, layout=gl.SliceLayout(1, SHARED_MMA)) - float("inf")
     l = gl.zeros([COUNT], tl.float32, layout=gl.SliceLayout(1, SHARED_MMA))  # noqa: E741
@@ -232,8 +236,8 @@ def _own_part(
     HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
     ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr, CAP_LOG2: tl.constexpr,
-    TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, OWN_MMA: tl.constexpr,
-    scales, pairs, row_scales, ROW: tl.constexpr, FP8: tl.constexpr, WARPS: tl.constexpr,
+    TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, LATER: tl.constexpr, ROWS: tl.constexpr,
+    OWN_MMA: tl.constexpr, scales, pairs, row_scales, ROW: tl.constexpr, FP8: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """Attend to rows `begin` to `end`, which a sequence has alone, and to its new row if the part is the `newest`."""
     GROUP: tl.constexpr = HQ // HKV
@@ -261,11 +265,11 @@ def _own_part(
         own_v = gl.load(value + own_columns, mask=own_columns < DIM, other=0.0).to(tl.float32)
     new_k = _rotated(
         new_k, of_key, heads, batch, True, columns, True,
-        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE,
+        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE, LATER,
     )
     q = _rotated(
         q, constants, heads, batch + lane * 0, real, columns, False,
-        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE,
+        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE, LATER,
     )
     # fmt: on
     written, stored_k, stored_v = newest & (columns < DIM), new_k, new_v
@@ -357,6 +361,7 @@ def parts_kernel(
     TOGETHER: tl.constexpr = False,
     OFFSET: tl.constexpr = 0.0,
     ONCE: tl.constexpr = False,
+    LATER: tl.constexpr = False,
     k_scales=None,
     v_scales=None,
     k_pairs=None,
@@ -461,13 +466,13 @@ def parts_kernel(
             heads, norm_weight, rotary, cache_k, cache_v, active, counters, table, members, partial, lse, scale_log2,
             head, chunk, chunks, begin, end, keys, values,
             HQ, HKV, G, D, DIM, ROTATED, EPS, NORM, BLOCK, MEMBERS, TILE, STAGES, PDL, PAIRS, EXACT,
-            CAP_LOG2, TOGETHER, OFFSET, ONCE, ROWS, SHARED_MMA, scales, pairs, row_scales, ROW, FP8, WARPS,
+            CAP_LOG2, TOGETHER, OFFSET, ONCE, LATER, ROWS, SHARED_MMA, scales, pairs, row_scales, ROW, FP8, WARPS,
         )
     else:
         _own_part(
             heads, norm_weight, rotary, cache_k, cache_v, counters, table, partial, lse, scale_log2,
             head, chunk, chunks, begin, end, keys, values, batch, slot, row, newest,
             HQ, HKV, G, D, DIM, ROTATED, EPS, NORM, BLOCK, TILE, STAGES, PDL, PAIRS, EXACT,
-            CAP_LOG2, TOGETHER, OFFSET, ONCE, ROWS, OWN_MMA, scales, pairs, row_scales, ROW, FP8, WARPS,
+            CAP_LOG2, TOGETHER, OFFSET, ONCE, LATER, ROWS, OWN_MMA, scales, pairs, row_scales, ROW, FP8, WARPS,
         )
     # fmt: on

@@ -117,7 +117,7 @@ def unusual_position_kernel(
     heads, norm_weight, rotary, positions,
     Q_HEADS: tl.constexpr, HEADS: tl.constexpr, ALL: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr,
     ROTATED: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr,
-    NORM: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr,
+    NORM: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, LATER: tl.constexpr,
 ):  # fmt: skip
     """Do the work of `position_kernel` with all features of `attention_kernel`, under the same names.
 
@@ -133,7 +133,7 @@ def unusual_position_kernel(
     stored = tl.load(at + columns, mask=there, other=0.0)
     dtype: tl.constexpr = stored.dtype
     x, other = stored.to(tl.float32), tl.load(at + others, mask=there, other=0.0).to(tl.float32)
-    if NORM:
+    if NORM and not LATER:
         squares = tl.sum(x * x, 1, keep_dims=True)
         if TOGETHER:
             of_q = tl.sum(tl.where(head < Q_HEADS, squares, 0.0), 0, keep_dims=True) / (Q_HEADS * D)
@@ -150,6 +150,11 @@ def unusual_position_kernel(
     if ROTATED > 0:
         cosine, sine = angles(rotary + tl.load(positions + token) * ROTATED, columns, ROTATED, D, PAIRS)
         placed = rotate(x, other, cosine, sine, dtype, EXACT)
+    if LATER:
+        x = placed.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) / D + EPS)
+        own = tl.load(norm_weight + head * D + columns, mask=there, other=0.0)
+        placed = weighed(x, scale, own, OFFSET, ONCE).to(dtype)
     tl.debug_barrier()  # other threads have read what is overwritten now
     tl.store(at + columns, placed, mask=there)
 

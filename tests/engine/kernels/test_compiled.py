@@ -106,6 +106,7 @@ print(json.dumps([
     attention(640, 1, 128, TOGETHER=True, ONCE=True, EXACT=True), attention(640, 3, 128, ROTATED=96, PAIRS=True),
     shared(2, 128, 4, 4), shared(4, 128, 6, 4, EXACT=True), shared(4, 64, 4, 4, NORM=False),
     shared(3, 96, 4, 4, NORM=False, ROTATED=0), shared(4, 128, 4, 4, TOGETHER=True, ONCE=True),
+    attention(640, 4, 128, LATER=True), shared(4, 128, 4, 4, LATER=True),
     of_bytes(True, 80), of_bytes(True, 90), of_bytes(False, 90),
 ]))
 """

@@ -189,8 +189,9 @@ def test_many_sequences_share_a_tile(heads: tuple[int, int], cut: PartsCut) -> N
         {"rope": Rope(dims=32, interleaved=True, exact=True), "score_cap": 2.0, "scale": 0.3},
         {"rope": None, "head_norm": Norm(offset=1.0)},
         {"norms_all_heads": True, "head_norm": Norm(rounds_last=True)},
+        {"norms_rotated": True, "head_norm": Norm()},
     ],
-    ids=["rotation and cap", "no rotation", "one norm"],
+    ids=["rotation and cap", "no rotation", "one norm", "norms after the rotation"],
 )
 def test_what_families_ask_for_is_shared_too(features: dict[str, Any]) -> None:
     """Against the same step without sharing, which has tests against the plain modules."""
