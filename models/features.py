@@ -12,6 +12,7 @@ class Feature(Enum):
     WINDOW = "a sliding window"
     SCALE = "a scale of its own for attention scores"
     SCORE_CAP = "capped attention scores"
+    QUERY_SCALING = "queries that are scaled by their positions"
     SINKS = "attention sinks"
     HEAD_NORM = "norms of query and key heads"
     NORM_ALL_HEADS = "norms of all query or key heads together"
@@ -75,6 +76,7 @@ def _of_attention(spec: Attention) -> set[Feature]:
         Feature.WINDOW: spec.window is not None,
         Feature.SCALE: spec.scale is not None,
         Feature.SCORE_CAP: spec.score_cap is not None,
+        Feature.QUERY_SCALING: spec.query_scaling is not None,
         Feature.SINKS: spec.sinks,
         Feature.SHARED_KV: spec.kv_from is not None,
         Feature.HEAD_NORM: spec.head_norm is not None,

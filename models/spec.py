@@ -53,6 +53,15 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """A scale of queries, 1 + beta * log(1 + floor(position / positions)): `get_llama_4_attn_scale` in transformers."""
+
+    beta: float
+    positions: int
+    """The context length before its extension: up to it, queries are not changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """The attention of one layer."""
 
@@ -78,6 +87,8 @@ class Attention:
     `norms_all_heads`."""
     sinks: bool = False
     """Whether each head has a learned score that takes part in the softmax but has no value."""
+    query_scaling: QueryScaling | None = None
+    """Applied to q after the rotation; None: queries are not scaled by their positions."""
     kv_from: int | None = None
     """The earlier layer whose keys and values this layer reads; None: it has its own."""
 

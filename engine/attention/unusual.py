@@ -77,6 +77,7 @@ def kinds(specs: Iterable[Attention]) -> tuple[Attention, ...]:
             "head_norm": None,
             "norms_all_heads": False,
             "norms_rotated": False,
+            "query_scaling": None,
             "rope": None,
             "qkv_bias": False,
             "out_bias": False,

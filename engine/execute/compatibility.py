@@ -15,6 +15,7 @@ NATIVE = frozenset(
         Feature.WINDOW,
         Feature.SCALE,
         Feature.SCORE_CAP,
+        Feature.QUERY_SCALING,
         Feature.SINKS,
         Feature.HEAD_NORM,
         Feature.NORM_ALL_HEADS,

@@ -51,6 +51,7 @@ FAMILIES: tuple[Family, ...] = (
     gpt_oss.FAMILY,
     exaone4.FAMILY,
     seed_oss.FAMILY,
+    mistral3.TEXT,
     granite.HYBRID,
     hunyuan.FAMILY,
 )

@@ -138,6 +138,10 @@ def longrope_attention(factor: float, original: int) -> float:
     return 1.0 if factor <= 1.0 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
+_WITH_LOG_MULTIPLIER = frozenset({"mistral3"})
+"""Architectures whose yarn_log_multiplier llama.cpp reads: mscale_all_dim, beside an mscale of 1."""
+
+
 def rope_from_gguf(config: GGUFConfig, name: str, dims: int) -> Rope:
     """Return the rotation in the metadata of the architecture `name`, with `dims` rotated numbers per head.
 
@@ -152,7 +156,7 @@ def rope_from_gguf(config: GGUFConfig, name: str, dims: int) -> Rope:
                 f"needs {dims // 2}; the GGUF file is damaged: download it again."
             )
     at = f"{name}.rope.scaling."
-    kind, factor = _gguf_kind(fields, at), _gguf_factor(fields, name)
+    kind, factor = _gguf_kind(fields, name), _gguf_factor(fields, name)
     plain = unscaled_of_gguf(fields, name, _theta(fields, f"{name}.rope.freq_base", 10_000.0))
     if long is not None and factors is not None:
         if kind == "yarn":
@@ -176,6 +180,8 @@ def rope_from_gguf(config: GGUFConfig, name: str, dims: int) -> Rope:
         )
     plain = replace(plain, frequency_factors=factors)
     usual = yarn_attention(factor) if kind == "yarn" else 1.0
+    if kind == "yarn" and fields.raw.get(f"{at}yarn_log_multiplier"):
+        usual /= yarn_attention(factor, fields.number(f"{at}yarn_log_multiplier"))
     attention = fields.number(f"{at}yarn_attn_factor", usual) * plain.attention_factor
     plain = replace(plain, attention_factor=attention)
     if factor == 1.0:
@@ -198,8 +204,9 @@ def unscaled_of_gguf(fields: Fields, name: str, theta: float) -> Rope:
     return Rope(theta, attention_factor=fields.number(f"{name}.rope.scaling.attn_factor", 1.0))
 
 
-def _gguf_kind(fields: Fields, at: str) -> Literal["linear", "yarn"]:
+def _gguf_kind(fields: Fields, name: str) -> Literal["linear", "yarn"]:
     """Return how frequencies are scaled, as in llama.cpp: "linear" by default and for "none" (with the factor 1)."""
+    at = f"{name}.rope.scaling."
     kind = fields.raw.get(f"{at}type", "linear")
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise ModelError(
@@ -213,7 +220,7 @@ def _gguf_kind(fields: Fields, at: str) -> Literal["linear", "yarn"]:
             f"{at}yarn_ext_factor in the GGUF file is {str(extrapolated)[:60]}; supported: 0 and 1."
         )
     is_yarn = extrapolated == 1 if extrapolated >= 0 else kind == "yarn"
-    if is_yarn and fields.raw.get(f"{at}yarn_log_multiplier"):
+    if is_yarn and name not in _WITH_LOG_MULTIPLIER and fields.raw.get(f"{at}yarn_log_multiplier"):
         raise ModelError(
             "RoPE scaling 'yarn with a log multiplier' of the GGUF file is not supported; supported: linear, yarn, "
             "longrope."

@@ -20,13 +20,10 @@ from models.network import (
 from models.reference.attention import Attention
 from models.reference.collective import Collective
 from models.reference.products import choose_product
-from models.reference.rope import rotate, select_rotation
+from models.reference.rope import StepPositions, rotate
 from models.reference.tiled import TiledProduct, embed
 from models.spec import Activation, Experts, FeedForward, Layer, Norm
 from models.spec import Attention as AttentionSpec
-
-Rotation = tuple[Tensor, Tensor]
-"""cos and signed sin of the step's positions, each [T, 1, rotated numbers]"""
 
 QuantizedProduct = Callable[[Tensor, Sequence[Weight], Tensor | None], Tensor]
 """(x [T, columns], the parts of a layer, its bias) -> [T, rows of all parts], in the dtype of x"""
@@ -79,16 +76,10 @@ class Decoder:
 
         T is flat over all sequences of the step. Positions must be less than `self.positions`.
         """
-        network, spec = self.network, self.spec
-        rotations: dict[int, Rotation] = {}
+        network, spec, step = self.network, self.spec, StepPositions(positions)
         x = self.embed(token_ids, positions)
         for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
-            table = weights.attention.rotary
-            rotation = None
-            if table is not None:
-                rotation = rotations.get(id(table)) or select_rotation(table, positions)
-                rotations[id(table)] = rotation
-            x = self._layer(index, layer, weights, x, rotation, attention)
+            x = self._layer(index, layer, weights, x, step, attention)
         return _norm(spec.final_norm, network.final_norm, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -131,12 +122,12 @@ class Decoder:
         spec: Layer,
         weights: LayerWeights,
         x: Tensor,
-        rotation: Rotation | None,
+        step: StepPositions,
         attention: Attention,
     ) -> Tensor:
         """Compute a layer: [T, hidden_size] -> the same shape."""
         given = _norm(spec.attention_norm, weights.attention_norm, x)
-        out = self._sum(self._attend(index, spec.attention, weights.attention, given, rotation, attention))
+        out = self._sum(self._attend(index, spec.attention, weights.attention, given, step, attention))
         x = x + _scale(_norm(spec.attention_post_norm, weights.attention_post_norm, out), spec.residual_scale)
         given = _norm(spec.feed_forward_norm, weights.feed_forward_norm, x)
         feed, parts = spec.feed_forward, weights.feed_forward
@@ -155,7 +146,7 @@ class Decoder:
         spec: AttentionSpec,
         weights: AttentionWeights,
         x: Tensor,
-        rotation: Rotation | None,
+        step: StepPositions,
         attention: Attention,
     ) -> Tensor:
         heads = self._linear(weights.qkv, x).view(x.shape[0], -1, spec.head_dim)
@@ -164,12 +155,15 @@ class Decoder:
         qk = heads[:, :count]
         if not spec.norms_rotated:
             qk = self._norm_heads(index, spec, weights.head_norm, qk)
-        if rotation is not None:
+        if weights.rotary is not None:
             assert spec.rope is not None
-            qk = rotate(qk, rotation, spec.rope.interleaved)
+            qk = rotate(qk, step.rotation(weights.rotary), spec.rope.interleaved)
         if spec.norms_rotated:
             qk = self._norm_heads(index, spec, weights.head_norm, qk)
-        out = attention(index, qk[:, : spec.heads], qk[:, spec.heads :], heads[:, count:])
+        q = qk[:, : spec.heads]
+        if spec.query_scaling is not None:
+            q = q * step.query_scale(spec.query_scaling).to(q.dtype)
+        out = attention(index, q, qk[:, spec.heads :], heads[:, count:])
         return self._linear(weights.out, out.reshape(-1, spec.heads * spec.head_dim))
 
     def _norm_heads(self, index: int, spec: AttentionSpec, weight: Tensor | None, qk: Tensor) -> Tensor:

@@ -5,7 +5,33 @@ import math
 import torch
 from torch import Tensor
 
-from models.spec import Rope
+from models.spec import QueryScaling, Rope
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and signed sin of the step's positions, each [T, 1, rotated numbers]"""
+
+
+class StepPositions:
+    """The positions of a step, and what layers derive from them; layers that are alike share it."""
+
+    def __init__(self, positions: Tensor) -> None:
+        """`positions` is int64 [T]."""
+        self._positions = positions
+        self._rotations: dict[int, Rotation] = {}
+        self._scales: dict[QueryScaling, Tensor] = {}
+
+    def rotation(self, table: Tensor) -> Rotation:
+        """Return cos and signed sin of a table [positions, rotated numbers]."""
+        if id(table) not in self._rotations:
+            self._rotations[id(table)] = select_rotation(table, self._positions)
+        return self._rotations[id(table)]
+
+    def query_scale(self, scaling: QueryScaling) -> Tensor:
+        """Return the factors of queries, fp32 [T, 1, 1]."""
+        if scaling not in self._scales:
+            extensions = (self._positions // scaling.positions).float()
+            self._scales[scaling] = (1 + scaling.beta * torch.log(1 + extensions)).view(-1, 1, 1)
+        return self._scales[scaling]
 
 
 def inverse_frequencies(rope: Rope, dims: int, positions: int, made_for: int) -> Tensor:
@@ -81,13 +107,13 @@ def rotary_table(
     return table.to(device=device, dtype=torch.float32 if rope.exact else dtype)
 
 
-def select_rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and signed sin, each [T, 1, rotated numbers], of int64 positions [T]; once per step for all layers."""
+def select_rotation(table: Tensor, positions: Tensor) -> Rotation:
+    """Return cos and signed sin, each [T, 1, rotated numbers], of int64 positions [T]."""
     cos, sin = table.index_select(0, positions).chunk(2, dim=-1)
     return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
 
 
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool = False) -> Tensor:
+def rotate(x: Tensor, rotation: Rotation, interleaved: bool = False) -> Tensor:
     """Return the heads x [T, heads, head_dim], rotated in the dtype of the rotation and rounded to that of x.
 
     If the rotation is narrower than a head, the rest of the head is unchanged. `interleaved` is as in `Rope`.

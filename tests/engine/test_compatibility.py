@@ -16,7 +16,17 @@ from models.loading.assemble import TensorStore
 from models.loading.assemble import assemble as network_of
 from models.loading.plan import LoadPlan, Target
 from models.network import Network
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, pre_norm_layer, uniform
+from models.spec import (
+    Attention,
+    Experts,
+    FeedForward,
+    ModelSpec,
+    Norm,
+    QueryScaling,
+    Rope,
+    pre_norm_layer,
+    uniform,
+)
 from models.weights.slots import group_shapes, slots
 
 CPU = torch.device("cpu")
@@ -49,6 +59,7 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.WINDOW: a_spec(window=8),
     Feature.SCALE: a_spec(scale=1.0),
     Feature.SCORE_CAP: a_spec(score_cap=50.0),
+    Feature.QUERY_SCALING: a_spec(query_scaling=QueryScaling(0.1, 16)),
     Feature.SINKS: a_spec(sinks=True),
     Feature.HEAD_NORM: a_spec(head_norm=Norm()),
     Feature.NORM_ALL_HEADS: a_spec(head_norm=Norm(), norms_all_heads=True),

@@ -181,6 +181,7 @@ _GGUF_ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3",
     "ministral": "llama",
+    "ministral3": "mistral3",
     "mistral": "llama",
     "granitemoeshared": "granitemoe",
     "hunyuan_v1_dense": "hunyuan-dense",
@@ -188,7 +189,7 @@ _GGUF_ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
 }
 """GGUF architectures that differ from the model_type."""
-_INTERLEAVED = ("llama", "smollm3", "granite", "granitemoe")
+_INTERLEAVED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")
 _NAMES_OF_GRANITE = {
     "block_sparse_moe.experts": "mlp.experts",
     "router": "router.layer",

@@ -16,6 +16,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     GraniteMoeSharedConfig,
     HunYuanDenseV1Config,
+    Ministral3Config,
     MinistralConfig,
     MistralConfig,
     Olmo2Config,
@@ -176,6 +177,13 @@ def tiny_granite4(**changes: Any) -> GraniteMoeHybridConfig:
 ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 1.0, "alpha": 50.0}
 STRETCHED = {"rope_type": "default", "rope_theta": 100.0 * 50.0 ** (24 / 22)}
 """What `ALPHA` amounts to with heads of 24."""
+MINISTRAL3: dict[str, Any] = YARN | {
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.7,
+}
+
 
 FAMILIES: dict[str, Any] = {
     "qwen2": tiny(Qwen2Config),
@@ -204,6 +212,7 @@ FAMILIES: dict[str, Any] = {
         head_dim=24,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
+    "ministral3": tiny(Ministral3Config, head_dim=24, rope_parameters=MINISTRAL3),
     "olmo2": tiny(Olmo2Config, attention_bias=True),
     "olmo3": tiny(
         Olmo3Config,
@@ -258,6 +267,7 @@ FUSED: dict[str, Any] = {
     ),
     "smollm3": tiny(SmolLM3Config, **_HEADS, no_rope_layers=[0, 1]),
     "ministral": tiny(MinistralConfig, **_HEADS, sliding_window=12, head_dim=128, layer_types=_TYPES),
+    "ministral3": tiny(Ministral3Config, **_HEADS, head_dim=128, rope_parameters=MINISTRAL3),
     "olmo2": tiny(Olmo2Config, **_HEADS | {"num_key_value_heads": 2}, attention_bias=True),
     "olmo3": tiny(Olmo3Config, **_HEADS, layer_types=_TYPES, sliding_window=12, rope_parameters=OLMO3_ROPE),
     "granite": tiny(GraniteConfig, **_HEADS, **GRANITE | {"attention_multiplier": 0.25}),
@@ -288,6 +298,9 @@ PLAINER: dict[str, Any] = {
     "smollm3 layers": tiny(SmolLM3Config, no_rope_layers=[1] * 3, attention_bias=True, mlp_bias=True),
     "mistral window": tiny(MistralConfig, sliding_window=None, head_dim=32),
     "ministral": tiny(MinistralConfig, sliding_window=12, head_dim=24),
+    "ministral3": tiny(
+        Ministral3Config, head_dim=24, rope_parameters=MINISTRAL3 | {"llama_4_scaling_beta": 0.0}
+    ),
     "olmo3": tiny(Olmo2Config, num_hidden_layers=4),
     "olmo3 windows": tiny(Olmo3Config, num_hidden_layers=4, rope_parameters=OLMO3_ROPE, sliding_window=256),
     "olmo3 rope": tiny(Olmo3Config, num_hidden_layers=4, rope_parameters=None, sliding_window=12),
@@ -316,6 +329,13 @@ GGUF: dict[str, dict[str, Any]] = {
     },
     "smollm3": {},
     "mistral window": {"llama.attention.sliding_window": 12},
+    "ministral3": {
+        "mistral3.rope.scaling.type": "yarn",
+        "mistral3.rope.scaling.factor": 8.0,
+        "mistral3.rope.scaling.original_context_length": 16,
+        "mistral3.rope.scaling.yarn_log_multiplier": 1.0,
+        "mistral3.attention.temperature_scale": 0.7,
+    },
     "olmo2": {},
     "olmo3": {
         "olmo2.attention.sliding_window": 12,

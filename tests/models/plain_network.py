@@ -83,6 +83,10 @@ class PlainNetwork:
     ) -> Tensor:
         at, count, dim = f"layers.{index}.", len(x), spec.head_dim
         q = self._heads(at, "q", spec, x)
+        if spec.query_scaling is not None:
+            scaling = spec.query_scaling
+            extensions = torch.arange(count, dtype=torch.float64) // scaling.positions
+            q = q * (1 + scaling.beta * (1 + extensions).log())[:, None, None]
         if spec.kv_from is None:
             v = self._linear(f"{at}v", x, spec.qkv_bias).view(count, -1, dim)
             kept[index] = self._heads(at, "k", spec, x), v

@@ -356,7 +356,7 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         (GEMMA3, {"use_bidirectional_attention": True}, ["later tokens"]),
         (GEMMA3, {"rope_parameters": [1]}, ["rope_parameters", "object"]),
         (GEMMA3_IMAGES, {"text_config": 7}, ["text_config", "object"]),
-        (MISTRAL_IMAGES, {"text_config": {"model_type": "ministral3"}}, ["text part", "ministral3"]),
+        (MISTRAL_IMAGES, {"text_config": {"model_type": "mistral4"}}, ["text part", "mistral4"]),
         (GPT2, {"activation_function": "mish"}, ["activation_function mish", "gelu_new"]),
         (GPT2, {"add_cross_attention": True}, ["another network"]),
         (GPT2, {"n_head": 7}, ["768", "7 heads"]),

@@ -1,6 +1,7 @@
 """Descriptions and sizes from the parts of well-known checkpoints' configs that matter to the network."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from models.errors import ModelError
 from models.families.registry import spec_of_hf
 from models.features import Feature, features
-from models.spec import Attention, ModelSpec, Rope
+from models.spec import Attention, ModelSpec, QueryScaling, Rope
 from models.weights.slots import parameters
 from tests.models.known_configs import ERNIE, ERNIE_MOE, GEMMA2, GEMMA3, GPT2, GPT_OSS, QWEN3_MOE
 
@@ -59,6 +60,63 @@ MISTRAL_SMALL_IMAGES = {  # 3.1-24B-Instruct-2503
     "text_config": {key: value for key, value in MISTRAL_SMALL.items() if key != "architectures"}
     | {"model_type": "mistral"},
     "vision_config": {"model_type": "pixtral"},
+}
+MINISTRAL_3 = {  # 3B-Instruct-2512
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "model_type": "mistral3",
+    "text_config": {
+        "head_dim": 128,
+        "hidden_size": 3072,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 262144,
+        "model_type": "ministral3",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_parameters": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 16.0,
+            "llama_4_scaling_beta": 0.1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16384,
+            "rope_theta": 1000000.0,
+            "rope_type": "yarn",
+            "type": "yarn",
+        },
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "vocab_size": 131072,
+    },
+    "vision_config": {"model_type": "pixtral"},
+}
+DEVSTRAL_ROPE = {
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "factor": 64.0,
+    "llama_4_scaling_beta": 0.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.0,
+    "original_max_position_embeddings": 4096,
+    "rope_theta": 1000000.0,
+    "rope_type": "yarn",
+}
+DEVSTRAL_2 = {  # 123B-Instruct-2512
+    "architectures": ["Ministral3ForCausalLM"],
+    "head_dim": 128,
+    "hidden_size": 12288,
+    "intermediate_size": 28672,
+    "max_position_embeddings": 262144,
+    "num_attention_heads": 96,
+    "num_hidden_layers": 88,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_parameters": DEVSTRAL_ROPE,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 131072,
 }
 PHI_3_MINI = {  # 4k-instruct
     "architectures": ["Phi3ForCausalLM"],
@@ -305,6 +363,8 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (GRANITE_4, 3_402_836_480, MULTIPLIERS),
         (EXAONE_4, 32_003_216_384, OF_EXAONE),
         (SEED_OSS, 36_151_104_512, {Feature.QKV_BIAS}),
+        (MINISTRAL_3, 3_429_006_336, {Feature.QUERY_SCALING}),
+        (DEVSTRAL_2, 125_025_988_608, set()),
         (HUNYUAN, 7_504_568_320, {Feature.HEAD_NORM, Feature.NORM_ROTATED}),
     ],
 )
@@ -358,6 +418,28 @@ def test_exaone_4_rotates_the_layers_with_a_window_alone() -> None:
     assert {(layer.attention.window, layer.attention.rope) for layer in whole.layers} == {(None, rope)}
 
 
+def test_ministral_3_scales_queries_beyond_the_original_context() -> None:
+    text = MINISTRAL_3["text_config"]
+    spec, alone = hf(MINISTRAL_3), hf({"architectures": ["Ministral3ForCausalLM"]} | text)
+    assert {layer.attention.query_scaling for layer in spec.layers} == {QueryScaling(0.1, 16384)}
+    assert {layer.attention.rope for layer in spec.layers} == {
+        Rope(1e6, "yarn", 16.0, original_positions=16384)
+    }
+    assert replace(alone, architecture=spec.architecture) == spec
+    defaults = (
+        "head_dim",
+        "max_position_embeddings",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "rope_parameters",
+    )
+    without = {key: value for key, value in text.items() if key not in defaults}
+    assert hf(MINISTRAL_3 | {"text_config": without}) == spec
+    rope = hf(DEVSTRAL_2).attention.rope
+    assert rope is not None
+    assert rope.attention_factor == 1 + 0.1 * math.log(64)
+
+
 def test_hunyuan_stretches_theta_by_a_fixed_factor() -> None:
     rope = Rope(10_000.0 * 1000.0 ** (128 / 126))
     assert {layer.attention.rope for layer in hf(HUNYUAN).layers} == {rope}
@@ -383,6 +465,11 @@ def test_granite_multiplies() -> None:
         (GRANITE_4, {"layer_types": ["mamba"] * 40}, ["state-space layers"]),
         (GRANITE_4, {"layer_types": None}, ["state-space layers"]),
         (EXAONE_4, {"layer_types": None, "sliding_window_pattern": "LX"}, ["sliding_window_pattern", "LLLG"]),
+        (
+            DEVSTRAL_2,
+            {"rope_parameters": DEVSTRAL_ROPE | {"llama_4_scaling_beta": -1.0}},
+            ["beta", "above 0"],
+        ),
         (HUNYUAN, {"rope_scaling": {"alpha": -1, "factor": 1.0, "type": "dynamic"}}, ["alpha", "above 0"]),
         (PHI_4_MINI, {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "89"]),
     ],
@@ -399,7 +486,7 @@ def test_what_cannot_be_run_is_one_line(
 KNOWN = [
     *(LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE),
     *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE, GPT_OSS),
-    *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN),
+    *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN, DEVSTRAL_2),
 ]
 READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
 JUNK: tuple[Any, ...] = (

@@ -15,6 +15,7 @@ from transformers import (
     Gemma3Config,
     GraniteConfig,
     HunYuanDenseV1Config,
+    Ministral3Config,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
@@ -51,6 +52,7 @@ from tests.models.families import (
     FAMILIES,
     GRANITE,
     LONGROPE,
+    MINISTRAL3,
     PLAINER,
     YARN,
     tiny,
@@ -288,8 +290,15 @@ def test_the_text_part_of_a_gemma_that_sees_images(tmp_path: Path) -> None:
     assert_logits_close(run(network, TOKENS), run_reference(model, TOKENS))
 
 
-def test_the_text_part_of_a_mistral_that_sees_images(tmp_path: Path) -> None:
-    text = tiny(MistralConfig, head_dim=24, sliding_window=None)
+@pytest.mark.parametrize(
+    "text",
+    [
+        tiny(MistralConfig, head_dim=24, sliding_window=None),
+        tiny(Ministral3Config, head_dim=24, rope_parameters=MINISTRAL3),
+    ],
+    ids=["mistral", "ministral3"],
+)
+def test_the_text_part_of_a_mistral_that_sees_images(text: Any, tmp_path: Path) -> None:
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = Mistral3Config(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=False)
     torch.manual_seed(0)
@@ -341,6 +350,16 @@ BF16_CONFIGS = {
     "gpt-oss": (tiny_gpt_oss(hidden_size=256, intermediate_size=128, head_dim=64), None),
     "exaone4": (tiny(Exaone4Config, hidden_size=384, intermediate_size=768, sliding_window=12), None),
     "seed oss": (tiny(SeedOssConfig, hidden_size=384, intermediate_size=768, head_dim=64), None),
+    "ministral3": (
+        tiny(
+            Ministral3Config,
+            hidden_size=384,
+            intermediate_size=768,
+            head_dim=64,
+            rope_parameters=MINISTRAL3,
+        ),
+        None,
+    ),
     "hunyuan": (tiny(HunYuanDenseV1Config, hidden_size=384, intermediate_size=768, head_dim=64), None),
     "granite4": (tiny_granite4(hidden_size=384, shared_intermediate_size=768), None),
 }

@@ -22,7 +22,18 @@ from models.loading.load import fill_network
 from models.loading.plan import Target, needed_bytes, plan_tensors
 from models.network import Network
 from models.reference.decoder import Decoder
-from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope, kv_sources, ropes
+from models.spec import (
+    Attention,
+    Experts,
+    FeedForward,
+    Layer,
+    ModelSpec,
+    Norm,
+    QueryScaling,
+    Rope,
+    kv_sources,
+    ropes,
+)
 from models.weights.checkpoint import StoredTensor
 from models.weights.matching import match
 from models.weights.quantize import choose_kinds
@@ -120,6 +131,7 @@ def attentions(
         score_cap=draw(st.none() | st.sampled_from([0.5, 5.0])),
         norms_all_heads=normed == "all",
         norms_rotated=normed == "rotated",
+        query_scaling=draw(st.none() | st.builds(QueryScaling, st.just(0.5), st.sampled_from([1, 5]))),
         sinks=draw(st.booleans()),
     )
 

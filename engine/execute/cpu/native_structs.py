@@ -49,6 +49,7 @@ class NativeStructs:
 
     def _attention(self, spec: Attention, weights: AttentionWeights) -> native.Attention:
         heads = None if weights.head_norm is None else NormWeights(weights.head_norm)
+        scaling = spec.query_scaling
         return native.Attention(
             head_norm=self.norm(spec.head_norm, heads),
             rotary=None if weights.rotary is None else self._table(weights.rotary),
@@ -60,6 +61,8 @@ class NativeStructs:
             window=spec.window or 0,
             scale=spec.softmax_scale,
             cap=spec.score_cap or 0.0,
+            beta=0.0 if scaling is None else scaling.beta,
+            original=0 if scaling is None else scaling.positions,
         )
 
     def _experts(self, spec: Experts, weights: ExpertWeights) -> native.Experts:

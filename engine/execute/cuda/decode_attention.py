@@ -105,8 +105,8 @@ def parts_left(given: AttentionInput, spec: Attention, cut: Chunking) -> Partial
 
 
 def rotation(spec: Attention) -> dict[str, Any]:
-    """Return the constants that tell kernels how to norm and rotate the heads of q and k."""
-    rope, norm = spec.rope, spec.head_norm
+    """Return the constants that tell kernels how to norm, rotate and scale the heads of q and k."""
+    rope, norm, scaling = spec.rope, spec.head_norm, spec.query_scaling
     return {
         "ROTATED": spec.rotated,
         "PAIRS": rope is not None and rope.interleaved,
@@ -117,6 +117,8 @@ def rotation(spec: Attention) -> dict[str, Any]:
         "OFFSET": norm.offset if norm is not None else 0.0,
         "ONCE": norm is not None and norm.rounds_last,
         "LATER": norm is not None and spec.norms_rotated,
+        "BETA": scaling.beta if scaling is not None else 0.0,
+        "ORIGINAL": scaling.positions if scaling is not None else 1,
     }
 
 

@@ -187,17 +187,17 @@ class FusedPrefill:
 def position(
     spec: AttentionSpec, heads: Tensor, weight: Tensor | None, rotary: Tensor | None, positions: Tensor
 ) -> None:
-    """Norm and rotate q and k of heads [T, all heads, head_dim] in place."""
+    """Norm, rotate and scale q and k of heads [T, all heads, head_dim] in place."""
     norm, rope, count = spec.head_norm, spec.rope, spec.heads + spec.kv_heads
-    if norm is None and rope is None:
+    if (norm, rope, spec.query_scaling) == (None, None, None):
         return
     tensors = heads, heads if weight is None else weight, heads if rotary is None else rotary, positions
     shape = {"HEADS": count, "ALL": heads.shape[1], "D": spec.head_dim}
     block = min(8, triton.next_power_of_2(count))
     dim = triton.next_power_of_2(spec.head_dim)
     usual = rope is not None and (spec.rotated, rope.interleaved, rope.exact) == (dim, False, False)
-    own_norm = spec.norms_all_heads or spec.norms_rotated
-    if usual and (norm is None or not (own_norm or norm.offset or norm.rounds_last)):
+    usual = usual and not spec.norms_all_heads and not spec.norms_rotated and spec.query_scaling is None
+    if usual and (norm is None or not (norm.offset or norm.rounds_last)):
         position_kernel[(heads.shape[0], triton.cdiv(count, block))](
             *tensors,
             **shape,

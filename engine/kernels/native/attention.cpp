@@ -2,6 +2,7 @@
 // are kept separately for every PART_ROWS rows of its context and combined in order, so they depend neither on the
 // tasks nor on what else is computed. Parts before the window of a row are not read; rows before it within the first
 // part that is read have no weight.
+#include <cmath>
 #include <cstring>
 
 #include "group.h"
@@ -30,6 +31,12 @@ Queries queries_of(const Stretch& span, int32_t from, int32_t count, int32_t win
   const int32_t row = span.row + from, part = first_seen(row, window) / PART_ROWS, end = parts_of(row + count);
   const bool apart = span.count <= MOST_QUERIES && end - part > 1;
   return {{span.table, row, span.first + from, count}, part, end, apart, 0};
+}
+
+// Returns what multiplies the scores of a query.
+float scale_at(const ct_attention& how, int32_t position) {
+  if (how.beta == 0.0f) return how.scale;
+  return how.scale * (1.0f + how.beta * std::log(1.0f + float(position / how.original)));
 }
 
 // Returns the part of a norm from number `number` on.
@@ -174,7 +181,8 @@ void Group::attend(int32_t layer, const Task& task, const Task* next, Bench& ben
     } else {
       std::memcpy(out, heads(some.first + r) + first_head * dim, size_t(queries * dim) * sizeof(float));
     }
-    for (int32_t i = 0; i < queries * dim; ++i) out[i] *= how.scale;
+    const float scale = scale_at(how, space.given[size_t(some.first + r)].position);
+    for (int32_t i = 0; i < queries * dim; ++i) out[i] *= scale;
   }
   if (!positioned && task.end == some.end) {
     float* keys = query + queries * dim;

@@ -70,6 +70,8 @@ struct ct_attention {
   int32_t window;       // rows that a row sees, including itself; 0: all preceding rows
   float scale;          // multiplies the scores
   float cap;            // scores become cap * tanh(score / cap); 0: unchanged
+  float beta;           // queries are multiplied by 1 + beta * log(1 + position / original), rounding down; 0: unchanged
+  int32_t original;
   int32_t unused;
 };
 

@@ -50,6 +50,7 @@ bool fits_together(const ct_layer& layer, const Sizes& sizes) {
   return fits(layer.qkv, sizes.hidden, sizes.heads()) && fits(layer.output, sizes.q_size, sizes.hidden) &&
          (layer.experts != nullptr || fits(layer.feed, sizes)) && attention.rotated >= 0 &&
          attention.rotated <= sizes.dim && attention.rotated % 2 == 0 && attention.window >= 0 &&
+         (attention.beta == 0.0f || attention.original > 0) &&
          layer.residual_scale != 0.0f;
 }
 

@@ -81,8 +81,8 @@ class Attention(ctypes.Structure):
         ("head_norm", Norm),
         *_fields_of_type(_Pointer, "rotary", "sinks"),
         *_fields_of_type(_Int, "together", "later", "rotated", "interleaved", "window"),
-        *_fields_of_type(_Float, "scale", "cap"),
-        ("unused", _Int),
+        *_fields_of_type(_Float, "scale", "cap", "beta"),
+        *_fields_of_type(_Int, "original", "unused"),
     ]
 
 

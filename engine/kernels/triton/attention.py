@@ -21,7 +21,7 @@ import triton.language as tl
 from engine.kernels.triton.gluon import async_copy, constexpr_function, gl, jit
 from engine.kernels.triton.kv_rows import coded, decoded, row_scale
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.pointwise import angles, capped, partners, rotate, weighed
+from engine.kernels.triton.pointwise import angles, capped, partners, query_scale, rotate, weighed
 
 
 class Rows(NamedTuple):
@@ -237,6 +237,8 @@ def attention_kernel(
     OFFSET: tl.constexpr = 0.0,
     ONCE: tl.constexpr = False,
     LATER: tl.constexpr = False,
+    BETA: tl.constexpr = 0.0,
+    ORIGINAL: tl.constexpr = 1,
     k_scales=None,
     v_scales=None,
     ROW: tl.constexpr = 0,
@@ -261,7 +263,7 @@ def attention_kernel(
     neighbours together; with EXACT, in fp32. With NORM, each head is normed first, or with TOGETHER all of q and all of
     k, or with LATER each head afterwards. OFFSET and ONCE are as in `weighed`. With WINDOW, a token sees that many rows
     including its own, and the first program of a sequence takes the chunk of the oldest one; 0 means all rows. CAP_LOG2
-    caps scores, in units of log2.
+    caps scores, in units of log2. With BETA, queries are multiplied by their `query_scale`.
 
     With ROW, the cache has quantised rows of that many bytes (see `kv_rows.py`); the new row, too, is attended to as it
     is stored.
@@ -367,6 +369,8 @@ def attention_kernel(
         x = rotate(x, other, cosine, sine, dtype, EXACT) if ROTATED > 0 else x.to(dtype)
         if LATER:
             x = norm_heads(x.to(tl.float32), x.to(tl.float32), weights[g], DIM, EPS, OFFSET, ONCE).to(dtype)
+        if BETA > 0.0 and g < GROUP:
+            x = (x.to(tl.float32) * query_scale(position, BETA, ORIGINAL, dtype)).to(dtype)
         placed += (x,)
     new_k = placed[GROUP]
     if ROW > 0:

@@ -25,7 +25,7 @@ from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2
 from engine.kernels.triton.kv_bytes import byte_unit
 from engine.kernels.triton.kv_rows import coded, decoded
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.pointwise import angles, capped, partners, rotate, weighed
+from engine.kernels.triton.pointwise import angles, capped, partners, query_scale, rotate, weighed
 
 
 @jit
@@ -62,13 +62,19 @@ def _scale_of_all(
 @jit
 def _constants(
     norm_weight, rotary, lines, positions, real, columns, DIM: tl.constexpr, ROTATED: tl.constexpr,
-    NORM: tl.constexpr, PAIRS: tl.constexpr,
+    NORM: tl.constexpr, PAIRS: tl.constexpr, BETA: tl.constexpr, ORIGINAL: tl.constexpr,
 ):  # fmt: skip
-    """Load what is known before the wait about heads: cosine and sine, and the norm's weights for them and their
-    `partners`."""
+    """Load what is known before the wait about heads: cosine and sine, the norm's weights for them and their
+    `partners`, and the scale of queries."""
     others = partners(columns, ROTATED, DIM, PAIRS)
     inside = real & (columns < DIM)
-    cosine, sine, weight, other_weight = columns, columns, columns, columns  # where not needed
+    cosine, sine, weight, other_weight, scale = (
+        columns,
+        columns,
+        columns,
+        columns,
+        columns,
+    )  # where not needed
     if ROTATED > 0:
         cosine, sine = angles(rotary + positions * ROTATED, columns, ROTATED, DIM, PAIRS)
     if NORM:
@@ -76,7 +82,9 @@ def _constants(
         other_weight = weight
         if ROTATED > 0:
             other_weight = gl.load(norm_weight + lines * DIM + others, mask=inside, other=0.0)
-    return cosine, sine, weight, other_weight
+    if BETA > 0.0:
+        scale = query_scale(positions, BETA, ORIGINAL, norm_weight.dtype.element_ty)
+    return cosine, sine, weight, other_weight, scale
 
 
 @jit
@@ -100,10 +108,11 @@ def _rotated(
     loaded, constants, heads, batches, real, columns, KEY: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr,
     DIM: tl.constexpr, ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
     TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, LATER: tl.constexpr,
+    BETA: tl.constexpr,
 ):  # fmt: skip
-    """Return heads normed and rotated: those of keys, if KEY, or of queries."""
+    """Return heads normed and rotated: those of keys, if KEY, or of queries, which are scaled."""
     x, other = loaded
-    cosine, sine, weight, other_weight = constants
+    cosine, sine, weight, other_weight, query_factor = constants
     if TOGETHER:
         scale = _scale_of_all(
             heads, batches, HQ if KEY else 0, HKV if KEY else HQ, real, columns, HQ, HKV, DIM, EPS
@@ -117,6 +126,8 @@ def _rotated(
     x = rotate(x, other, cosine, sine, dtype, EXACT) if ROTATED > 0 else x.to(dtype)
     if LATER:
         x = norm_heads(x.to(tl.float32), x.to(tl.float32), weight, DIM, EPS, OFFSET, ONCE).to(dtype)
+    if BETA > 0.0 and not KEY:
+        x = (x.to(tl.float32) * query_factor).to(dtype)
     return x
 
 
@@ -184,8 +195,8 @@ def _shared_part(
     ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
     TILE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr,
     CAP_LOG2: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, LATER: tl.constexpr,
-    ROWS: tl.constexpr, SHARED_MMA: tl.constexpr, scales, pairs, row_scales, ROW: tl.constexpr, FP8: tl.constexpr,
-    WARPS: tl.constexpr,
+    BETA: tl.constexpr, ORIGINAL: tl.constexpr, ROWS: tl.constexpr, SHARED_MMA: tl.constexpr, scales, pairs,
+    row_scales, ROW: tl.constexpr, FP8: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """Attend to rows `begin` to `end`, which the members of a tile share, for all members."""
     GROUP: tl.constexpr = HQ // HKV
@@ -199,12 +210,14 @@ def _shared_part(
     batches = gl.expand_dims(batches, 1)
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
     # fmt: off
-    constants = _constants(norm_weight, rotary, lines, positions, real, columns, DIM, ROTATED, NORM, PAIRS)
+    constants = _constants(
+        norm_weight, rotary, lines, positions, real, columns, DIM, ROTATED, NORM, PAIRS, BETA, ORIGINAL
+    )
     gdc_wait(PDL)
     q = _numbers(heads, batches, lines, real, columns, HQ, HKV, DIM, ROTATED, PAIRS)
     q = _rotated(
         q, constants, heads, batches, real, columns, False,
-        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE, LATER,
+        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE, LATER, BETA,
     )
     m = gl.zeros([COUNT], tl.float32, layout=gl.SliceLayout(1, SHARED_MMA)) - float("inf")
     l = gl.zeros([COUNT], tl.float32, layout=gl.SliceLayout(1, SHARED_MMA))  # noqa: E741
@@ -236,8 +249,9 @@ def _own_part(
     HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
     ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr, CAP_LOG2: tl.constexpr,
-    TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, LATER: tl.constexpr, ROWS: tl.constexpr,
-    OWN_MMA: tl.constexpr, scales, pairs, row_scales, ROW: tl.constexpr, FP8: tl.constexpr, WARPS: tl.constexpr,
+    TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, LATER: tl.constexpr, BETA: tl.constexpr,
+    ORIGINAL: tl.constexpr, ROWS: tl.constexpr, OWN_MMA: tl.constexpr, scales, pairs, row_scales, ROW: tl.constexpr,
+    FP8: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """Attend to rows `begin` to `end`, which a sequence has alone, and to its new row if the part is the `newest`."""
     GROUP: tl.constexpr = HQ // HKV
@@ -249,8 +263,10 @@ def _own_part(
     value = heads + (batch * (HQ + 2 * HKV) + HQ + HKV + head) * DIM
     real, lines = lane < GROUP, head * GROUP + lane
     # fmt: off
-    constants = _constants(norm_weight, rotary, lines, position, real, columns, DIM, ROTATED, NORM, PAIRS)
-    of_key = _constants(norm_weight, rotary, HQ + head, position, True, columns, DIM, ROTATED, NORM, PAIRS)
+    constants = _constants(
+        norm_weight, rotary, lines, position, real, columns, DIM, ROTATED, NORM, PAIRS, BETA, ORIGINAL
+    )
+    of_key = _constants(norm_weight, rotary, HQ + head, position, True, columns, DIM, ROTATED, NORM, PAIRS, 0.0, 1)
     gdc_wait(PDL)
     # Everything is requested before anything is used: a warp waits for what it uses first.
     q = _numbers(heads, batch, lines, real, columns, HQ, HKV, DIM, ROTATED, PAIRS)
@@ -265,11 +281,11 @@ def _own_part(
         own_v = gl.load(value + own_columns, mask=own_columns < DIM, other=0.0).to(tl.float32)
     new_k = _rotated(
         new_k, of_key, heads, batch, True, columns, True,
-        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE, LATER,
+        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE, LATER, BETA,
     )
     q = _rotated(
         q, constants, heads, batch + lane * 0, real, columns, False,
-        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE, LATER,
+        HQ, HKV, DIM, ROTATED, EPS, NORM, EXACT, TOGETHER, OFFSET, ONCE, LATER, BETA,
     )
     # fmt: on
     written, stored_k, stored_v = newest & (columns < DIM), new_k, new_v
@@ -362,6 +378,8 @@ def parts_kernel(
     OFFSET: tl.constexpr = 0.0,
     ONCE: tl.constexpr = False,
     LATER: tl.constexpr = False,
+    BETA: tl.constexpr = 0.0,
+    ORIGINAL: tl.constexpr = 1,
     k_scales=None,
     v_scales=None,
     k_pairs=None,
@@ -466,13 +484,15 @@ def parts_kernel(
             heads, norm_weight, rotary, cache_k, cache_v, active, counters, table, members, partial, lse, scale_log2,
             head, chunk, chunks, begin, end, keys, values,
             HQ, HKV, G, D, DIM, ROTATED, EPS, NORM, BLOCK, MEMBERS, TILE, STAGES, PDL, PAIRS, EXACT,
-            CAP_LOG2, TOGETHER, OFFSET, ONCE, LATER, ROWS, SHARED_MMA, scales, pairs, row_scales, ROW, FP8, WARPS,
+            CAP_LOG2, TOGETHER, OFFSET, ONCE, LATER, BETA, ORIGINAL, ROWS, SHARED_MMA, scales, pairs, row_scales,
+            ROW, FP8, WARPS,
         )
     else:
         _own_part(
             heads, norm_weight, rotary, cache_k, cache_v, counters, table, partial, lse, scale_log2,
             head, chunk, chunks, begin, end, keys, values, batch, slot, row, newest,
             HQ, HKV, G, D, DIM, ROTATED, EPS, NORM, BLOCK, TILE, STAGES, PDL, PAIRS, EXACT,
-            CAP_LOG2, TOGETHER, OFFSET, ONCE, LATER, ROWS, OWN_MMA, scales, pairs, row_scales, ROW, FP8, WARPS,
+            CAP_LOG2, TOGETHER, OFFSET, ONCE, LATER, BETA, ORIGINAL, ROWS, OWN_MMA, scales, pairs, row_scales,
+            ROW, FP8, WARPS,
         )
     # fmt: on

@@ -118,6 +118,13 @@ def angles(rotary, columns, ROTATED: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.
 
 
 @triton.jit
+def query_scale(position, BETA: tl.constexpr, ORIGINAL: tl.constexpr, dtype: tl.constexpr):
+    """Return the factor of queries at a position (`QueryScaling`), in fp32 but rounded to `dtype`."""
+    extensions = (position // ORIGINAL).to(tl.float32)
+    return (1.0 + BETA * tl.log(1.0 + extensions)).to(dtype).to(tl.float32)
+
+
+@triton.jit
 def rotate(x, other, cosine, sine, dtype: tl.constexpr, EXACT: tl.constexpr = False):
     """Rotate x with its partner in the model's dtype; with EXACT in fp32, rounded once."""
     if EXACT:

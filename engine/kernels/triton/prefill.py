@@ -9,7 +9,16 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.pointwise import angles, gated, partners, rotate, times, unit, weighed
+from engine.kernels.triton.pointwise import (
+    angles,
+    gated,
+    partners,
+    query_scale,
+    rotate,
+    times,
+    unit,
+    weighed,
+)
 
 
 @triton.jit
@@ -118,6 +127,7 @@ def unusual_position_kernel(
     Q_HEADS: tl.constexpr, HEADS: tl.constexpr, ALL: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr,
     ROTATED: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr,
     NORM: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, LATER: tl.constexpr,
+    BETA: tl.constexpr, ORIGINAL: tl.constexpr,
 ):  # fmt: skip
     """Do the work of `position_kernel` with all features of `attention_kernel`, under the same names.
 
@@ -147,14 +157,18 @@ def unusual_position_kernel(
         own = tl.load(weight + others, mask=there, other=0.0)
         other = weighed(other, scale, own, OFFSET, ONCE).to(tl.float32)
     placed = x.to(dtype)
+    position = tl.load(positions + token)
     if ROTATED > 0:
-        cosine, sine = angles(rotary + tl.load(positions + token) * ROTATED, columns, ROTATED, D, PAIRS)
+        cosine, sine = angles(rotary + position * ROTATED, columns, ROTATED, D, PAIRS)
         placed = rotate(x, other, cosine, sine, dtype, EXACT)
     if LATER:
         x = placed.to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) / D + EPS)
         own = tl.load(norm_weight + head * D + columns, mask=there, other=0.0)
         placed = weighed(x, scale, own, OFFSET, ONCE).to(dtype)
+    if BETA > 0.0:
+        scale = tl.where(head < Q_HEADS, query_scale(position, BETA, ORIGINAL, dtype), 1.0)
+        placed = (placed.to(tl.float32) * scale).to(dtype)
     tl.debug_barrier()  # other threads have read what is overwritten now
     tl.store(at + columns, placed, mask=there)
 

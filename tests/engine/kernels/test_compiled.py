@@ -107,6 +107,7 @@ print(json.dumps([
     shared(2, 128, 4, 4), shared(4, 128, 6, 4, EXACT=True), shared(4, 64, 4, 4, NORM=False),
     shared(3, 96, 4, 4, NORM=False, ROTATED=0), shared(4, 128, 4, 4, TOGETHER=True, ONCE=True),
     attention(640, 4, 128, LATER=True), shared(4, 128, 4, 4, LATER=True),
+    attention(640, 4, 128, BETA=0.1, ORIGINAL=16384), shared(4, 128, 4, 4, BETA=0.1, ORIGINAL=16384),
     of_bytes(True, 80), of_bytes(True, 90), of_bytes(False, 90),
 ]))
 """

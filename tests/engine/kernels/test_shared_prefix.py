@@ -34,7 +34,7 @@ from engine.execute.cuda.prefix_groups import (
 from engine.execute.cuda.tiles import FEW, Chunking, context_limit, most_chunks
 from engine.kernels.triton.attention_bytes import addresses
 from engine.kernels.triton.gluon import gl, jit
-from models.spec import Attention, Norm, Rope
+from models.spec import Attention, Norm, QueryScaling, Rope
 from tests.engine.kernels.test_combine import own_size
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -190,8 +190,9 @@ def test_many_sequences_share_a_tile(heads: tuple[int, int], cut: PartsCut) -> N
         {"rope": None, "head_norm": Norm(offset=1.0)},
         {"norms_all_heads": True, "head_norm": Norm(rounds_last=True)},
         {"norms_rotated": True, "head_norm": Norm()},
+        {"query_scaling": QueryScaling(2.0, 16)},
     ],
-    ids=["rotation and cap", "no rotation", "one norm", "norms after the rotation"],
+    ids=["rotation and cap", "no rotation", "one norm", "norms after the rotation", "scaled queries"],
 )
 def test_what_families_ask_for_is_shared_too(features: dict[str, Any]) -> None:
     """Against the same step without sharing, which has tests against the plain modules."""
