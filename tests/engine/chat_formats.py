@@ -56,6 +56,11 @@ TEMPLATES = {
     "granite": "{% for m in messages %}"
     "{{ '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] + '<|end_of_text|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}",
+    "hunyuan": "{{ bos_token }}{% for m in messages %}"
+    "{% if m['role'] == 'user' %}{{ '<start_of_turn>' + m['content'] }}"
+    "{% elif m['role'] == 'assistant' %}{{ '<|start_header_id|>' + m['content'] + eos_token }}"
+    "{% else %}{{ m['content'] + '<|end_header_id|>' }}{% endif %}{% endfor %}"
+    "{{ '<|start_header_id|>' if add_generation_prompt else '<end_of_turn>' }}",
 }
 ERNIE = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ 'User: ' + m['content'] + '\\n' }}"
