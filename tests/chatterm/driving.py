@@ -64,7 +64,7 @@ def count_jobs(screen: ChatScreen) -> Callable[[], int]:
         left -= sum(isinstance(report, JobDone | JobFailed) for report in reports)
         return reports
 
-    screen.submit = screen.worker_thread.submit = counted  # type: ignore[method-assign]
+    screen.submit = screen.worker_thread.submit = screen.conversation._submit = counted  # type: ignore[method-assign]
     screen.worker_thread.take = taken  # type: ignore[method-assign]
     return lambda: left
 
