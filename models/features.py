@@ -17,6 +17,8 @@ class Feature(Enum):
     HEAD_NORM = "norms of query and key heads"
     NORM_ALL_HEADS = "norms of all query or key heads together"
     NORM_ROTATED = "norms of query and key heads after their rotation"
+    VALUE_NORM = "norms of value heads"
+    VALUE_IS_KEY = "values that are unrotated keys"
     QKV_BIAS = "biases of queries, keys and values"
     OUT_BIAS = "a bias of the attention's output"
     PARTIAL_ROPE = "heads that are only partly rotated"
@@ -28,6 +30,9 @@ class Feature(Enum):
     EXACT_ROUTER = "a router that is computed in fp32"
     ROUTER_BIAS = "a bias of the router"
     SELECTION_BIAS = "a bias for the choice of experts"
+    ROUTER_INPUT = "a router with a norm or a scale of its own"
+    EXPERT_SCALES = "a scale for each expert"
+    EXPERT_NORMS = "norms of the chosen or shared experts alone"
     ACTIVATION = "an activation other than SiLU"
     UNGATED = "a feed-forward without a gate"
     CLAMP = "a SiLU with a clamp, a gain or an offset"
@@ -38,6 +43,8 @@ class Feature(Enum):
     NORM_PLACE = "norms elsewhere than before attention and feed-forward"
     NORM_ROUNDING = "norms that are rounded after their weight"
     RESIDUAL_SCALE = "scaled residuals"
+    LAYER_SCALE = "scaled layers"
+    LAYER_INPUTS = "embeddings for every layer"
     EMBEDDING_SCALE = "scaled embeddings"
     LOGIT_SCALE = "scaled logits"
     LOGIT_CAP = "capped logits"
@@ -50,6 +57,7 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
     """Return every feature that `spec` requires."""
     found = {
         Feature.LEARNED_POSITIONS: spec.learned_positions,
+        Feature.LAYER_INPUTS: spec.layer_inputs is not None,
         Feature.EMBEDDING_SCALE: spec.embedding_scale != 1.0,
         Feature.LOGIT_SCALE: spec.logit_scale != 1.0,
         Feature.LOGIT_CAP: spec.logit_cap is not None,
@@ -59,15 +67,17 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
     }
     asked = _true(found)
     for layer in set(spec.layers):
-        if layer.residual_scale != 1.0:
-            asked.add(Feature.RESIDUAL_SCALE)
-        asked |= _of_attention(layer.attention) | of_feed_forward(layer.feed_forward)
         before = (layer.attention_norm, layer.feed_forward_norm)
         after = (layer.attention_post_norm, layer.feed_forward_post_norm)
-        if None in before or after != (None, None):
-            asked.add(Feature.NORM_PLACE)
-        asked |= {f for norm in (*before, *after) for f in _of_norm(norm)}
-    return frozenset(asked | _of_norm(spec.final_norm))
+        asked |= _true(
+            {
+                Feature.RESIDUAL_SCALE: layer.residual_scale != 1.0,
+                Feature.LAYER_SCALE: layer.scalar,
+                Feature.NORM_PLACE: None in before or after != (None, None),
+            }
+        )
+        asked |= _of_attention(layer.attention) | of_feed_forward(layer.feed_forward)
+    return frozenset(asked.union(*map(_of_norm, norms(spec))))
 
 
 def _of_attention(spec: Attention) -> set[Feature]:
@@ -82,6 +92,8 @@ def _of_attention(spec: Attention) -> set[Feature]:
         Feature.HEAD_NORM: spec.head_norm is not None,
         Feature.NORM_ALL_HEADS: spec.norms_all_heads,
         Feature.NORM_ROTATED: spec.norms_rotated,
+        Feature.VALUE_NORM: spec.v_norm is not None,
+        Feature.VALUE_IS_KEY: spec.v_is_k,
         Feature.QKV_BIAS: spec.qkv_bias,
         Feature.OUT_BIAS: spec.out_bias,
         Feature.NO_ROPE: rope is None,
@@ -89,7 +101,7 @@ def _of_attention(spec: Attention) -> set[Feature]:
         Feature.INTERLEAVED_ROPE: rope is not None and rope.interleaved,
         Feature.EXACT_ROPE: rope is not None and rope.exact,
     }
-    return _true(found) | _of_norm(spec.head_norm)
+    return _true(found)
 
 
 def of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
@@ -100,6 +112,9 @@ def of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
             Feature.EXACT_ROUTER: spec.exact_router,
             Feature.ROUTER_BIAS: spec.router_bias,
             Feature.SELECTION_BIAS: spec.selection_bias,
+            Feature.ROUTER_INPUT: (spec.router_norm, spec.router_scale) != (None, 1.0),
+            Feature.EXPERT_SCALES: spec.expert_scales,
+            Feature.EXPERT_NORMS: bool(spec.norms.keys() - {"router_norm"}),
         }
         return {Feature.EXPERTS} | _true(choice) | of_feed_forward(spec.expert) | shared
     found = {
@@ -111,9 +126,7 @@ def of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
     return _true(found)
 
 
-def _of_norm(norm: Norm | None) -> set[Feature]:
-    if norm is None:
-        return set()
+def _of_norm(norm: Norm) -> set[Feature]:
     return _true(
         {
             Feature.LAYER_NORM: norm.kind == "layer" or norm.bias,

@@ -1,7 +1,7 @@
 """A network as data: a description and the weights that it names. Executors compute it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Literal, TypeVar
 
 import torch
@@ -131,9 +131,34 @@ class ExpertWeights:
     """fp32 [experts]"""
     shared: FeedForwardWeights | None = None
     shared_gate: Linear | None = None
+    expert_scales: Tensor | None = None
+    """fp32 [experts]"""
+    norms: Mapping[str, NormWeights] = field(default_factory=dict)
+    """The norms inside the mixture, by the names of their fields in the spec."""
     on_host: bool = False
     """Whether `experts` lie in host memory while everything else is on the device. They may be in blocks even if the
     rest of the network is not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputWeights:
+    """The weights with which a layer adds its own input to its result (see `models.spec.LayerInputs`)."""
+
+    gate: Linear
+    out: Linear
+    post_norm: NormWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerInputWeights:
+    """The weights that make the inputs of all layers."""
+
+    embedding: Weight
+    """[vocabulary, layers * size]"""
+    projection: Linear
+    """hidden -> layers * size"""
+    norm: NormWeights
+    """[size]"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,6 +171,9 @@ class LayerWeights:
     feed_forward_norm: NormWeights | None
     attention_post_norm: NormWeights | None = None
     feed_forward_post_norm: NormWeights | None = None
+    input: InputWeights | None = None
+    scalar: Tensor | None = None
+    """[1]"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,6 +190,7 @@ class Network:
     """The number of positions that the network supports: the rows of its rotary tables."""
     position_embedding: Tensor | None = None
     """[positions, hidden]"""
+    layer_inputs: LayerInputWeights | None = None
     share: Share | None = None
     """Which part of a larger network this is, if several ranks compute one; `spec` then describes this part."""
 
@@ -209,10 +238,10 @@ class Network:
 def _parts(whole: object, kind: type[T]) -> Iterator[T]:
     if isinstance(whole, kind):
         yield whole
-    elif isinstance(whole, tuple):
-        for part in whole:
+    elif isinstance(whole, tuple | Mapping):
+        for part in whole.values() if isinstance(whole, Mapping) else whole:
             yield from _parts(part, kind)
     elif is_dataclass(whole):
-        for field in fields(whole):
-            if field.name not in ("spec", "rotary", "share"):
-                yield from _parts(getattr(whole, field.name), kind)
+        for each in fields(whole):
+            if each.name not in ("spec", "rotary", "share"):
+                yield from _parts(getattr(whole, each.name), kind)

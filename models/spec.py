@@ -33,7 +33,8 @@ class Rope:
     original_positions: int = 0
     """original_max_position_embeddings"""
     frequency_factors: tuple[float, ...] | None = None
-    """A divisor for each frequency, [dims / 2]: longrope's short ones, otherwise those stored in a GGUF file."""
+    """A divisor for each frequency, [dims / 2]: longrope's short ones, those stored in a GGUF file, or infinity for
+    pairs that do not turn."""
     long_factors: tuple[float, ...] | None = None
     """longrope: the divisors for contexts longer than `original_positions`."""
     attention_factor: float = 1.0
@@ -85,6 +86,10 @@ class Attention:
     norms_rotated: bool = False
     """Whether `head_norm` is applied after the rotation (`HunYuanDenseV1Attention` in transformers); not together with
     `norms_all_heads`."""
+    v_norm: Norm | None = None
+    """Applied to every v head; it has neither weight nor bias."""
+    v_is_k: bool = False
+    """Whether the layer has no projection for values: they are the keys before norm and rotation."""
     sinks: bool = False
     """Whether each head has a learned score that takes part in the softmax but has no value."""
     query_scaling: QueryScaling | None = None
@@ -154,6 +159,32 @@ class Experts:
     """An expert that every token uses in addition."""
     shared_gate: bool = False
     """Whether the shared expert is weighted by the sigmoid of a projection of its own."""
+    router_norm: Norm | None = None
+    """Applied to the router's input; it has no bias."""
+    router_scale: float = 1.0
+    """Multiplies the router's logits."""
+    expert_scales: bool = False
+    """Whether each expert has a number that multiplies its weight in the end."""
+    expert_norm: Norm | None = None
+    """Applied to the input of the chosen experts, but not to those of the router and the shared expert."""
+    expert_post_norm: Norm | None = None
+    """Applied to the sum of the chosen experts, before the shared one is added."""
+    shared_norm: Norm | None = None
+    """Applied to the input of the shared expert."""
+    shared_post_norm: Norm | None = None
+    """Applied to the output of the shared expert."""
+
+    @property
+    def norms(self) -> dict[str, Norm]:
+        """The norms inside the mixture, by the names of their fields."""
+        found = {
+            "router_norm": self.router_norm,
+            "expert_norm": self.expert_norm,
+            "expert_post_norm": self.expert_post_norm,
+            "shared_norm": self.shared_norm,
+            "shared_post_norm": self.shared_post_norm,
+        }
+        return {name: norm for name, norm in found.items() if norm is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +199,26 @@ class Layer:
     feed_forward_post_norm: Norm | None = None
     residual_scale: float = 1.0
     """Multiplies the outputs of attention and feed-forward before they are added to x."""
+    scalar: bool = False
+    """Whether a number of the checkpoint multiplies the layer's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """A second input of every layer, `size` numbers for each token (per-layer embeddings of Gemma 3n and 4).
+
+    With x, the input of the first layer, all of them are
+
+        (norm(projection(x) * hidden_size ** -0.5) + embedding(token) * size ** 0.5) * 2 ** -0.5
+
+    where `norm` covers the numbers of one layer. Each layer adds post_norm(out(activation(gate(x)) * input)) to its
+    result x, before the scalar.
+    """
+
+    size: int
+    activation: Activation = "gelu_tanh"
+    norm: Norm = Norm()
+    post_norm: Norm = Norm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +241,7 @@ class ModelSpec:
     """Logits become cap * tanh(logit / cap)."""
     learned_positions: bool = False
     """Whether a learned vector for each position is added to the embedding."""
+    layer_inputs: LayerInputs | None = None
 
     @property
     def attention(self) -> Attention:
@@ -238,12 +290,16 @@ def each_attention(spec: ModelSpec, change: Callable[[int, Attention], Attention
 
 def norms(spec: ModelSpec) -> frozenset[Norm]:
     """Return every kind of norm that the network uses."""
-    found = {spec.final_norm}
-    for layer in spec.layers:
-        before = (layer.attention_norm, layer.feed_forward_norm, layer.attention.head_norm)
-        after = (layer.attention_post_norm, layer.feed_forward_post_norm)
-        found |= {norm for norm in (*before, *after) if norm is not None}
-    return frozenset(found)
+    found: set[Norm | None] = {spec.final_norm}
+    if (inputs := spec.layer_inputs) is not None:
+        found |= {inputs.norm, inputs.post_norm}
+    for layer in set(spec.layers):
+        found |= {layer.attention_norm, layer.feed_forward_norm}
+        found |= {layer.attention_post_norm, layer.feed_forward_post_norm}
+        found |= {layer.attention.head_norm, layer.attention.v_norm}
+        if isinstance(layer.feed_forward, Experts):
+            found |= set(layer.feed_forward.norms.values())
+    return frozenset(norm for norm in found if norm is not None)
 
 
 def ropes(spec: ModelSpec) -> frozenset[tuple[Rope, int]]:

@@ -78,6 +78,8 @@ def kinds(specs: Iterable[Attention]) -> tuple[Attention, ...]:
             "norms_all_heads": False,
             "norms_rotated": False,
             "query_scaling": None,
+            "v_norm": None,
+            "v_is_k": False,
             "rope": None,
             "qkv_bias": False,
             "out_bias": False,

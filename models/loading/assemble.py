@@ -9,6 +9,8 @@ from models.network import (
     AttentionWeights,
     ExpertWeights,
     FeedForwardWeights,
+    InputWeights,
+    LayerInputWeights,
     LayerWeights,
     Linear,
     Network,
@@ -16,7 +18,7 @@ from models.network import (
     Weight,
 )
 from models.reference.rope import rotary_table
-from models.spec import Attention, Experts, Layer, Norm, Rope, ropes
+from models.spec import Attention, Experts, Layer, LayerInputs, Norm, Rope, ropes
 
 Tables = dict[tuple[Rope, int], Tensor]
 """Rotary tables by rope and width; layers with the same rope and width share one."""
@@ -42,11 +44,13 @@ class TensorStore:
             numbers = numbers[expert]
         return Linear((Weight.plain(numbers, "columns" if split_columns else "rows"),), bias)
 
-    def norm(self, group: str, spec: Norm | None) -> NormWeights | None:
-        """Return the norm of a group, or None if `spec` is None."""
-        if spec is None:
-            return None
+    def norm(self, group: str) -> NormWeights:
+        """Return the norm of a group."""
         return NormWeights(self.plain[f"{group}.weight"], self.plain.get(f"{group}.bias"))
+
+    def norm_if(self, group: str, spec: Norm | None) -> NormWeights | None:
+        """Return the norm of a group, or None if `spec` is None."""
+        return None if spec is None else self.norm(group)
 
 
 def assemble(plan: LoadPlan, store: TensorStore) -> Network:
@@ -57,31 +61,49 @@ def assemble(plan: LoadPlan, store: TensorStore) -> Network:
         for rope, width in ropes(spec)
     }
     embedding = store.linear("embedding").parts[0]
-    final_norm = store.norm("final_norm", spec.final_norm)
-    assert final_norm is not None
     return Network(
         spec=spec,
         embedding=embedding,
         layers=tuple(
-            _layer(store, f"layers.{i}.", layer, tables, i in plan.host_layers)
+            _layer(store, f"layers.{i}.", layer, spec.layer_inputs, tables, i in plan.host_layers)
             for i, layer in enumerate(spec.layers)
         ),
-        final_norm=final_norm,
+        final_norm=store.norm("final_norm"),
         head=Linear((embedding,)) if spec.tied else store.linear("head"),
         positions=positions,
         position_embedding=store.plain.get("position_embedding.weight"),
+        layer_inputs=_layer_inputs(store, spec.layer_inputs),
         share=plan.share,
     )
 
 
-def _layer(store: TensorStore, at: str, spec: Layer, tables: Tables, on_host: bool) -> LayerWeights:
+def _layer_inputs(store: TensorStore, spec: LayerInputs | None) -> LayerInputWeights | None:
+    if spec is None:
+        return None
+    (embedding,) = store.linear("layer_embedding").parts
+    return LayerInputWeights(embedding, store.linear("layer_projection"), store.norm("layer_input_norm"))
+
+
+def _layer(
+    store: TensorStore, at: str, spec: Layer, inputs: LayerInputs | None, tables: Tables, on_host: bool
+) -> LayerWeights:
     return LayerWeights(
         attention=_attention(store, at, spec.attention, tables),
         feed_forward=_feed_forward(store, at, spec, on_host),
-        attention_norm=store.norm(f"{at}attention_norm", spec.attention_norm),
-        feed_forward_norm=store.norm(f"{at}feed_forward_norm", spec.feed_forward_norm),
-        attention_post_norm=store.norm(f"{at}attention_post_norm", spec.attention_post_norm),
-        feed_forward_post_norm=store.norm(f"{at}feed_forward_post_norm", spec.feed_forward_post_norm),
+        attention_norm=store.norm_if(f"{at}attention_norm", spec.attention_norm),
+        feed_forward_norm=store.norm_if(f"{at}feed_forward_norm", spec.feed_forward_norm),
+        attention_post_norm=store.norm_if(f"{at}attention_post_norm", spec.attention_post_norm),
+        feed_forward_post_norm=store.norm_if(f"{at}feed_forward_post_norm", spec.feed_forward_post_norm),
+        input=_input(store, at, inputs),
+        scalar=store.plain.get(f"{at}scalar"),
+    )
+
+
+def _input(store: TensorStore, at: str, spec: LayerInputs | None) -> InputWeights | None:
+    if spec is None:
+        return None
+    return InputWeights(
+        store.linear(f"{at}input_gate"), store.linear(f"{at}input_out"), store.norm(f"{at}input_post_norm")
     )
 
 
@@ -107,6 +129,8 @@ def _feed_forward(
         selection_bias=store.plain.get(f"{at}selection_bias"),
         shared=_dense(store, f"{at}shared.") if feed.shared is not None else None,
         shared_gate=store.linear(f"{at}shared_gate") if feed.shared_gate else None,
+        expert_scales=store.plain.get(f"{at}expert_scales"),
+        norms={name: store.norm(at + name) for name in feed.norms},
         on_host=on_host,
     )
 

@@ -115,8 +115,13 @@ class _Measured(Decoder):
 
 def places(network: Network) -> Iterator[tuple[Place, Linear]]:
     """Yield the linear layers that may be quantised, by the group of their weights; the head is left out."""
+    if (inputs := network.layer_inputs) is not None:
+        yield ("layer_projection.weight", None), inputs.projection
     for index, layer in enumerate(network.layers):
         at = f"layers.{index}."
+        if layer.input is not None:
+            yield (f"{at}input_gate.weight", None), layer.input.gate
+            yield (f"{at}input_out.weight", None), layer.input.out
         yield (f"{at}qkv.weight", None), layer.attention.qkv
         yield (f"{at}out.weight", None), layer.attention.out
         feed = layer.feed_forward
@@ -139,9 +144,13 @@ class Attend:
 
     def __init__(self, network: Network) -> None:
         self._network = network
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         spec = self._network.spec.layers[layer_index].attention
+        if spec.kv_from is not None:
+            k, v = self._kept[spec.kv_from]
+        self._kept[layer_index] = k, v
         sinks = self._network.layers[layer_index].attention.sinks
         keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(0, 1) for x in (k, v))
         scores = torch.matmul(q.transpose(0, 1), keys.transpose(1, 2)).float() * spec.softmax_scale

@@ -14,7 +14,7 @@ from models.quantizing.fit import BLOCK, fit
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
 from models.weights.quantize import HALF_MAX, choose_kinds, join_q4_1, quantize
-from models.weights.slots import Slot
+from models.weights.slots import OF_VOCABULARY, Slot
 
 TEXT = Path(__file__).parent / "text.txt"
 WINDOW = 256
@@ -41,7 +41,7 @@ def calibrate(
 ) -> dict[str, Weight]:
     """Return every matrix of a network in blocks of 4 or 8 bits, by name. `whole`: one of the digits must mean zero.
 
-    The total size is that of `--quantize int4`; embedding and head stay in 8 bits. Raises ModelError for matrices that
+    The total size is that of `--quantize int4`; embeddings and head stay in 8 bits. Raises ModelError for matrices that
     cannot be quantised.
     """
     preset = choose_kinds(tensors, found, "int4", _CPU)
@@ -51,7 +51,7 @@ def calibrate(
     gains: dict[str, float] = {}
     for name, tensor in matrices.items():
         slot = found[name]
-        if slot.part in ("embedding", "head"):
+        if slot.part in OF_VOCABULARY:
             held[name] = _in_8_bits(tensor)
         else:
             held[name], gains[name] = _in_4_bits(tensor, slot, activations, whole)

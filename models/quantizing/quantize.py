@@ -33,7 +33,7 @@ from models.weights.gguf import read_gguf
 from models.weights.matching import match
 from models.weights.memory import available_bytes
 from models.weights.quantize import quantized_as
-from models.weights.slots import slots
+from models.weights.slots import OF_VOCABULARY, slots
 
 FORMAT = "int4, calibrated"
 _CPU = torch.device("cpu")
@@ -83,8 +83,8 @@ def _write(
             f"{odd.name} has rows of {odd.shape[1]} numbers, which are not whole blocks of {BLOCK}, so {files.name} "
             "cannot be quantised."
         )
-    if files.folder is not None:  # folders keep embedding and head unquantised
-        matrices = {name for name in matrices if places[name].part not in ("embedding", "head")}
+    if files.folder is not None:  # folders keep embeddings and head unquantised
+        matrices = {name for name in matrices if places[name].part not in OF_VOCABULARY}
     check_one_to_one(_stored_names(files), dict.fromkeys(matrices))
     known, unknown = windows(_calibration_tokens(files, spec), _positions(spec))
     target = Target(_dtype(tensors), _CPU, context_length=_positions(spec))

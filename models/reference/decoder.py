@@ -78,8 +78,13 @@ class Decoder:
         """
         network, spec, step = self.network, self.spec, StepPositions(positions)
         x = self.embed(token_ids, positions)
+        inputs = self._layer_inputs(token_ids, x)
         for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
             x = self._layer(index, layer, weights, x, step, attention)
+            if inputs is not None:
+                x = self._add_input(weights, x, inputs[:, index])
+            if weights.scalar is not None:
+                x = x * weights.scalar
         return _norm(spec.final_norm, network.final_norm, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -94,23 +99,42 @@ class Decoder:
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Embed token_ids and positions int64 [T]: return the input of the first layer [T, hidden_size]."""
         network = self.network
-        x = self._look_up(token_ids)
-        if self.spec.embedding_scale != 1.0:  # the scale is rounded to the dtype, as in training
-            x = x * float(torch.tensor(self.spec.embedding_scale, dtype=x.dtype))
+        x = self._look_up(network.embedding, token_ids)
+        if self.spec.embedding_scale != 1.0:
+            x = x * _rounded(self.spec.embedding_scale, x)
         if network.position_embedding is not None:
             x = x + network.position_embedding.index_select(0, positions)
         return x
 
-    def _look_up(self, token_ids: Tensor) -> Tensor:
-        """Look up token ids int64 [T] in the embedding: -> [T, hidden_size]."""
+    def _look_up(self, weight: Weight, token_ids: Tensor) -> Tensor:
+        """Look up token ids int64 [T] in an embedding: -> [T, its columns]."""
         network, peers = self.network, self._peers
         if peers is None or network.share is None:
-            return self._embedding(network.embedding, token_ids, network.dtype)
+            return self._embedding(weight, token_ids, network.dtype)
         part = network.share.vocab  # other ranks have the other rows
         held = (token_ids >= part.start) & (token_ids < part.stop)
         rows = torch.where(held, token_ids - part.start, 0)
-        x = self._embedding(network.embedding, rows, network.dtype)
+        x = self._embedding(weight, rows, network.dtype)
         return peers.sum(torch.where(held[:, None], x, 0.0))
+
+    def _layer_inputs(self, token_ids: Tensor, x: Tensor) -> Tensor | None:
+        """Return the inputs of all layers [T, layers, size], for token ids [T] and the first layer's x."""
+        spec, weights = self.spec.layer_inputs, self.network.layer_inputs
+        if spec is None or weights is None:
+            return None
+        shape = (len(x), len(self.spec.layers), spec.size)
+        projected = self._linear(weights.projection, x) * self.spec.hidden_size**-0.5
+        looked_up = self._look_up(weights.embedding, token_ids)
+        looked_up = looked_up * _rounded(spec.size**0.5, x)
+        return (_norm(spec.norm, weights.norm, projected.view(shape)) + looked_up.view(shape)) * 2**-0.5
+
+    def _add_input(self, weights: LayerWeights, x: Tensor, given: Tensor) -> Tensor:
+        """Add a layer's own input [T, size] to its result x [T, hidden_size]."""
+        spec, parts = self.spec.layer_inputs, weights.input
+        assert spec is not None
+        assert parts is not None
+        gated = _ACTIVATIONS[spec.activation](self._linear(parts.gate, x)) * given
+        return x + _norm(spec.post_norm, parts.post_norm, self._linear(parts.out, gated))
 
     def _sum(self, x: Tensor) -> Tensor:
         """Sum a partial result over all ranks."""
@@ -136,8 +160,8 @@ class Decoder:
             out = self._mix(index, feed, parts, given)
         else:
             assert isinstance(parts, FeedForwardWeights)
-            out = self._feed(feed, parts, given)
-        out = _norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, self._sum(out))
+            out = self._sum(self._feed(feed, parts, given))
+        out = _norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, out)
         return x + _scale(out, spec.residual_scale)
 
     def _attend(
@@ -153,6 +177,9 @@ class Decoder:
         # q and k lie side by side in the packed projection, so that one pass norms and rotates both.
         count = spec.heads + spec.own_kv_heads
         qk = heads[:, :count]
+        v = heads[:, spec.heads if spec.v_is_k else count :]
+        if spec.v_norm is not None:
+            v = _scaled(spec.v_norm, v, None)
         if not spec.norms_rotated:
             qk = self._norm_heads(index, spec, weights.head_norm, qk)
         if weights.rotary is not None:
@@ -163,7 +190,7 @@ class Decoder:
         q = qk[:, : spec.heads]
         if spec.query_scaling is not None:
             q = q * step.query_scale(spec.query_scaling).to(q.dtype)
-        out = attention(index, q, qk[:, spec.heads :], heads[:, count:])
+        out = attention(index, q, qk[:, spec.heads :], v)
         return self._linear(weights.out, out.reshape(-1, spec.heads * spec.head_dim))
 
     def _norm_heads(self, index: int, spec: AttentionSpec, weight: Tensor | None, qk: Tensor) -> Tensor:
@@ -198,26 +225,37 @@ class Decoder:
         return self._linear(weights.down, _activated(spec, self._linear(weights.gate_up, x)))
 
     def _mix(self, index: int, spec: Experts, weights: ExpertWeights, x: Tensor) -> Tensor:
-        """Compute the chosen experts of each token, one expert after the other."""
-        scores = self._linear(weights.router, x.to(weights.router.weight.dtype)).float()
+        """Compute the chosen experts of each token, one expert after the other, and add the shared one."""
+
+        def normed(name: str, given: Tensor) -> Tensor:
+            return _norm(spec.norms.get(name), weights.norms.get(name), given)
+
+        given = normed("router_norm", x).to(weights.router.weight.dtype)
+        scores = _scale(self._linear(weights.router, given).float(), spec.router_scale)
         shares = scores.softmax(-1) if spec.scoring == "softmax" else scores.sigmoid()
         ranked = shares if weights.selection_bias is None else shares + weights.selection_bias
         chosen = ranked.topk(spec.chosen, dim=-1).indices
         shares = shares.gather(-1, chosen)
         if spec.renormalise:
             shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1e-12)
+        if weights.expert_scales is not None:
+            shares = shares * weights.expert_scales[chosen]
+        given = normed("expert_norm", x)
         if weights.on_host:
             assert self._on_host is not None
-            out = self._on_host(index, x, chosen.int(), shares).to(x.dtype)
+            out = self._on_host(index, given, chosen.int(), shares).to(x.dtype)
         else:
-            out = self._each(spec, weights, x, chosen, shares)
-        if spec.shared is not None:
-            assert weights.shared is not None
-            shared = self._feed(spec.shared, weights.shared, x)
-            if weights.shared_gate is not None:
-                shared = shared * self._linear(weights.shared_gate, x).sigmoid()
-            out = out + shared
-        return out
+            out = self._each(spec, weights, given, chosen, shares)
+        if spec.shared is None:
+            return normed("expert_post_norm", self._sum(out))
+        assert weights.shared is not None
+        given = normed("shared_norm", x)
+        shared = self._feed(spec.shared, weights.shared, given)
+        if weights.shared_gate is not None:
+            shared = shared * self._linear(weights.shared_gate, given).sigmoid()
+        if spec.expert_post_norm is None and spec.shared_post_norm is None:
+            return self._sum(out + shared)
+        return normed("expert_post_norm", self._sum(out)) + normed("shared_post_norm", self._sum(shared))
 
     def _each(
         self, spec: Experts, weights: ExpertWeights, x: Tensor, chosen: Tensor, shares: Tensor
@@ -250,6 +288,11 @@ def _activate(spec: FeedForward, x: Tensor) -> Tensor:
     if spec.gain != 1.0:
         return x * torch.sigmoid(x * spec.gain)
     return _ACTIVATIONS[spec.activation](x)
+
+
+def _rounded(factor: float, x: Tensor) -> float:
+    """Round the scale of an embedding to the dtype of x, as in training."""
+    return float(torch.tensor(factor, dtype=x.dtype))
 
 
 def _scale(x: Tensor, factor: float) -> Tensor:

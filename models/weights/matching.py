@@ -1,9 +1,10 @@
 """Match the tensors of a checkpoint to the slots of a network."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from models.errors import ModelError
-from models.spec import ModelSpec
+from models.spec import ModelSpec, each_attention
 from models.weights.checkpoint import StoredTensor
 from models.weights.slots import Names, Slot, slots
 
@@ -14,9 +15,12 @@ def match(spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names) -> dic
     Raises ModelError unless the tensors are exactly the network's.
     """
     wanted = {slot.name(names): slot for slot in slots(spec)}
+    # Checkpoints may have k and v for layers that read those of another.
+    own = each_attention(spec, lambda _, attention: replace(attention, kv_from=None))
+    unused = {slot.name(names) for slot in slots(own)} - wanted.keys() if own != spec else set[str]()
     places: dict[str, Slot] = {}
     for tensor in tensors:
-        if _is_unused(tensor.name):
+        if _is_unused(tensor.name) or tensor.name in unused:
             continue
         slot = wanted.pop(tensor.name, None)
         if slot is None and tensor.name in places:

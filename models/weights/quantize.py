@@ -13,7 +13,7 @@ from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
 from models.weights.formats.blocks import BLOCKS, half_bytes, pack_nibbles
 from models.weights.quantized import KINDS
-from models.weights.slots import Slot
+from models.weights.slots import OF_VOCABULARY, Slot
 
 QUANTIZE = ("auto", "none", "int8", "int4")
 """auto: on a CPU, blocks of a GGUF file stay as they are, and those of types that no layer can hold (see KINDS) become
@@ -119,7 +119,7 @@ def _delicate(places: Mapping[str, Slot]) -> set[str]:
     return {
         name
         for name, slot in places.items()
-        if slot.part in ("embedding", "head", "v") or (slot.part == "down" and slot.layer in ends)
+        if slot.part in (*OF_VOCABULARY, "v") or (slot.part == "down" and slot.layer in ends)
     }
 
 

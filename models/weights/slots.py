@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm
+from models.spec import Attention, Experts, FeedForward, Layer, LayerInputs, ModelSpec, Norm
 
 Names = Mapping[str, str]
 """The checkpoint's names for each `Slot.part`. "layers" is the prefix of a layer, with {} for its number; names of a
@@ -14,6 +14,12 @@ layer's parts omit this prefix. In names of experts, {} stands for the expert's 
 Packed = Mapping[str, tuple[str, ...]]
 """Tensors that hold several parts, one above the other (experts: the parts of the first, those of the second, ...).
 Names omit the prefix of a layer. {field} stands for weight or bias; a name without it has only weights."""
+
+OF_VOCABULARY = ("embedding", "layer_embedding", "head")
+"""Parts with a row for each token."""
+
+_WHOLE_NAMES = ("sinks", "selection_bias", "router_norm", "expert_scales", "scalar")
+"""Parts whose names in a checkpoint are whole, without a field to be added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class Slot:
             name = name.format(self.expert)
         if self.layer is not None:
             name = names["layers"].format(self.layer) + name
-        return f"{name}.{self.field}" if self.part not in ("sinks", "selection_bias") else name
+        return name if self.part in _WHOLE_NAMES else f"{name}.{self.field}"
 
 
 def slots(spec: ModelSpec) -> Iterator[Slot]:
@@ -71,8 +77,13 @@ def slots(spec: ModelSpec) -> Iterator[Slot]:
     if spec.learned_positions:
         rows = spec.max_positions
         yield Slot("position_embedding", "weight", "position_embedding.weight", 0, rows, (rows, hidden))
+    if (inputs := spec.layer_inputs) is not None:
+        rows = len(spec.layers) * inputs.size
+        yield from _linear("layer_embedding", {"layer_embedding": vocab}, rows)
+        yield from _linear("layer_projection", {"layer_projection": rows}, hidden)
+        yield from _norm("layer_input_norm", inputs.norm, inputs.size)
     for index, layer in enumerate(spec.layers):
-        for slot in _layer(layer, hidden):
+        for slot in _layer(layer, spec.layer_inputs, hidden):
             yield replace(slot, group=f"layers.{index}.{slot.group}", layer=index)
     yield from _norm("final_norm", spec.final_norm, hidden)
     if not spec.tied:
@@ -106,12 +117,12 @@ def layer_parameters(spec: ModelSpec) -> int:
         if slot.expert is not None:
             assert slot.layer is not None
             return slot.expert < chosen[slot.layer]  # all experts have the same size
-        return slot.part not in ("embedding", "position_embedding", "head")
+        return slot.part not in (*OF_VOCABULARY, "position_embedding")
 
     return sum(prod(slot.shape) for slot in slots(spec) if computes(slot))
 
 
-def _layer(layer: Layer, hidden: int) -> Iterator[Slot]:
+def _layer(layer: Layer, inputs: LayerInputs | None, hidden: int) -> Iterator[Slot]:
     yield from _norm("attention_norm", layer.attention_norm, hidden)
     yield from _attention(layer.attention, hidden)
     yield from _norm("attention_post_norm", layer.attention_post_norm, hidden)
@@ -121,12 +132,19 @@ def _layer(layer: Layer, hidden: int) -> Iterator[Slot]:
     else:
         yield from _feed_forward("", layer.feed_forward, hidden)
     yield from _norm("feed_forward_post_norm", layer.feed_forward_post_norm, hidden)
+    if inputs is not None:
+        yield from _linear("input_gate", {"input_gate": inputs.size}, hidden)
+        yield from _linear("input_out", {"input_out": hidden}, inputs.size)
+        yield from _norm("input_post_norm", inputs.post_norm, hidden)
+    if layer.scalar:
+        yield Slot("scalar", "weight", "scalar", 0, 1, (1,))
 
 
 def _attention(spec: Attention, hidden: int) -> Iterator[Slot]:
     dim = spec.head_dim
     q, kv = spec.heads * dim, spec.own_kv_heads * dim
-    yield from _linear("qkv", {"q": q, "k": kv, "v": kv} if kv else {"q": q}, hidden, spec.qkv_bias)
+    parts = {"q": q, "k": kv, "v": 0 if spec.v_is_k else kv}
+    yield from _linear("qkv", {part: rows for part, rows in parts.items() if rows}, hidden, spec.qkv_bias)
     if spec.head_norm is not None and spec.norms_all_heads:
         yield Slot("q_norm", "weight", "head_norm.weight", 0, q, (q,))
         if kv:
@@ -151,6 +169,10 @@ def _experts(spec: Experts, hidden: int) -> Iterator[Slot]:
         yield replace(slot, exact=spec.exact_router)
     if spec.selection_bias:
         yield Slot("selection_bias", "bias", "selection_bias", 0, spec.count, (spec.count,), exact=True)
+    if spec.expert_scales:
+        yield Slot("expert_scales", "weight", "expert_scales", 0, spec.count, (spec.count,), exact=True)
+    for part, norm in spec.norms.items():
+        yield from _norm(part, norm, hidden)
     for index in range(spec.count):
         for slot in _feed_forward("experts.", spec.expert, hidden):
             yield replace(slot, expert=index)

@@ -10,7 +10,7 @@ from models.spec import ModelSpec
 from models.weights.checkpoint import Blocks, StoredTensor, copy_parts
 from models.weights.matching import match
 from models.weights.share import UNIT, Share, SharePart
-from models.weights.slots import Names, Slot
+from models.weights.slots import OF_VOCABULARY, Names, Slot
 
 
 def shard(
@@ -34,7 +34,7 @@ def _block(tensors: Iterable[StoredTensor]) -> int:
 
 def _of_share(tensor: StoredTensor, slot: Slot, share: Share) -> StoredTensor:
     part = slot.part.rsplit(".", 1)[-1]
-    if part in ("embedding", "head"):
+    if part in OF_VOCABULARY:
         return _part(tensor, share.vocab, 0)
     if part in ("gate", "up"):
         return _part(tensor, share.width(slot.rows), 0)

@@ -162,8 +162,8 @@ def tensors_in(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor of a network, or of a part of it, by its path: "layers.0.attention.qkv.bias"."""
     if isinstance(part, Tensor):
         yield name, part
-    elif isinstance(part, tuple):
-        for index, item in enumerate(part):
+    elif isinstance(part, tuple | dict):
+        for index, item in part.items() if isinstance(part, dict) else enumerate(part):
             yield from tensors_in(item, f"{name}.{index}")
     elif is_dataclass(part):
         for field in fields(part):

@@ -29,11 +29,29 @@ class PlainNetwork:
         if spec.learned_positions:
             x = x + self._get("position_embedding.weight")[: len(tokens)]
         kept: dict[int, tuple[Tensor, Tensor]] = {}
+        inputs = self._inputs(tokens, x)
         for index, layer in enumerate(spec.layers):
             x = self._layer(index, layer, x, kept)
+            if (of_layer := spec.layer_inputs) is not None:
+                at = f"layers.{index}."
+                gate = activated(of_layer.activation, self._linear(f"{at}input_gate", x))
+                out = self._linear(f"{at}input_out", gate * inputs[:, index])
+                x = x + self._norm(f"{at}input_post_norm", of_layer.post_norm, out)
+            x = x * self._get(f"layers.{index}.scalar") if layer.scalar else x
         x = self._norm("final_norm", spec.final_norm, x)
         logits = x @ self._get("embedding.weight" if spec.tied else "head.weight").T * spec.logit_scale
         return logits if spec.logit_cap is None else spec.logit_cap * torch.tanh(logits / spec.logit_cap)
+
+    def _inputs(self, tokens: list[int], x: Tensor) -> Tensor:
+        """Return the inputs of all layers [tokens, layers, size], size 0 without any."""
+        spec = self.spec.layer_inputs
+        if spec is None:
+            return torch.empty(len(x), len(self.spec.layers), 0)
+        shape = (len(x), -1, spec.size)
+        looked_up = self._get("layer_embedding.weight")[tokens] * math.sqrt(spec.size)
+        projected = self._linear("layer_projection", x / math.sqrt(self.spec.hidden_size))
+        normed = self._norm("layer_input_norm", spec.norm, projected.view(shape))
+        return (normed + looked_up.view(shape)) / math.sqrt(2)
 
     def _get(self, name: str) -> Tensor:
         return self.tensors[name].double()
@@ -47,11 +65,10 @@ class PlainNetwork:
             return x
         if norm.kind == "layer":
             x = x - x.mean(-1, keepdim=True)
-        x = (
-            x
-            / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-            * (self._get(f"{name}.weight") + norm.offset)
-        )
+        x = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+        if name.endswith("v_norm"):
+            return x
+        x = x * (self._get(name if name.endswith("router_norm") else f"{name}.weight") + norm.offset)
         return x + self._get(f"{name}.bias") if norm.bias else x
 
     def _layer(self, index: int, layer: Layer, x: Tensor, kept: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
@@ -88,8 +105,8 @@ class PlainNetwork:
             extensions = torch.arange(count, dtype=torch.float64) // scaling.positions
             q = q * (1 + scaling.beta * (1 + extensions).log())[:, None, None]
         if spec.kv_from is None:
-            v = self._linear(f"{at}v", x, spec.qkv_bias).view(count, -1, dim)
-            kept[index] = self._heads(at, "k", spec, x), v
+            v = self._linear(at + ("k" if spec.v_is_k else "v"), x, spec.qkv_bias).view(count, -1, dim)
+            kept[index] = self._heads(at, "k", spec, x), self._norm(f"{at}v_norm", spec.v_norm, v)
         k, v = kept[index if spec.kv_from is None else spec.kv_from]
         outs = torch.zeros(count, spec.heads, dim, dtype=torch.float64)
         for head in range(spec.heads):
@@ -115,14 +132,15 @@ class PlainNetwork:
             given = self._linear(gate, x, spec.bias)
             if spec.limit is not None:
                 given, inner = given.clamp(max=spec.limit), inner.clamp(-spec.limit, spec.limit)
-            inner = (inner + spec.up_offset) * activated(spec, given)
+            inner = (inner + spec.up_offset) * activated(spec.activation, given, spec.gain)
         else:
-            inner = activated(spec, inner)
+            inner = activated(spec.activation, inner, spec.gain)
         return self._linear(down, inner, spec.bias)
 
     def _mixture(self, at: str, spec: Experts, x: Tensor) -> Tensor:
         """[hidden] -> [hidden]"""
-        scores = self._linear(f"{at}router", x, spec.router_bias)
+        given = self._norm(f"{at}router_norm", spec.router_norm, x)
+        scores = self._linear(f"{at}router", given, spec.router_bias) * spec.router_scale
         shares = scores.exp() / scores.exp().sum() if spec.scoring == "softmax" else 1 / (1 + (-scores).exp())
         ranked = shares + self._get(f"{at}selection_bias") if spec.selection_bias else shares
         order = sorted(range(spec.count), key=lambda expert: -ranked[expert].item())
@@ -131,20 +149,26 @@ class PlainNetwork:
             gap = (ranked[best[-1]] - ranked[order[spec.chosen]]).item()
             self.router_gap = min(self.router_gap, gap)
         whole = sum(shares[expert].item() for expert in best) if spec.renormalise else 1.0
+        scales = self._get(f"{at}expert_scales") if spec.expert_scales else torch.ones(spec.count)
+        given = self._norm(f"{at}expert_norm", spec.expert_norm, x)
         out = torch.zeros_like(x)
         for expert in best:
-            out += self._feed(at, "experts.", spec.expert, x, expert) * shares[expert] / whole
+            share = shares[expert] / whole * scales[expert]
+            out += self._feed(at, "experts.", spec.expert, given, expert) * share
+        out = self._norm(f"{at}expert_post_norm", spec.expert_post_norm, out)
         if spec.shared is not None:
-            shared = self._feed(at, "shared.", spec.shared, x)
-            out += shared / (1 + (-self._linear(f"{at}shared_gate", x)).exp()) if spec.shared_gate else shared
+            given = self._norm(f"{at}shared_norm", spec.shared_norm, x)
+            shared = self._feed(at, "shared.", spec.shared, given)
+            if spec.shared_gate:
+                shared = shared / (1 + (-self._linear(f"{at}shared_gate", given)).exp())
+            out += self._norm(f"{at}shared_post_norm", spec.shared_post_norm, shared)
         return out
 
 
-def activated(spec: FeedForward, x: Tensor) -> Tensor:
+def activated(kind: Activation, x: Tensor, gain: float = 1.0) -> Tensor:
     """Apply the activations as their papers write them."""
-    kind: Activation = spec.activation
     if kind == "silu":
-        return x / (1 + (-spec.gain * x).exp())
+        return x / (1 + (-gain * x).exp())
     if kind == "relu":
         return x.clamp(min=0)
     if kind == "gelu":

@@ -27,6 +27,7 @@ from models.spec import (
     Experts,
     FeedForward,
     Layer,
+    LayerInputs,
     ModelSpec,
     Norm,
     QueryScaling,
@@ -74,6 +75,7 @@ def feeds_of(*sizes: int) -> st.SearchStrategy[FeedForward]:
 
 
 feeds = feeds_of(8, 12)
+maybe_weighted = maybe_norms.map(lambda norm: norm and replace(norm, bias=False))
 windows = st.none() | st.integers(1, 8)
 
 
@@ -93,7 +95,23 @@ def experts(draw: st.DrawFn) -> Experts:
         selection_bias=draw(st.booleans()),
         shared=shared,
         shared_gate=shared is not None and draw(st.booleans()),
+        router_norm=draw(maybe_weighted),
+        router_scale=draw(st.sampled_from([1.0, 0.5])),
+        expert_scales=draw(st.booleans()),
+        expert_norm=draw(maybe_norms),
+        expert_post_norm=draw(maybe_norms),
+        shared_norm=draw(maybe_norms) if shared is not None else None,
+        shared_post_norm=draw(maybe_norms) if shared is not None else None,
     )
+
+
+inputs = st.builds(
+    LayerInputs,
+    size=st.sampled_from([4, 8]),
+    activation=st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"]),
+    norm=norms,
+    post_norm=norms,
+)
 
 
 any_feeds = feeds | experts()
@@ -116,7 +134,7 @@ def attentions(
         dims=dims,
         interleaved=draw(st.booleans()),
     )
-    head_norm = draw(maybe_norms)
+    head_norm = draw(maybe_weighted)
     normed = draw(st.sampled_from(["each", "all", "rotated"])) if head_norm is not None else "each"
     return Attention(
         heads,
@@ -124,7 +142,7 @@ def attentions(
         head_dim,
         qkv_bias=draw(st.booleans()),
         out_bias=draw(st.booleans()),
-        head_norm=head_norm and replace(head_norm, bias=False),
+        head_norm=head_norm,
         rope=draw(st.none() | st.just(rope)),
         window=draw(windows),
         scale=draw(st.none() | st.sampled_from([0.05, 1.0])),
@@ -133,6 +151,8 @@ def attentions(
         norms_rotated=normed == "rotated",
         query_scaling=draw(st.none() | st.builds(QueryScaling, st.just(0.5), st.sampled_from([1, 5]))),
         sinks=draw(st.booleans()),
+        v_norm=draw(st.none() | st.just(Norm(1e-2)) | st.just(Norm(kind="layer"))),
+        v_is_k=draw(st.booleans()),
     )
 
 
@@ -165,6 +185,7 @@ def specs(
         maybe_norms,
         maybe_norms,
         st.sampled_from([1.0, 0.25]),
+        st.booleans(),
     )
     drawn = draw(st.lists(layers, min_size=1, max_size=3))
     return ModelSpec(
@@ -179,6 +200,7 @@ def specs(
         logit_scale=draw(st.sampled_from([1.0, 0.25])),
         logit_cap=draw(st.none() | st.sampled_from([1.0, 30.0])),
         learned_positions=draw(st.booleans()),
+        layer_inputs=draw(st.none() | inputs),
     )
 
 
@@ -208,7 +230,7 @@ def checkpoint(spec: ModelSpec, seed: int) -> tuple[dict[str, Tensor], Names]:
     """Return random tensors for every part of a network, named by the parts, and these names."""
     torch.manual_seed(seed)
     parts = {slot.part: slot.part + ("" if slot.expert is None else ".{}") for slot in slots(spec)}
-    names = {"head": "head", **parts, "layers": "layers.{}."}
+    names = {**{part: part for part in ("head", "k", "v", "k_norm")}, **parts, "layers": "layers.{}."}
     tensors = {}
     for slot in slots(spec):
         made = torch.randn(slot.shape)
