@@ -33,7 +33,7 @@ def base_spec(
     norm = Norm(fields.number("rms_norm_eps", 1e-6))
     dim = fields.integer("head_dim", head_dim or _head_dim(hidden, heads))
     kv_heads = fields.integer("num_key_value_heads", heads)
-    _check_heads(heads, kv_heads, dim)
+    check_heads(heads, kv_heads, dim)
     return uniform(
         architecture,
         layers=fields.integer("num_hidden_layers", limit=1024),
@@ -86,7 +86,7 @@ def base_spec_of_gguf(
     vocab_size = len(tokens) if isinstance(tokens, list) else fields.integer(f"{name}.vocab_size")
     norm = Norm(fields.number(f"{name}.attention.layer_norm_rms_epsilon"))
     kv_heads = fields.integer(f"{name}.attention.head_count_kv", heads)
-    _check_heads(heads, kv_heads, dim)
+    check_heads(heads, kv_heads, dim)
     rope = rope_from_gguf(config, name, rotated)
     if rotated < dim:
         rope = replace(rope, dims=rotated)
@@ -112,7 +112,8 @@ def _head_dim(hidden_size: int, heads: int) -> int | None:
     return hidden_size // heads if hidden_size % heads == 0 else None
 
 
-def _check_heads(heads: int, kv_heads: int, dim: int) -> None:
+def check_heads(heads: int, kv_heads: int, dim: int) -> None:
+    """Raise ModelError for heads that cannot be."""
     if heads % kv_heads:
         raise ModelError(
             f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; the config is "
@@ -122,9 +123,15 @@ def _check_heads(heads: int, kv_heads: int, dim: int) -> None:
         raise ModelError(f"head_dim {dim} is odd, but RoPE rotates pairs; the config is damaged.")
 
 
+_NO_TEXT = (
+    *("vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision."),
+    *("audio_tower.", "embed_audio."),
+)
+
+
 def text_name(name: str) -> str | None:
-    """Return a tensor's name in a text-only model; None for a tensor that only images need."""
-    if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):
+    """Return a tensor's name in a text-only model; None for a tensor that only images or sound need."""
+    if name.removeprefix("model.").startswith(_NO_TEXT):
         return None
     if name.startswith("model.language_model."):
         return name.replace("language_model.", "", 1)

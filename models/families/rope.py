@@ -10,6 +10,9 @@ from models.families.family import GGUFConfig
 from models.families.fields import Fields
 from models.spec import ModelSpec, Rope, RopeKind
 
+_PROPORTIONAL = "proportional"
+"""A kind that is described by divisors of frequencies."""
+
 
 def rope_from_hf(fields: Fields, head_dim: int) -> Rope:
     """Return the rotation of a config that has the same one for all layers. Raises ModelError.
@@ -22,7 +25,7 @@ def rope_from_hf(fields: Fields, head_dim: int) -> Rope:
             f"{rope.where} has values of its own for {nested[:60]!r}, but all layers of this model rotate alike; "
             "write these values into it directly."
         )
-    return _rope(rope, fields, head_dim)
+    return rope_from_part(rope, fields, head_dim)
 
 
 def rope_parameters(fields: Fields) -> Fields:
@@ -49,7 +52,7 @@ def ropes_by_layer(
     kind = {"rope_type": scaling.raw["type"]} if "type" in scaling.raw else {}
     whole = replace(whole, raw={"rope_theta": whole_theta, **whole.raw, **kind, **scaling.raw})
     local = replace(local, raw={"rope_theta": local_theta, **local.raw})
-    return _rope(whole, fields, head_dim), _rope(local, fields, head_dim)
+    return rope_from_part(whole, fields, head_dim), rope_from_part(local, fields, head_dim)
 
 
 def replaced_theta(raw: Mapping[str, Any], spec: ModelSpec) -> str | None:
@@ -65,13 +68,18 @@ def replaced_theta(raw: Mapping[str, Any], spec: ModelSpec) -> str | None:
     )
 
 
-def _rope(rope: Fields, fields: Fields, head_dim: int) -> Rope:
-    """Return the rotation with the parameters `rope`, or those of the config where they are missing."""
-    kind = rope.raw.get("rope_type", rope.raw.get("type", "default"))
-    if kind not in get_args(RopeKind):
+def rope_from_part(rope: Fields, fields: Fields, head_dim: int) -> Rope:
+    """Return the rotation with the parameters `rope`, or those of the config where they are missing.
+
+    Raises ModelError.
+    """
+    kind, known = (
+        rope.raw.get("rope_type", rope.raw.get("type", "default")),
+        (*get_args(RopeKind), _PROPORTIONAL),
+    )
+    if kind not in known:
         raise ModelError(
-            f"RoPE scaling {str(kind)[:60]!r} in {rope.where} is not supported; "
-            f"supported: {', '.join(get_args(RopeKind))}."
+            f"RoPE scaling {str(kind)[:60]!r} in {rope.where} is not supported; supported: {', '.join(known)}."
         )
     part = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     dims = int(head_dim * part)
@@ -80,9 +88,18 @@ def _rope(rope: Fields, fields: Fields, head_dim: int) -> Rope:
             f"partial_rotary_factor in {rope.where} is {part}, so that {dims} numbers of {head_dim} would "
             f"be rotated; it must be an even number from 2 to {head_dim}."
         )
-    whole = Rope(_theta(rope, "rope_theta", _theta(fields, "rope_theta", 10_000.0)), cast(RopeKind, kind))
+    theta = _theta(rope, "rope_theta", _theta(fields, "rope_theta", 10_000.0))
+    if kind == _PROPORTIONAL:
+        return _proportional(theta, rope.number("factor", 1.0), dims // 2, head_dim // 2)
+    whole = Rope(theta, cast(RopeKind, kind))
     whole = replace(whole, dims=None if dims == head_dim else dims)
     return whole if kind == "default" else _scaled(whole, rope, fields, dims)
+
+
+def _proportional(theta: float, factor: float, turning: int, pairs: int) -> Rope:
+    """Return a rotation of `pairs` pairs across the whole head, whose last ones do not turn: all but `turning`."""
+    divisors = None if turning == pairs else (1.0,) * turning + (math.inf,) * (pairs - turning)
+    return Rope(theta, "default" if factor == 1.0 else "linear", factor, frequency_factors=divisors)
 
 
 def _theta(fields: Fields, key: str, usual: float) -> float:

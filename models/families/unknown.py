@@ -26,12 +26,8 @@ _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (_INDEXED, ("index_topk", "attention.indexer.top_k")),
     (_LINEAR, ("linear_num_value_heads", "linear_attn_config", "lightning_attn")),
     ("recurrent layers", ("lru_width", "rescale_every", "head_size_divisor", "wkv.head_size")),
+    ("several residual streams", ("altup_num_inputs", "altup.num_inputs")),
     (_CONVOLUTIONS, ("conv_L_cache", "shortconv.l_cache")),
-    ("embeddings for every layer", ("hidden_size_per_layer_input", "embedding_length_per_layer_input")),
-    (
-        "attention heads that differ from layer to layer",
-        ("global_head_dim", "per_layer_config", "num_attention_heads_per_layer"),
-    ),
     (_PARALLEL, ("parallel_attn", "use_parallel_residual")),
     ("clamped queries, keys and values", ("clip_qkv", "attention.clamp_kqv")),
     ("LayerNorm of query and key heads", ("qk_layernorm",)),

@@ -63,7 +63,8 @@ def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> 
 def test_conversations_with_thinking_have_the_logits_of_a_plain_forward(name: str, tmp_path: Path) -> None:
     """Think spans that are masked, prefixes that are found again, whatever is done in between."""
     config = deepcopy(FAMILIES[name])
-    config.vocab_size, config.max_position_embeddings = 272, 512
+    config.vocab_size = config.vocab_size_per_layer_input = 272
+    config.max_position_embeddings = 512
     with tiny_engine(tmp_path, config, context=CONTEXT, max_chunk=16) as engine:
         fire = Fire(engine, list(FAMILIES).index(name))
         for step in count():

@@ -53,6 +53,12 @@ def tiny_llama(**changes: Any) -> LlamaConfig:
     return LlamaConfig(**(values | changes))
 
 
+_NEAR_1 = ("ln_1.weight", "ln_2.weight", "ln_f.weight", "router.scale", "per_expert_scale")
+"""What parameters other than norms are near 1."""
+_OFFSET_NORMS = ("gemma2", "gemma3", "gemma3_text")
+"""Types of models that store the difference of norms from 1."""
+
+
 def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | None = None) -> Any:
     """Return a transformers model in fp32 whose weights are large enough for every part to matter.
 
@@ -61,10 +67,13 @@ def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | Non
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")):
+            if "norm" in name or name.endswith(_NEAR_1):
                 parameter.uniform_(0.5, 1.5)
-                if config.model_type.startswith("gemma"):  # Gemma stores the difference from 1
+                if config.model_type in _OFFSET_NORMS:
                     parameter -= 1.0
             elif config.model_type == "gpt_oss" and name.endswith("gate_up_proj"):
                 parameter.normal_(0.0, 0.5)  # so that the activation is clamped
@@ -180,6 +189,8 @@ _GGUF_ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "ministral": "llama",
     "ministral3": "mistral3",
     "mistral": "llama",
@@ -197,6 +208,9 @@ _NAMES_OF_GRANITE = {
 }
 
 
+_SCALES_OF_GEMMA = {"scale": "ffn_gate_inp", "per_expert_scale": "ffn_down_exps"}
+
+
 def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
     """Yield names from the gguf package's own tables, and numbers, as llama.cpp's converter writes them."""
     config, number = model.config, {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
@@ -212,14 +226,17 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
             weight = weight.T
         if arch == "gpt-oss" and ".experts." in name:
             stored = _experts_of_gpt_oss(name, weight)
-        elif "experts.gate_up_proj" in name:
+        elif (part := name.rpartition(".router.")[2]) in _SCALES_OF_GEMMA:
+            yield f"blk.{name.split('.')[2]}.{_SCALES_OF_GEMMA[part]}.scale", weight.numpy()
+            continue
+        elif "experts.gate_up_proj" in name and arch != "gemma4":
             parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=-2), strict=True)
             stored = [(name.replace("gate_up_proj", part), half) for part, half in parts]
         else:
             key = name.replace(
                 "gate.moe_statics.e_score_correction_bias", "moe_statics.e_score_correction.bias"
             )
-            stored = [(key, weight.squeeze())]
+            stored = [(key, weight if weight.numel() == 1 else weight.squeeze())]
         for key, value in stored:
             target = table.get_name(key, try_suffixes=(".weight", ".bias"))
             assert target is not None, key
@@ -291,6 +308,7 @@ def write_gguf(
     gguf package cannot quantise become random blocks. With `most_tensors` it is written in parts of that many tensors.
     """
     config = model.config
+    config.allow_global_per_layer_attribute_access = True  # or Gemma 4 tells no sizes that differ by layer
     arch = _GGUF_ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=most_tensors)
     writer.add_block_count(config.num_hidden_layers)
@@ -351,7 +369,7 @@ def write_gguf(
         if arch in _INTERLEAVED and stem in ("attn_q", "attn_k"):
             heads = config.num_attention_heads if stem == "attn_q" else config.num_key_value_heads
             weight = _interleave(weight, heads)
-        if arch.startswith("gemma") and stem.endswith("norm"):
+        if arch in _OFFSET_NORMS and stem.endswith("norm"):
             weight = weight + 1
         wanted = quantization if isinstance(quantization, Kind) else quantization.get(stem, Kind.F32)
         if weight.ndim == 1 or target.endswith(".bias") or wanted == Kind.F32:

@@ -9,6 +9,8 @@ from transformers import (
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
+    Gemma4UnifiedTextConfig,
     GPT2Config,
     GptOssConfig,
     GraniteConfig,
@@ -102,6 +104,63 @@ def tiny_gemma3(**changes: Any) -> Gemma3TextConfig:
         },
     }
     return Gemma3TextConfig(**(values | changes))
+
+
+GEMMA4_WHOLE: dict[str, Any] = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+
+
+def tiny_gemma4(**changes: Any) -> Gemma4TextConfig:
+    """Return six layers as those of E2B: the last three have a wide MLP, and the keys and values of earlier ones."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "max_position_embeddings": 256,
+        "sliding_window": 7,
+        "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 5.0,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1000.0,
+                "partial_rotary_factor": 0.25,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        "pad_token_id": None,
+    }
+    return Gemma4TextConfig(**(values | changes))
+
+
+def tiny_gemma4_moe(**changes: Any) -> Gemma4TextConfig:
+    """Return three layers like 26B-A4B, with eight experts beside each MLP; the values of the last are its keys."""
+    values: dict[str, Any] = GEMMA4_WHOLE | {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 40,
+    }
+    return tiny_gemma4(**(values | changes))
+
+
+def tiny_gemma4_unified(**changes: Any) -> Gemma4UnifiedTextConfig:
+    """Return layers as those of 12B, which are dense."""
+    values = tiny_gemma4().to_dict() | GEMMA4_WHOLE | {"num_kv_shared_layers": 0, "global_head_dim": 32}
+    left_out = ("model_type", "per_layer_config", "vocab_size_per_layer_input", "hidden_size_per_layer_input")
+    return Gemma4UnifiedTextConfig(**{k: v for k, v in (values | changes).items() if k not in left_out})
 
 
 def tiny_gpt2(**changes: Any) -> GPT2Config:
@@ -226,6 +285,9 @@ FAMILIES: dict[str, Any] = {
     "qwen3 moe": tiny_qwen3_moe(),
     "gemma2": tiny_gemma2(),
     "gemma3": tiny_gemma3(),
+    "gemma4": tiny_gemma4(),
+    "gemma4 moe": tiny_gemma4_moe(),
+    "gemma4 unified": tiny_gemma4_unified(),
     "gpt2": tiny_gpt2(),
     "ernie": tiny_ernie(),
     "ernie moe": tiny_ernie_moe(),
@@ -287,6 +349,7 @@ FUSED: dict[str, Any] = {
 }
 """Configs with head sizes that the fused kernels know, and as many layers as differ from each other."""
 
+GEMMA4_PARTIAL = {kind: {"rope_type": "default", "rope_theta": 1000.0} for kind in _TYPES}
 MULTIPLIERS = [name for name in GRANITE if name != "attention_bias"]
 PLAINER: dict[str, Any] = {
     "hunyuan": tiny(HunYuanDenseV1Config, head_dim=24, rope_parameters=ALPHA | {"rope_type": "default"}),
@@ -309,12 +372,29 @@ PLAINER: dict[str, Any] = {
     ),
     "exaone4 whole": tiny(Exaone4Config, sliding_window=12, layer_types=["full_attention"] * 3),
     "granite4": tiny_granite4(position_embedding_type=None),
+    "gemma4 shared": tiny_gemma4(use_double_wide_mlp=False),
+    "gemma4 windows": tiny_gemma4(sliding_window=256),
+    "gemma4 rope": tiny_gemma4(rope_parameters=GEMMA4_PARTIAL),
+    "gemma4 caps": tiny_gemma4(final_logit_softcapping=None),
+    "gemma4 moe experts": tiny_gemma4_moe(top_k_experts=2),
+    "gemma4 unified values": tiny_gemma4_unified(attention_k_eq_v=False),
     **{f"gpt-oss {part}": tiny_gpt_oss(**change) for part, change in GPT_OSS_PARTS.items()},
     **{f"granite moe {part}": tiny_granite_moe(**{part: 1.0}) for part in MULTIPLIERS},
     **{f"granite {part}": tiny(GraniteConfig, **(GRANITE | {part: 1.0})) for part in MULTIPLIERS},
 }
 """The same weights without each quirk: if a quirk made no difference, nothing would test it."""
 
+GEMMA4_GGUF: dict[str, Any] = {
+    "gemma4.attention.key_length": 32,
+    "gemma4.attention.value_length": 32,
+    "gemma4.attention.key_length_swa": 16,
+    "gemma4.attention.value_length_swa": 16,
+    "gemma4.attention.sliding_window_pattern": [True, True, False] * 2,
+    "gemma4.final_logit_softcapping": 5.0,
+    "gemma4.rope.dimension_count": 32,
+    "gemma4.rope.dimension_count_swa": 16,
+    "gemma4.rope.freq_base_swa": 100.0,
+}
 GGUF: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen2 windows": {
@@ -359,6 +439,21 @@ GGUF: dict[str, dict[str, Any]] = {
         }
         for name in ("granite moe", "granite moe shared")
     },
+    "gemma4": GEMMA4_GGUF
+    | {
+        "gemma4.attention.shared_kv_layers": 3,
+        "gemma4.embedding_length_per_layer_input": 8,
+        "gemma4.feed_forward_length": [96] * 3 + [192] * 3,
+    },
+    "gemma4 moe": GEMMA4_GGUF
+    | {
+        "gemma4.attention.head_count_kv": [2, 2, 1],
+        "gemma4.attention.sliding_window_pattern": [True, True, False],
+        "gemma4.expert_count": 8,
+        "gemma4.expert_used_count": 3,
+        "gemma4.expert_feed_forward_length": 40,
+    },
+    "gemma4 unified": GEMMA4_GGUF | {"gemma4.attention.head_count_kv": [2, 2, 1] * 2},
     "exaone4": {"exaone4.attention.sliding_window": 12},
     "exaone4 whole": {},
     "seed oss": {},
@@ -374,6 +469,7 @@ GGUF: dict[str, dict[str, Any]] = {
 """The configs that also exist as GGUF files, and their metadata besides the sizes."""
 
 GGUF_FACTORS: dict[str, dict[str, Any]] = {
-    "phi3 longrope": {"rope_factors": LONGROPE["short_factor"], "long_factors": LONGROPE["long_factor"]}
+    "phi3 longrope": {"rope_factors": LONGROPE["short_factor"], "long_factors": LONGROPE["long_factor"]},
+    **{name: {"rope_factors": [1.0] * 4 + [1e30] * 12} for name in GGUF if name.startswith("gemma4")},
 }
 """The divisors of rotary frequencies for GGUF files, which are tensors."""

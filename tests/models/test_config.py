@@ -330,7 +330,7 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         (QWEN3, {"head_dim": 127}, ["head_dim 127"]),
         (QWEN3, {"hidden_act": "gelu"}, ["gelu", "silu"]),
         (QWEN3, {"layer_types": ["full_attention", "linear_attention"]}, ["linear_attention"]),
-        (QWEN3, {"rope_scaling": {"rope_type": "proportional"}}, ["proportional", "yarn"]),
+        (QWEN3, {"rope_scaling": {"rope_type": "axial"}}, ["axial", "yarn"]),
         (QWEN3, {"rope_scaling": {"rope_type": ["x"]}}, ["RoPE"]),
         (QWEN3, {"rope_theta": 1.0}, ["rope_theta", "above 1"]),
         (QWEN3, {"rope_scaling": "linear"}, ["rope_scaling", "object"]),
