@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers.models import BPE
 
 from models.errors import ModelError
 from models.text.generation_config import generation_defaults, generation_of_gguf, unused_of_gguf
 from models.text.sentencepiece import NORMAL, UNUSED, SentencePiece, add_typed_tokens, sentencepiece_backend
 from models.text.splits import SPLITS, WHOLE_WORDS_FIRST, byte_level
-from models.text.tokenizer_parts import END_OF_TURN, TokenizerParts
+from models.text.tokenizer_parts import END_OF_TURN, META_SPACE, TokenizerParts, sentencepiece_decoder
 
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
@@ -53,11 +55,12 @@ def _lacks_split(metadata: Mapping[str, Any]) -> bool:
 
 def _backend(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tokenizers.Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
-    builders = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _sentencepiece}
+    builders = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _sentencepiece, "gemma4": _lines}
     if not isinstance(kind, str) or kind not in builders:
         raise ModelError(
             f"The GGUF file has a tokenizer of the kind {kind!r}; supported are 'gpt2' (byte-level BPE), "
-            "'llama' (SentencePiece BPE) and 't5' (SentencePiece unigram). Use another file of this model."
+            "'llama' (SentencePiece BPE), 'gemma4' (BPE of lines) and 't5' (SentencePiece unigram). Use another "
+            "file of this model."
         )
     try:
         return builders[kind](metadata, tokens)
@@ -87,7 +90,7 @@ def _stop_ids(metadata: Mapping[str, Any], tokens: Sequence[str]) -> frozenset[i
 
 def _text_start(metadata: Mapping[str, Any], tokens: Sequence[str]) -> str:
     """Return the bos token if every text begins with it, by the file or by llama.cpp's default; otherwise ""."""
-    usual = metadata.get("tokenizer.ggml.model") == "llama" or (
+    usual = metadata.get("tokenizer.ggml.model") in ("llama", "gemma4") or (
         metadata.get("tokenizer.ggml.pre") in WHOLE_WORDS_FIRST
     )
     begins = bool(metadata.get("tokenizer.ggml.add_bos_token", usual))
@@ -109,6 +112,22 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tokenizer
     whole = pre in WHOLE_WORDS_FIRST
     backend = byte_level(_vocabulary(tokens), merges, SPLITS[pre], whole_words_first=whole)
     add_typed_tokens(backend, tokens, _types(metadata, tokens), _ALWAYS_CONTROL)
+    return backend
+
+
+def _lines(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tokenizers.Tokenizer:
+    """Return a BPE tokenizer of characters, whose merges do not cross the ends of lines; spaces become U+2581.
+
+    What lies between two ends of lines, and a run of these, becomes one token if it is one, whatever the merges say.
+    """
+    merges = [_merge(merge) for merge in _strings(metadata, "tokenizer.ggml.merges")]
+    backend = tokenizers.Tokenizer(
+        BPE(vocab=_vocabulary(tokens), merges=merges, byte_fallback=True, ignore_merges=True)
+    )
+    backend.normalizer = normalizers.Replace(" ", META_SPACE)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), behavior="isolated")
+    backend.decoder = sentencepiece_decoder(prefixed=False)
+    add_typed_tokens(backend, tokens, _types(metadata, tokens), _ALWAYS_CONTROL, normalized=True)
     return backend
 
 

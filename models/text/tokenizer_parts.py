@@ -9,7 +9,7 @@ from tokenizers import decoders
 END_OF_TURN = frozenset({
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>",
     "<|end_of_turn|>", "<|end_of_sentence|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]", "<eos>", "</s>",
-    "<｜end▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>", "<turn|>",
 })  # fmt: skip
 """Special tokens with these names end a turn in every model that has them."""
 

@@ -16,6 +16,8 @@ from models.features import Feature, features
 from models.loading.load import load_model
 from models.reference.rope import inverse_frequencies
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_attention, each_layer
+from models.text.gguf_tokenizer import parts_from_gguf
+from models.text.tokenizer import Tokenizer
 from models.weights.slots import parameters
 from tests.models.checkpoints import (
     VOCAB_SIZE,
@@ -307,3 +309,31 @@ def test_a_gguf_file_without_what_is_optional(tmp_path: Path) -> None:
         path = write_gguf(tmp_path / "wrong.gguf", random_model(tiny_gemma4_moe()), metadata=wrong)
         with pytest.raises(ModelError, match=said):
             load_spec(files_of(path))
+
+
+def test_the_tokenizer_of_a_gguf_file() -> None:
+    special = ["<pad>", "<eos>", "<bos>", "<turn|>", "<|channel>"]
+    made = ["\n\n", "\u2581a", "ab", "\u2581ab"]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "\n", "\u2581", "a", "b", *made]
+    kinds_of_tokens = [3, 3, 3, 3, 4, *[6] * 256, *[1] * 8]
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds_of_tokens,
+        "tokenizer.ggml.merges": ["a b", "\u2581 ab", "\u2581 a"],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    parts = parts_from_gguf(metadata)
+    assert parts.text_start == "<bos>"
+    tokenizer = Tokenizer(parts)
+    said = {
+        text: [tokens[i] for i in tokenizer.encode(text)]
+        for text in ("ab ab\n\nb", "\u00e9 <turn|>", "<|channel>a")
+    }
+    assert said["ab ab\n\nb"] == ["ab", "\u2581ab", "\n\n", "b"]
+    assert said["\u00e9 <turn|>"] == ["<0xC3>", "<0xA9>", "\u2581", "<turn|>"]
+    assert said["<|channel>a"] == ["<|channel>", "a"]
+    for text in ("ab ab\n\nb", "  \u00e9\n\n\na  b"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert {1, 3} <= set(tokenizer.stop_ids)
