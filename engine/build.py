@@ -13,7 +13,7 @@ from engine.attention.unusual import kinds, unusual_layers
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
-from engine.cache.kv_rows import KVRow, layer_rows
+from engine.cache.kv_rows import KVRow, attention_row, layer_rows
 from engine.cache.offload import HostTier
 from engine.cache.sizing import KVPlan, kv_refused, offload_bytes
 from engine.cache.window import Window
@@ -87,9 +87,9 @@ class Pieces:
 def build(network: Network, device: torch.device, options: BuildOptions) -> Pieces:
     """Build an engine around `network`. Raises EngineError if nothing fits or the attention backend cannot run here."""
     spec, dtype, notes = network.spec, network.dtype, options.notes
-    asked = kinds(layer.attention for layer in spec.layers)
+    asked = kinds(spec.attentions.values())
     rows = layer_rows(spec, dtype, device, options.kv_dtype)
-    row = rows[0]
+    row = attention_row(rows)
     if row.is_quantized and device.type == "cuda" and (reason := on_gpu.problem(device)) is not None:
         raise EngineError(f"--kv-dtype {row.kind} cannot be used: {reason}. Use --kv-dtype auto.")
     choice = choose_attention(

@@ -3,7 +3,7 @@ feed-forward, rotary positions over whole heads, softmax over all preceding rows
 
 from enum import Enum
 
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, norms, same_heads
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, ShortConvolution, norms, same_heads
 
 
 class Feature(Enum):
@@ -51,6 +51,7 @@ class Feature(Enum):
     MIXED_LAYERS = "layers that differ from each other"
     MIXED_HEADS = "attention heads that differ from layer to layer"
     SHARED_KV = "layers that read the keys and values of other layers"
+    CONVOLUTION = "short convolutions in place of attention"
 
 
 def features(spec: ModelSpec) -> frozenset[Feature]:
@@ -76,11 +77,13 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
                 Feature.NORM_PLACE: None in before or after != (None, None),
             }
         )
-        asked |= _of_attention(layer.attention) | of_feed_forward(layer.feed_forward)
+        asked |= _of_mixer(layer.mixer) | of_feed_forward(layer.feed_forward)
     return frozenset(asked.union(*map(_of_norm, norms(spec))))
 
 
-def _of_attention(spec: Attention) -> set[Feature]:
+def _of_mixer(spec: Attention | ShortConvolution) -> set[Feature]:
+    if isinstance(spec, ShortConvolution):
+        return {Feature.CONVOLUTION}
     rope = spec.rope
     found = {
         Feature.WINDOW: spec.window is not None,

@@ -111,6 +111,19 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ConvolutionWeights:
+    """The weights of a short convolution."""
+
+    inputs: Linear
+    """The projections b, c and x, side by side."""
+    filters: Tensor
+    """[size, width]"""
+    out: Linear
+    bias: Tensor | None = None
+    """[size], that of the convolution"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FeedForwardWeights:
     """gate and up as one layer, gate first (only up if there is no gate), and down."""
 
@@ -165,7 +178,7 @@ class LayerInputWeights:
 class LayerWeights:
     """The weights of one layer; a norm is None where the spec has none."""
 
-    attention: AttentionWeights
+    mixer: AttentionWeights | ConvolutionWeights
     feed_forward: FeedForwardWeights | ExpertWeights
     attention_norm: NormWeights | None
     feed_forward_norm: NormWeights | None
@@ -174,6 +187,12 @@ class LayerWeights:
     input: InputWeights | None = None
     scalar: Tensor | None = None
     """[1]"""
+
+    @property
+    def attention(self) -> AttentionWeights:
+        """The attention of a layer that is known to have one."""
+        assert isinstance(self.mixer, AttentionWeights)
+        return self.mixer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

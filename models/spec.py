@@ -124,6 +124,27 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """out(c * conv(b * x)): three projections b, c, x of each row, and a sum over the last rows of each channel (LFM2).
+
+    The convolution has one filter for each channel: conv(h)[row] = the sum of filter[i] * h[row - width + 1 + i] over i
+    from 0 to `width` - 1, where rows before the first are zeros.
+    """
+
+    size: int
+    """The number of channels."""
+    width: int
+    """The number of rows that a row sees, itself included."""
+    bias: bool = False
+    """Whether all its projections and the convolution have biases."""
+
+    @property
+    def window(self) -> int:
+        """The number of rows that a row sees, as for attention."""
+        return self.width
+
+
+@dataclass(frozen=True, slots=True)
 class FeedForward:
     """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate."""
 
@@ -189,18 +210,25 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x = x + post_norm(attention(norm(x))), then the same with the feed-forward; a norm that is None does nothing."""
+    """x = x + post_norm(mixer(norm(x))), then the same with the feed-forward; a norm that is None does nothing."""
 
-    attention: Attention
+    mixer: Attention | ShortConvolution
+    """The part in which rows see each other."""
     feed_forward: FeedForward | Experts
     attention_norm: Norm | None = Norm()
     attention_post_norm: Norm | None = None
     feed_forward_norm: Norm | None = Norm()
     feed_forward_post_norm: Norm | None = None
     residual_scale: float = 1.0
-    """Multiplies the outputs of attention and feed-forward before they are added to x."""
+    """Multiplies the outputs of mixer and feed-forward before they are added to x."""
     scalar: bool = False
     """Whether a number of the checkpoint multiplies the layer's result."""
+
+    @property
+    def attention(self) -> Attention:
+        """The attention of a layer that is known to have one."""
+        assert isinstance(self.mixer, Attention)
+        return self.mixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +273,18 @@ class ModelSpec:
 
     @property
     def attention(self) -> Attention:
-        """The attention of the first layer; where `same_heads`, all layers have its heads."""
-        return self.layers[0].attention
+        """The attention of the first layer that has one; where `same_heads`, all have its heads."""
+        return next(iter(self.attentions.values()))
+
+    @property
+    def attentions(self) -> dict[int, Attention]:
+        """The attention of each layer that has one, by the layer's index."""
+        return {i: layer.mixer for i, layer in enumerate(self.layers) if isinstance(layer.mixer, Attention)}
 
     @property
     def window(self) -> int | None:
         """The widest window of any layer; None if at least one layer sees all preceding rows."""
-        windows = [layer.attention.window for layer in self.layers]
+        windows = [layer.mixer.window for layer in self.layers]
         return None if None in windows else max(window for window in windows if window is not None)
 
 
@@ -267,15 +300,14 @@ def for_context(spec: ModelSpec, context: int) -> ModelSpec:
 
 
 def same_heads(spec: ModelSpec) -> bool:
-    """Return whether q, K and V have the same shapes in all layers, as most kernels require."""
-    attentions = [layer.attention for layer in spec.layers]
-    return len({(attention.heads, attention.kv_heads, attention.head_dim) for attention in attentions}) == 1
+    """Return whether q, K and V have the same shapes in all layers with attention, as most kernels require."""
+    return len({(each.heads, each.kv_heads, each.head_dim) for each in spec.attentions.values()}) <= 1
 
 
 def kv_sources(spec: ModelSpec) -> list[int]:
     """Return for each layer the index of the layer whose keys and values it reads: usually its own."""
-    given = [layer.attention.kv_from for layer in spec.layers]
-    return [index if source is None else source for index, source in enumerate(given)]
+    given = {index: attention.kv_from for index, attention in spec.attentions.items()}
+    return [index if (source := given.get(index)) is None else source for index in range(len(spec.layers))]
 
 
 def each_layer(spec: ModelSpec, change: Callable[[int, Layer], Layer]) -> ModelSpec:
@@ -284,8 +316,13 @@ def each_layer(spec: ModelSpec, change: Callable[[int, Layer], Layer]) -> ModelS
 
 
 def each_attention(spec: ModelSpec, change: Callable[[int, Attention], Attention]) -> ModelSpec:
-    """Return `spec` with the attention of every layer replaced by `change(index, attention)`."""
-    return each_layer(spec, lambda index, layer: replace(layer, attention=change(index, layer.attention)))
+    """Return `spec` with the attention of every layer that has one replaced by `change(index, attention)`."""
+    attentions = spec.attentions
+
+    def changed(index: int, layer: Layer) -> Layer:
+        return replace(layer, mixer=change(index, attentions[index])) if index in attentions else layer
+
+    return each_layer(spec, changed)
 
 
 def norms(spec: ModelSpec) -> frozenset[Norm]:
@@ -293,10 +330,11 @@ def norms(spec: ModelSpec) -> frozenset[Norm]:
     found: set[Norm | None] = {spec.final_norm}
     if (inputs := spec.layer_inputs) is not None:
         found |= {inputs.norm, inputs.post_norm}
+    for attention in spec.attentions.values():
+        found |= {attention.head_norm, attention.v_norm}
     for layer in set(spec.layers):
         found |= {layer.attention_norm, layer.feed_forward_norm}
         found |= {layer.attention_post_norm, layer.feed_forward_post_norm}
-        found |= {layer.attention.head_norm, layer.attention.v_norm}
         if isinstance(layer.feed_forward, Experts):
             found |= set(layer.feed_forward.norms.values())
     return frozenset(norm for norm in found if norm is not None)
@@ -304,8 +342,7 @@ def norms(spec: ModelSpec) -> frozenset[Norm]:
 
 def ropes(spec: ModelSpec) -> frozenset[tuple[Rope, int]]:
     """Return every rotary table that the layers need, as (rope, width)."""
-    attentions = [layer.attention for layer in spec.layers]
-    return frozenset((a.rope, a.rotated) for a in attentions if a.rope is not None)
+    return frozenset((a.rope, a.rotated) for a in spec.attentions.values() if a.rope is not None)
 
 
 def pre_norm_layer(attention: Attention, feed_forward: FeedForward | Experts, norm: Norm) -> Layer:

@@ -60,10 +60,9 @@ Layers = Mapping[int, Unusual]
 
 def unusual_layers(network: Network) -> Layers:
     """Return the unusual layers of a network (see `Layers`)."""
-    attentions = [layer.attention for layer in network.spec.layers]
     return {
-        index: Unusual(spec, weights.attention.sinks)
-        for index, (spec, weights) in enumerate(zip(attentions, network.layers, strict=True))
+        index: Unusual(spec, network.layers[index].attention.sinks)
+        for index, spec in network.spec.attentions.items()
         if not spec.is_plain
     }
 

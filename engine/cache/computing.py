@@ -7,7 +7,7 @@ its description, so that a model which cannot fit is refused before it is read.
 import torch
 
 from engine.cache.kv_rows import QUANTIZED
-from models.spec import Experts, FeedForward, Layer, ModelSpec
+from models.spec import Experts, FeedForward, Layer, ModelSpec, ShortConvolution
 
 GRAPH_BYTES = 256 * 1024**2
 """Bytes that graphs, compiled kernels and the workspaces of libraries take on a GPU beside the activations."""
@@ -93,5 +93,8 @@ def _inner(layer: Layer) -> int:
 
 
 def _heads(layer: Layer) -> int:
-    """Return the width of q, k and v together: all heads times the numbers of a head."""
-    return (layer.attention.heads + 2 * layer.attention.kv_heads) * layer.attention.head_dim
+    """Return the width of q, k and v together, or that of a convolution's projections and the rows before."""
+    mixer = layer.mixer
+    if isinstance(mixer, ShortConvolution):
+        return (2 + mixer.width) * mixer.size
+    return (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim

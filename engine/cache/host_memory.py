@@ -38,7 +38,7 @@ class HostKV:
     """
 
     def __init__(self, parts: Sequence[Tensor], block_size: int, most_bytes: int) -> None:
-        """`parts` are those of the cache, each [2, layers, slots, ...]; at most `most_bytes` of memory are used."""
+        """`parts` are those of the cache, [1 or 2, layers, slots, ...]; at most `most_bytes` of memory are used."""
         self._parts = parts
         self._size = block_size
         self._device = parts[0].device

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.cache.blocks import Copy, RowCopy
 from engine.cache.host_memory import HostKV
-from engine.cache.kv_rows import KVRow, kv_row
+from engine.cache.kv_rows import KVRow, attention_row, kv_row
 from engine.cache.window import Window
 from engine.kernels.on_gpu import triton_problem
 
@@ -23,7 +23,8 @@ class KVCache:
 
     Layers whose rows have the same format share one of the `parts`, each [2, layers, slots, *row], where `row` is
     (num_kv_heads, head_dim), or the bytes of a quantised row (`KVRow`). `k[layer]` and `v[layer]` are the rows of a
-    layer, [slots, *row]; a layer without rows of its own has those of the layer that it reads. Code that cannot read
+    layer, [slots, *row]; a layer without rows of its own has those of the layer that it reads. The part of rows without
+    V (the inputs of convolutions) is [1, layers, slots, *row], and `v[layer]` is `k[layer]`. Code that cannot read
     quantised bytes uses `write` and `read`. The memory is allocated once and never grows. With a window, one more block
     of zeros follows: the blank block, which stands in block tables for the blocks that a sequence has released.
     """
@@ -51,15 +52,12 @@ class KVCache:
         self.is_free = is_free
         self._sources = list(sources or range(len(rows)))
         owners = [layer for layer, source in enumerate(self._sources) if layer == source]
-        self._layers = [
-            [i for i in owners if rows[i] == row] for row in dict.fromkeys(rows[i] for i in owners)
-        ]
+        formats = dict.fromkeys(rows[i] for i in owners)
+        self._layers = [[i for i in owners if rows[i] == row] for row in formats]
         """The layers of each part."""
         self.parts = [
-            torch.empty(
-                (2, len(layers), slots, *rows[layers[0]].shape), dtype=rows[layers[0]].stored, device=device
-            )
-            for layers in self._layers
+            torch.empty((1 + row.has_v, len(layers), slots, *row.shape), dtype=row.stored, device=device)
+            for row, layers in zip(formats, self._layers, strict=True)
         ]
         self._by_kernel = device.type == "cuda" and triton_problem(device) is None
         self._window = window
@@ -97,12 +95,12 @@ class KVCache:
             for index, layer in enumerate(layers)
         }
         self.k = [own[source][0] for source in self._sources]
-        self.v = [own[source][1] for source in self._sources]
+        self.v = [own[source][-1] for source in self._sources]
 
     @property
     def row(self) -> KVRow:
-        """The format of the first layer's rows: that of all layers, except for the heads if they differ."""
-        return self.rows[0]
+        """The format of K and V: that of all layers with attention, except for the heads if they differ."""
+        return attention_row(self.rows)
 
     @property
     def kv(self) -> Tensor:
@@ -121,7 +119,7 @@ class KVCache:
         return sum(part[:, :, 0].nbytes for part in self.parts)
 
     def block(self, id: int) -> list[Tensor]:
-        """Return the rows of a block in each part, [2, layers, block_size, *row]."""
+        """Return the rows of a block in each part, [1 or 2, layers, block_size, *row]."""
         return [part[:, :, id * self.block_size : (id + 1) * self.block_size] for part in self.parts]
 
     def hold_as(self, dtype: torch.dtype) -> None:
@@ -145,6 +143,10 @@ class KVCache:
                 rows[at] = row.encode(given)
             else:
                 rows.index_copy_(0, at, row.encode(given))
+
+    def keep(self, layer: int, at: Tensor, x: Tensor) -> None:
+        """Write the inputs x [n, size] of a convolution into the slots at int64 [n]."""
+        self.k[layer].index_copy_(0, at, x.to(self.rows[layer].dtype).unsqueeze(1))
 
     def read(self, layer: int, rows: Tensor) -> Tensor:
         """Return rows [n, *row] of a layer's `k` or `v` as numbers [n, num_kv_heads, head_dim] in `dtype`."""
@@ -228,7 +230,7 @@ class KVCache:
 def copy_rows_reference(kv: Tensor, slots: Tensor) -> None:
     """Copy the rows at slots[0] to slots[1] in every layer, K and V, as `engine/kernels/triton/copy_rows.py` does.
 
-    kv [2, layers, slots, ...], slots int64 [2, n].
+    kv [1 or 2, layers, slots, ...], slots int64 [2, n].
     """
     kv.index_copy_(2, slots[1], kv.index_select(2, slots[0]))
 

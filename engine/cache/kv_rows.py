@@ -8,6 +8,7 @@ fp8 is E4M3 with a power of two as the scale, so bf16 represents every stored nu
 `encode` and `decode` are in `engine/kernels/triton/kv_rows.py` and `engine/kernels/native/kv_rows.h`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import EngineError
-from models.spec import ModelSpec
+from models.spec import Attention, ModelSpec, ShortConvolution, kv_sources
 
 KVKind = Literal["auto", "bf16", "fp16", "fp8", "int8"]
 """The values of `--kv-dtype`; auto: the dtype in which the model computes."""
@@ -29,13 +30,15 @@ LEAST = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class KVRow:
-    """The format of K or V of one token in one layer."""
+    """The format of what one layer keeps of one token: K and V, or the input of a convolution."""
 
     heads: int
     dim: int
     dtype: torch.dtype
     """The dtype of plain numbers, and the dtype to which quantised ones are decoded."""
     kind: Literal["plain", "fp8", "int8"] = "plain"
+    has_v: bool = True
+    """Whether there are a K and a V of this format; a convolution keeps its input in place of K, and no V."""
 
     @property
     def is_quantized(self) -> bool:
@@ -107,16 +110,26 @@ class KVRow:
 def token_bytes(spec: ModelSpec, dtype: torch.dtype, kind: str = "auto") -> int:
     """Return the bytes of KV cache that a token takes in all layers, for a model that computes in `dtype`."""
     rows = layer_rows(spec, dtype, torch.device("cpu"), kind)
-    own = [layer.attention.kv_from is None for layer in spec.layers]
-    return 2 * sum(row.nbytes for row, is_own in zip(rows, own, strict=True) if is_own)
+    return sum(rows[layer].nbytes * (1 + rows[layer].has_v) for layer in set(kv_sources(spec)))
 
 
 def layer_rows(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kind: str = "auto") -> list[KVRow]:
-    """Return the format of each layer's rows, for a model that computes in `dtype`. Raises as `kv_row` does."""
-    return [
-        kv_row(kind, layer.attention.kv_heads, layer.attention.head_dim, dtype, device)
-        for layer in spec.layers
-    ]
+    """Return the format of each layer's rows, for a model that computes in `dtype`. Raises as `kv_row` does.
+
+    The inputs of convolutions keep this dtype: `kind` is that of K and V.
+    """
+
+    def row(mixer: Attention | ShortConvolution) -> KVRow:
+        if isinstance(mixer, ShortConvolution):
+            return KVRow(1, mixer.size, dtype, has_v=False)
+        return kv_row(kind, mixer.kv_heads, mixer.head_dim, dtype, device)
+
+    return [row(layer.mixer) for layer in spec.layers]
+
+
+def attention_row(rows: Sequence[KVRow]) -> KVRow:
+    """Return the format of K and V in the first layer that has both, among the formats of all layers."""
+    return next((row for row in rows if row.has_v), rows[0])
 
 
 def kv_row(kind: str, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> KVRow:

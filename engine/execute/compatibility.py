@@ -61,7 +61,7 @@ NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET})
 DIVIDED = "it is divided among several processes"
 """Why kernels that know nothing of other ranks do not compute a network, as the middle of a sentence."""
 
-ONE_ROW_FORMAT = frozenset(Feature) - {Feature.MIXED_HEADS, Feature.SHARED_KV}
+ONE_ROW_FORMAT = frozenset(Feature) - {Feature.MIXED_HEADS, Feature.SHARED_KV, Feature.CONVOLUTION}
 """Features a network may have whose layers all have rows of their own in the KV cache, of the same format."""
 
 PLAIN_ATTENTION = ONE_ROW_FORMAT - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
@@ -105,7 +105,7 @@ def not_fused(spec: ModelSpec) -> str | None:
 
 def not_divided(spec: ModelSpec) -> str | None:
     """Return why the fused kernels cannot divide the network among GPUs, besides `not_fused`; None if they can."""
-    if any(layer.attention.norms_all_heads for layer in spec.layers):
+    if any(attention.norms_all_heads for attention in spec.attentions.values()):
         return f"the fused kernels do not support {Feature.NORM_ALL_HEADS.value} that are divided among GPUs"
     return None
 

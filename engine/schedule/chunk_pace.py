@@ -44,7 +44,7 @@ class RowCost:
     @classmethod
     def of(cls, spec: ModelSpec) -> "RowCost":
         """Count 2 FLOPs per weight of the layers, and 4 per number of the query heads for each row of context."""
-        numbers = sum(layer.attention.heads * layer.attention.head_dim for layer in spec.layers)
+        numbers = sum(attention.heads * attention.head_dim for attention in spec.attentions.values())
         return cls(ATTENTION * layer_parameters(spec) / (2.0 * numbers))
 
     def cost(self, start: int, rows: int) -> float:

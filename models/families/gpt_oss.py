@@ -73,7 +73,7 @@ def _whole(
         spec,
         lambda _, layer: replace(
             layer,
-            attention=replace(layer.attention, sinks=True, rope=rope),
+            mixer=replace(layer.attention, sinks=True, rope=rope),
             attention_norm=norm,
             feed_forward_norm=norm,
         ),

@@ -85,7 +85,7 @@ def _multiplied(
     scale = None if attention == spec.attention.softmax_scale else attention
 
     def multiplied(_: int, layer: Layer) -> Layer:
-        return replace(layer, attention=replace(layer.attention, scale=scale), residual_scale=residual)
+        return replace(layer, mixer=replace(layer.attention, scale=scale), residual_scale=residual)
 
     return replace(each_layer(spec, multiplied), embedding_scale=embedding, logit_scale=1.0 / logits)
 

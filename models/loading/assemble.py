@@ -7,6 +7,7 @@ from torch import Tensor
 from models.loading.plan import LoadPlan
 from models.network import (
     AttentionWeights,
+    ConvolutionWeights,
     ExpertWeights,
     FeedForwardWeights,
     InputWeights,
@@ -18,7 +19,7 @@ from models.network import (
     Weight,
 )
 from models.reference.rope import rotary_table
-from models.spec import Attention, Experts, Layer, LayerInputs, Norm, Rope, ropes
+from models.spec import Attention, Experts, Layer, LayerInputs, Norm, Rope, ShortConvolution, ropes
 
 Tables = dict[tuple[Rope, int], Tensor]
 """Rotary tables by rope and width; layers with the same rope and width share one."""
@@ -88,7 +89,7 @@ def _layer(
     store: TensorStore, at: str, spec: Layer, inputs: LayerInputs | None, tables: Tables, on_host: bool
 ) -> LayerWeights:
     return LayerWeights(
-        attention=_attention(store, at, spec.attention, tables),
+        mixer=_mixer(store, at, spec.mixer, tables),
         feed_forward=_feed_forward(store, at, spec, on_host),
         attention_norm=store.norm_if(f"{at}attention_norm", spec.attention_norm),
         feed_forward_norm=store.norm_if(f"{at}feed_forward_norm", spec.feed_forward_norm),
@@ -107,7 +108,16 @@ def _input(store: TensorStore, at: str, spec: LayerInputs | None) -> InputWeight
     )
 
 
-def _attention(store: TensorStore, at: str, spec: Attention, tables: Tables) -> AttentionWeights:
+def _mixer(
+    store: TensorStore, at: str, spec: Attention | ShortConvolution, tables: Tables
+) -> AttentionWeights | ConvolutionWeights:
+    if isinstance(spec, ShortConvolution):
+        return ConvolutionWeights(
+            inputs=store.linear(f"{at}conv_in"),
+            filters=store.plain[f"{at}filters.weight"],
+            out=store.linear(f"{at}conv_out", split_columns=True),
+            bias=store.plain.get(f"{at}filters.bias"),
+        )
     return AttentionWeights(
         qkv=store.linear(f"{at}qkv"),
         out=store.linear(f"{at}out", split_columns=True),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.errors import ModelError
-from models.network import ExpertWeights, FeedForwardWeights, Linear, Network
+from models.network import ConvolutionWeights, ExpertWeights, FeedForwardWeights, Linear, Network
 from models.progress import OnProgress, Progress
 from models.reference.decoder import Decoder
 
@@ -122,8 +122,12 @@ def places(network: Network) -> Iterator[tuple[Place, Linear]]:
         if layer.input is not None:
             yield (f"{at}input_gate.weight", None), layer.input.gate
             yield (f"{at}input_out.weight", None), layer.input.out
-        yield (f"{at}qkv.weight", None), layer.attention.qkv
-        yield (f"{at}out.weight", None), layer.attention.out
+        if isinstance(layer.mixer, ConvolutionWeights):
+            yield (f"{at}conv_in.weight", None), layer.mixer.inputs
+            yield (f"{at}conv_out.weight", None), layer.mixer.out
+        else:
+            yield (f"{at}qkv.weight", None), layer.mixer.qkv
+            yield (f"{at}out.weight", None), layer.mixer.out
         feed = layer.feed_forward
         if isinstance(feed, ExpertWeights):
             for number, expert in enumerate(feed.experts):
@@ -168,6 +172,11 @@ class Attend:
         else:
             shares = scores.softmax(-1)
         return torch.matmul(shares.to(q.dtype), values).transpose(0, 1)
+
+    def last_rows(self, layer_index: int, x: Tensor, width: int) -> list[Tensor]:
+        """See `models.reference.attention.ConvolutionRows`."""
+        padded = F.pad(x, (0, 0, width - 1, 0))
+        return [padded[first : first + len(x)] for first in range(width)]
 
 
 def divergence(network: Network, other: Network, windows: Sequence[list[int]]) -> float:

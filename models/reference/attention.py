@@ -1,6 +1,6 @@
 """The attention seam: a network computes q, k and v; the implementation of this protocol keeps the KV and attends."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -17,4 +17,16 @@ class Attention(Protocol):
         dtype, and q and k are already normed and rotated. They may be views of one tensor that the next layer does not
         reuse. Scale, window and other parameters are those of the layer's spec. Returns
         [T, num_attention_heads, head_dim].
+        """
+
+
+@runtime_checkable
+class ConvolutionRows(Protocol):
+    """What the attention of a step also does for a network with short convolutions."""
+
+    def last_rows(self, layer_index: int, x: Tensor, width: int) -> list[Tensor]:
+        """Write the inputs x [T, size] of a convolution into the cache of this layer, and return what its rows see.
+
+        Returns `width` tensors [T, size] in the dtype of x: for each row the input `width` - 1 rows before it in its
+        sequence, and so on to its own. Before the first row of a sequence there are zeros.
         """

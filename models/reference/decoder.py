@@ -9,6 +9,7 @@ from torch import Tensor
 
 from models.network import (
     AttentionWeights,
+    ConvolutionWeights,
     ExpertWeights,
     FeedForwardWeights,
     LayerWeights,
@@ -17,12 +18,12 @@ from models.network import (
     NormWeights,
     Weight,
 )
-from models.reference.attention import Attention
+from models.reference.attention import Attention, ConvolutionRows
 from models.reference.collective import Collective
 from models.reference.products import choose_product
 from models.reference.rope import StepPositions, rotate
 from models.reference.tiled import TiledProduct, embed
-from models.spec import Activation, Experts, FeedForward, Layer, Norm
+from models.spec import Activation, Experts, FeedForward, Layer, Norm, ShortConvolution
 from models.spec import Attention as AttentionSpec
 
 QuantizedProduct = Callable[[Tensor, Sequence[Weight], Tensor | None], Tensor]
@@ -151,7 +152,12 @@ class Decoder:
     ) -> Tensor:
         """Compute a layer: [T, hidden_size] -> the same shape."""
         given = _norm(spec.attention_norm, weights.attention_norm, x)
-        out = self._sum(self._attend(index, spec.attention, weights.attention, given, step, attention))
+        if isinstance(spec.mixer, ShortConvolution):
+            assert isinstance(weights.mixer, ConvolutionWeights)
+            out = self._convolve(index, spec.mixer, weights.mixer, given, attention)
+        else:
+            out = self._attend(index, spec.mixer, weights.attention, given, step, attention)
+        out = self._sum(out)
         x = x + _scale(_norm(spec.attention_post_norm, weights.attention_post_norm, out), spec.residual_scale)
         given = _norm(spec.feed_forward_norm, weights.feed_forward_norm, x)
         feed, parts = spec.feed_forward, weights.feed_forward
@@ -192,6 +198,23 @@ class Decoder:
             q = q * step.query_scale(spec.query_scaling).to(q.dtype)
         out = attention(index, q, qk[:, spec.heads :], v)
         return self._linear(weights.out, out.reshape(-1, spec.heads * spec.head_dim))
+
+    def _convolve(
+        self,
+        index: int,
+        spec: ShortConvolution,
+        weights: ConvolutionWeights,
+        x: Tensor,
+        attention: Attention,
+    ) -> Tensor:
+        """Compute a short convolution; its sums are in fp32 and rounded once."""
+        assert isinstance(attention, ConvolutionRows)
+        b, c, x = self._linear(weights.inputs, x).chunk(3, dim=-1)
+        rows = attention.last_rows(index, b * x, spec.width)
+        out = torch.zeros_like(x, dtype=torch.float32) if weights.bias is None else weights.bias.float()
+        for filters, each in zip(weights.filters.float().unbind(1), rows, strict=True):
+            out = torch.addcmul(out, filters, each.float())
+        return self._linear(weights.out, c * out.to(x.dtype))
 
     def _norm_heads(self, index: int, spec: AttentionSpec, weight: Tensor | None, qk: Tensor) -> Tensor:
         """Norm q and k heads [T, heads, head_dim], either each head, or all of q and all of k; the shape is kept."""

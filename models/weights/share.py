@@ -90,7 +90,7 @@ class Share:
         attention, feed = layer.attention, layer.feed_forward
         return replace(
             layer,
-            attention=replace(
+            mixer=replace(
                 attention, heads=self.q_heads(attention).size, kv_heads=self.kv_heads(attention).size
             ),
             feed_forward=self._experts(feed) if isinstance(feed, Experts) else self._feed(feed),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from models.spec import Attention, Experts, FeedForward, Layer, LayerInputs, ModelSpec, Norm
+from models.spec import Attention, Experts, FeedForward, Layer, LayerInputs, ModelSpec, Norm, ShortConvolution
 
 Names = Mapping[str, str]
 """The checkpoint's names for each `Slot.part`. "layers" is the prefix of a layer, with {} for its number; names of a
@@ -47,8 +47,9 @@ class Slot:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it may be held in blocks. The router, the gate of the shared expert and learned positions may not."""
-        plain = self.part in ("position_embedding", "router", "shared_gate")
+        """Whether it may be held in blocks: not the router, the gate of the shared expert, learned positions and the
+        filters of a convolution."""
+        plain = self.part in ("position_embedding", "router", "shared_gate", "filters")
         return self.field == "weight" and len(self.shape) == 2 and not plain
 
     @property
@@ -56,7 +57,7 @@ class Slot:
         """The axis along which devices may share it (see `models.network.Weight`)."""
         return (
             "columns"
-            if self.part.removeprefix("experts.").removeprefix("shared.") in ("out", "down")
+            if self.part.removeprefix("experts.").removeprefix("shared.") in ("out", "down", "conv_out")
             else "rows"
         )
 
@@ -124,7 +125,10 @@ def layer_parameters(spec: ModelSpec) -> int:
 
 def _layer(layer: Layer, inputs: LayerInputs | None, hidden: int) -> Iterator[Slot]:
     yield from _norm("attention_norm", layer.attention_norm, hidden)
-    yield from _attention(layer.attention, hidden)
+    if isinstance(layer.mixer, ShortConvolution):
+        yield from _convolution(layer.mixer, hidden)
+    else:
+        yield from _attention(layer.mixer, hidden)
     yield from _norm("attention_post_norm", layer.attention_post_norm, hidden)
     yield from _norm("feed_forward_norm", layer.feed_forward_norm, hidden)
     if isinstance(layer.feed_forward, Experts):
@@ -156,6 +160,12 @@ def _attention(spec: Attention, hidden: int) -> Iterator[Slot]:
     if spec.sinks:
         yield Slot("sinks", "weight", "sinks", 0, spec.heads, (spec.heads,))
     yield from _linear("out", {"out": hidden}, q, spec.out_bias)
+
+
+def _convolution(spec: ShortConvolution, hidden: int) -> Iterator[Slot]:
+    yield from _linear("conv_in", {"conv_in": 3 * spec.size}, hidden, spec.bias)
+    yield from _linear("filters", {"filters": spec.size}, spec.width, spec.bias)
+    yield from _linear("conv_out", {"conv_out": hidden}, spec.size, spec.bias)
 
 
 def _feed_forward(prefix: str, spec: FeedForward, hidden: int) -> Iterator[Slot]:

@@ -6,6 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from models.errors import ModelError
+from models.features import Feature
 from models.spec import ModelSpec
 from models.weights.checkpoint import Blocks, StoredTensor, copy_parts
 from models.weights.matching import match
@@ -18,8 +20,12 @@ def shard(
 ) -> tuple[Share, list[StoredTensor]]:
     """Return the share of rank `rank` of `ranks` in the network `spec`, and its tensors.
 
-    Raises ModelError unless the tensors are exactly the network's.
+    Raises ModelError unless the tensors are exactly the network's, and for short convolutions.
     """
+    if len(spec.attentions) < len(spec.layers):
+        raise ModelError(
+            f"A model with {Feature.CONVOLUTION.value} cannot be divided among devices; leave out --tensor-parallel."
+        )
     tensors = list(tensors)
     places = match(spec, tensors, names)
     share = Share(rank, ranks, spec, _block(tensors))

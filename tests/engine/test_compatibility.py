@@ -25,6 +25,7 @@ from models.spec import (
     Norm,
     QueryScaling,
     Rope,
+    ShortConvolution,
     pre_norm_layer,
     uniform,
 )
@@ -53,7 +54,7 @@ def changed(spec: ModelSpec, **layer: Any) -> ModelSpec:
 
 def with_odd_heads() -> ModelSpec:
     """Heads of a size that no kernels of ours have."""
-    return changed(a_spec(), attention=Attention(2, 1, 12, rope=Rope()))
+    return changed(a_spec(), mixer=Attention(2, 1, 12, rope=Rope()))
 
 
 ASKING: dict[Feature, ModelSpec] = {
@@ -103,8 +104,11 @@ ASKING: dict[Feature, ModelSpec] = {
         a_spec(),
         layers=(
             a_spec().layers[0],
-            replace(a_spec().layers[0], attention=Attention(2, 2, 64, rope=Rope())),
+            replace(a_spec().layers[0], mixer=Attention(2, 2, 64, rope=Rope())),
         ),
+    ),
+    Feature.CONVOLUTION: replace(
+        a_spec(), layers=(a_spec().layers[0], replace(a_spec().layers[0], mixer=ShortConvolution(64, 3)))
     ),
     Feature.SHARED_KV: replace(a_spec(), layers=(a_spec().layers[0], a_spec(kv_from=0).layers[0])),
 }
@@ -123,7 +127,7 @@ def test_every_feature_is_noticed_and_kernels_refuse_what_they_do_not_know() -> 
 
 def test_the_native_kernels_know_experts_in_any_layer() -> None:
     dense, mixed = a_spec().layers[0], ASKING[Feature.EXPERTS].layers[0]
-    windowed = replace(mixed, attention=replace(mixed.attention, window=8), residual_scale=0.25)
+    windowed = replace(mixed, mixer=replace(mixed.attention, window=8), residual_scale=0.25)
     assert not_native(replace(a_spec(), layers=(dense, mixed, windowed))) is None
     clamped = FeedForward(64, limit=7.0)
     for experts in (Experts(4, 2, clamped), Experts(4, 2, FeedForward(64), shared=clamped)):
@@ -143,7 +147,7 @@ def test_what_lacks_is_told_as_a_part_of_a_sentence() -> None:
     [(64, True, True), (96, True, True), (256, True, True), (16, True, False), (12, False, False)],
 )
 def test_sizes_of_heads_that_kernels_do_not_have(dim: int, native: bool, fused: bool) -> None:
-    spec = changed(a_spec(), attention=Attention(2, 1, dim, rope=Rope()))
+    spec = changed(a_spec(), mixer=Attention(2, 1, dim, rope=Rope()))
     assert (not_native(spec) is None, not_fused(spec) is None) == (native, fused)
     for said in (not_native(spec), not_fused(spec)):
         assert said is None or f"a head_dim of {dim}" in said

@@ -85,6 +85,9 @@ def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | Non
                 parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5)
             if k_norm is not None and name.endswith("k_norm.weight"):
                 parameter[:: max(1, len(parameter) // 4)] = k_norm
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):
+                buffer.normal_(0.0, 0.1)
     return model
 
 
@@ -155,6 +158,19 @@ class PlainAttention:
             weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
         return torch.matmul(weights, values).transpose(0, 1)
 
+    def last_rows(self, layer_index: int, x: Tensor, width: int) -> list[Tensor]:
+        """See `models.reference.attention.ConvolutionRows`; the rows before a row are those that it sees."""
+        kept = torch.cat((self.kv[layer_index][0], x)) if layer_index in self.kv else x
+        self.kv[layer_index] = kept, kept
+        seen = torch.ones(len(kept), len(kept)).tril().bool()
+        if self.seen is not None:
+            seen &= self.seen[: len(kept), : len(kept)]
+        found = []
+        for row in range(len(kept) - len(x), len(kept)):
+            last = kept[seen[row]][-width:]
+            found.append(F.pad(last, (0, 0, width - len(last), 0)))
+        return list(torch.stack(found, dim=1))
+
 
 def run(
     given: Network | Decoder, token_ids: list[int], attention: PlainAttention | None = None, start: int = 0
@@ -191,6 +207,7 @@ _GGUF_ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4",
+    "lfm2_moe": "lfm2moe",
     "ministral": "llama",
     "ministral3": "mistral3",
     "mistral": "llama",
@@ -235,7 +252,7 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
         else:
             key = name.replace(
                 "gate.moe_statics.e_score_correction_bias", "moe_statics.e_score_correction.bias"
-            )
+            ).replace("expert_bias", "expert_bias.bias")
             stored = [(key, weight if weight.numel() == 1 else weight.squeeze())]
         for key, value in stored:
             target = table.get_name(key, try_suffixes=(".weight", ".bias"))
@@ -319,12 +336,17 @@ def write_gguf(
         writer.add_feed_forward_length(4 * config.n_embd)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
-        writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count_kv(config.num_key_value_heads)
+        dense = model.model.layers[0].feed_forward.w1 if arch.startswith("lfm2") else None
+        writer.add_feed_forward_length(config.intermediate_size if dense is None else dense.out_features)
+        writer.add_head_count_kv(
+            config.num_key_value_heads
+            if dense is None
+            else [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
+        )
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps if dense is None else config.norm_eps)
         rope = config.rope_parameters.get("full_attention", config.rope_parameters)
         writer.add_rope_freq_base(rope["rope_theta"] * rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2)))
         if arch == "gemma3" and rope["rope_type"] == "linear":
@@ -349,6 +371,14 @@ def write_gguf(
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.intermediate_size)
+    if arch.startswith("lfm2"):
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    if arch == "lfm2moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if arch == "qwen3moe":
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from models.spec import Activation, Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope
+from models.spec import (
+    Activation,
+    Attention,
+    Experts,
+    FeedForward,
+    Layer,
+    ModelSpec,
+    Norm,
+    Rope,
+    ShortConvolution,
+)
 
 
 @dataclass(slots=True)
@@ -73,9 +83,11 @@ class PlainNetwork:
 
     def _layer(self, index: int, layer: Layer, x: Tensor, kept: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
         at = f"layers.{index}."
-        out = self._attention(
-            index, layer.attention, self._norm(f"{at}attention_norm", layer.attention_norm, x), kept
-        )
+        given = self._norm(f"{at}attention_norm", layer.attention_norm, x)
+        if isinstance(layer.mixer, ShortConvolution):
+            out = self._convolution(at, layer.mixer, given)
+        else:
+            out = self._attention(index, layer.mixer, given, kept)
         x = x + self._norm(f"{at}attention_post_norm", layer.attention_post_norm, out) * layer.residual_scale
         given = self._norm(f"{at}feed_forward_norm", layer.feed_forward_norm, x)
         if isinstance(layer.feed_forward, Experts):
@@ -121,6 +133,17 @@ class PlainNetwork:
                 whole = shares.sum() + (self._get(f"{at}sinks")[head].exp() if spec.sinks else 0.0)
                 outs[row, head] = shares / whole @ values[first : row + 1]
         return self._linear(f"{at}out", outs.flatten(1), spec.out_bias)
+
+    def _convolution(self, at: str, spec: ShortConvolution, x: Tensor) -> Tensor:
+        b, c, x = self._linear(f"{at}conv_in", x, spec.bias).split(spec.size, -1)
+        filters = self._get(f"{at}filters.weight")
+        outs = torch.zeros_like(x)
+        for row in range(len(x)):
+            for back in range(min(spec.width, row + 1)):
+                outs[row] += filters[:, spec.width - 1 - back] * b[row - back] * x[row - back]
+        if spec.bias:
+            outs += self._get(f"{at}filters.bias")
+        return self._linear(f"{at}conv_out", c * outs, spec.bias)
 
     def _feed(self, at: str, prefix: str, spec: FeedForward, x: Tensor, expert: int | None = None) -> Tensor:
         gate, up, down = (

@@ -168,7 +168,7 @@ def attending(spec: ModelSpec, **changes: Any) -> ModelSpec:
     """Return `spec` with the attention of every layer changed."""
     return replace(
         spec,
-        layers=tuple(replace(layer, attention=replace(layer.attention, **changes)) for layer in spec.layers),
+        layers=tuple(replace(layer, mixer=replace(layer.attention, **changes)) for layer in spec.layers),
     )
 
 

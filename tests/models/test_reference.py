@@ -17,6 +17,7 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.kv_rows import layer_rows, token_bytes
 from engine.errors import EngineError
 from engine.execute.build_options import BuildOptions
+from models.errors import ModelError
 from models.features import Feature, features
 from models.loading.load import fill_network
 from models.loading.plan import Target, needed_bytes, plan_tensors
@@ -32,6 +33,7 @@ from models.spec import (
     Norm,
     QueryScaling,
     Rope,
+    ShortConvolution,
     kv_sources,
     ropes,
 )
@@ -39,6 +41,7 @@ from models.weights.checkpoint import StoredTensor
 from models.weights.matching import match
 from models.weights.quantize import choose_kinds
 from models.weights.slots import Names, slots
+from models.weights.tp_shard import shard
 from tests.fresh import examples
 from tests.models.checkpoints import PlainAttention, run, tensors_in
 from tests.models.plain_network import PlainNetwork
@@ -117,6 +120,11 @@ inputs = st.builds(
 any_feeds = feeds | experts()
 
 
+convolutions = st.builds(
+    ShortConvolution, size=st.sampled_from([4, 12]), width=st.integers(1, 7), bias=st.booleans()
+)
+
+
 @st.composite
 def attentions(
     draw: st.DrawFn, heads: int, kv_heads: int, head_dim: int, windows: st.SearchStrategy[int | None]
@@ -167,7 +175,7 @@ def specs(
     mixed: bool = False,
 ) -> ModelSpec:
     """Draw a network of up to three layers, each of them different; `mixed` ones differ in the shapes of their heads,
-    too, or read the keys and values of another."""
+    too, read the keys and values of another, or are convolutions."""
 
     def shapes() -> st.SearchStrategy[tuple[int, int, int]]:
         kv_heads = st.sampled_from([1, 2])
@@ -176,9 +184,10 @@ def specs(
         )
 
     same = draw(shapes())
+    mixers = (shapes() if mixed else st.just(same)).flatmap(lambda shape: attentions(*shape, windows))
     layers = st.builds(
         Layer,
-        (shapes() if mixed else st.just(same)).flatmap(lambda shape: attentions(*shape, windows)),
+        mixers | convolutions if mixed else mixers,
         feeds,
         maybe_norms,
         maybe_norms,
@@ -208,16 +217,19 @@ def shared(layers: list[Layer], wanted: list[bool]) -> list[Layer]:
     """Have layers where it is wanted read the keys and values of an earlier layer whose heads have the same shape."""
     found: list[Layer] = []
     for layer, is_wanted in zip(layers, wanted, strict=False):
-        given = layer.attention
+        given = layer.mixer
+        if isinstance(given, ShortConvolution):
+            found.append(layer)
+            continue
         sources = [
             index
-            for index, (before, other) in enumerate(
-                (each.kv_from, each) for each in (x.attention for x in found)
-            )
-            if before is None and (other.kv_heads, other.head_dim) == (given.kv_heads, given.head_dim)
+            for index, other in enumerate(each.mixer for each in found)
+            if isinstance(other, Attention)
+            and other.kv_from is None
+            and (other.kv_heads, other.head_dim) == (given.kv_heads, given.head_dim)
         ]
         source = sources[-1] if is_wanted and sources else None
-        found.append(replace(layer, attention=replace(given, kv_from=source)))
+        found.append(replace(layer, mixer=replace(given, kv_from=source)))
     return found
 
 
@@ -405,6 +417,20 @@ def test_an_engine_keeps_rows_of_any_format_and_those_of_a_shared_layer_once() -
     assert cache.nbytes == cache.token_bytes * len(cache.k[0])
 
 
+@pytest.mark.parametrize("kind", ["auto", "fp8"])
+def test_an_engine_keeps_the_inputs_of_convolutions_as_they_are(kind: str) -> None:
+    convolution = Layer(ShortConvolution(48, 3), FeedForward(64))
+    spec = small(layers=(convolution, small().layers[0], convolution))
+    network = network_of(spec, *checkpoint(spec, 0))
+    cache = build(network, CPU, BuildOptions(kv_dtype=kind)).cache
+    assert [part.shape[:2] for part in cache.parts] == [(1, 2), (2, 1)]
+    assert [(rows.shape[1:], rows.dtype) for rows in cache.k[::2]] == [((1, 48), torch.float32)] * 2
+    assert (cache.row.name, cache.keeps_exactly) == (("fp8", False) if kind == "fp8" else ("float32", True))
+    row = 2 * (48 if kind == "fp8" else 4 * 32)  # a row of fp8 with its scale fills 48 bytes
+    assert cache.token_bytes == token_bytes(spec, torch.float32, kind) == 2 * 4 * 48 + row
+    assert (spec.attention, spec.window) == (small().attention, None)
+
+
 def test_only_torch_attends_to_rows_that_differ() -> None:
     wide = Layer(Attention(4, 1, 32, rope=Rope()), FeedForward(64))
     spec = small(layers=(small().layers[0], wide))
@@ -414,3 +440,10 @@ def test_only_torch_attends_to_rows_that_differ() -> None:
     )
     with pytest.raises(EngineError, match=said):
         build(network, CPU, BuildOptions(attention="triton"))
+
+
+def test_convolutions_are_not_divided() -> None:
+    spec = small(layers=(Layer(ShortConvolution(48, 3), FeedForward(64)), small().layers[0]))
+    tensors, names = checkpoint(spec, 0)
+    with pytest.raises(ModelError, match="short convolutions in place of attention cannot be divided"):
+        shard(spec, stored(tensors), names, 0, 2)

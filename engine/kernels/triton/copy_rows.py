@@ -24,7 +24,7 @@ def _copy_kernel(kv, slots, count, plane_stride, WIDTH: tl.constexpr, PADDED: tl
 def copy_rows(kv: Tensor, slots: Tensor) -> None:
     """Copy the rows at slots[0] to slots[1]; no slot may be in both.
 
-    kv [2, layers, slots, ...], contiguous; slots int64 [2, n], contiguous.
+    kv [1 or 2, layers, slots, ...], contiguous; slots int64 [2, n], contiguous.
     """
     width = kv[0, 0, 0].numel()
     planes, rows = kv.shape[0] * kv.shape[1], slots.shape[1]

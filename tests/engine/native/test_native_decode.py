@@ -125,11 +125,11 @@ def in_blocks(plain: Network) -> Network:
         qkv, out = blocks(weights.qkv, q, kv, kv), blocks(weights.out, weights.out.rows)
         attention = replace(weights, qkv=qkv, out=out)
         if isinstance(feed, FeedForwardWeights):
-            return replace(given, attention=attention, feed_forward=feed_forward(feed))
+            return replace(given, mixer=attention, feed_forward=feed_forward(feed))
         experts = tuple(map(feed_forward, feed.experts))
         shared = None if feed.shared is None else feed_forward(feed.shared)
         mixture = replace(feed, experts=experts, shared=shared)
-        return replace(given, attention=attention, feed_forward=mixture)
+        return replace(given, mixer=attention, feed_forward=mixture)
 
     head = blocks(plain.head, plain.head.rows)
     tied = plain.head.parts[0] is plain.embedding
