@@ -12,6 +12,7 @@ from models.families import (
     gpt_oss,
     granite,
     hunyuan,
+    lfm2,
     llama,
     mistral3,
     olmo,
@@ -56,6 +57,8 @@ FAMILIES: tuple[Family, ...] = (
     mistral3.TEXT,
     granite.HYBRID,
     hunyuan.FAMILY,
+    lfm2.FAMILY,
+    lfm2.SPARSE,
 )
 
 

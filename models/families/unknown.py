@@ -9,7 +9,7 @@ _PARALLEL = "attention beside the feed-forward"
 _SUM_NORMS = "norms of the sum with the residual"
 _NO_WEIGHTS = "norms without weights"
 _STATE_SPACE, _LINEAR = "state-space layers", "linear attention"
-_CONVOLUTIONS, _INDEXED = "convolutions between rows", "sparse attention by an index"
+_INDEXED = "sparse attention by an index"
 _ALIBI = "ALiBi positions"
 _GROUPS, _SCALED = "experts that are chosen in groups", "scaled sums of experts"
 
@@ -27,7 +27,6 @@ _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (_LINEAR, ("linear_num_value_heads", "linear_attn_config", "lightning_attn")),
     ("recurrent layers", ("lru_width", "rescale_every", "head_size_divisor", "wkv.head_size")),
     ("several residual streams", ("altup_num_inputs", "altup.num_inputs")),
-    (_CONVOLUTIONS, ("conv_L_cache", "shortconv.l_cache")),
     (_PARALLEL, ("parallel_attn", "use_parallel_residual")),
     ("clamped queries, keys and values", ("clip_qkv", "attention.clamp_kqv")),
     ("LayerNorm of query and key heads", ("qk_layernorm",)),
@@ -62,10 +61,11 @@ _ACTIVATIONS = (
 _KNOWN_ACTIVATION = re.compile(r"silu|swish|relu|gelu.*")
 
 _KINDS = {
-    **dict.fromkeys(("full_attention", "sliding_attention", "attention", "moe", "mlp", "dense", "sparse")),
+    **dict.fromkeys(
+        ("full_attention", "sliding_attention", "attention", "conv", "moe", "mlp", "dense", "sparse")
+    ),
     **dict.fromkeys(("mamba", "mamba2"), _STATE_SPACE),
     "linear_attention": _LINEAR,
-    "conv": _CONVOLUTIONS,
     "chunked_attention": "attention within chunks",
     "indexed_attention": _INDEXED,
     "recurrent": "recurrent layers",
@@ -103,6 +103,7 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "jetmoe": ("a mixture of attention heads",),
     "kolibri1": ("experts that are chosen by biased logits",),
     "laguna": (_GATED,),
+    "lfm3": (_GATED,),
     "llama4_text": (_NO_WEIGHTS,),
     "mimo_v2_flash": ("values of another width than keys",),
     "minimax_m3_vl_text": (_INDEXED,),
@@ -121,7 +122,7 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "xlm": (_SUM_NORMS,),
     "xlnet": ("positions that are relative to each other",),
     "xlstm": ("recurrent layers",),
-    "zaya": (_CONVOLUTIONS,),
+    "zaya": ("convolutions of queries and keys",),
 }
 """The features that a model_type of transformers needs without a field of its config saying so."""
 

@@ -298,9 +298,9 @@ UNKNOWN = {
         {"kv_lora_rank": 512, "topk_group": 4, "n_group": 8, "n_routed_experts": 256},
         "chatterm does not compute multi-head latent attention and experts that are chosen in groups",
     ),
-    "Lfm2ForCausalLM": (
-        {"conv_L_cache": 3, "layer_types": ["conv", "full_attention"]},
-        "chatterm does not compute convolutions between rows",
+    "Lfm3ForCausalLM": (
+        {"model_type": "lfm3", "layer_types": ["conv", "full_attention"]},
+        "chatterm does not compute a gate for the attention's output",
     ),
     "BertModel": ({"type_vocab_size": 2}, "chatterm does not compute an encoder"),
     "NewForCausalLM": ({"kv_lora_rank": None, "hidden_size": 8}, "chatterm does not know it"),

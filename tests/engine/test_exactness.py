@@ -30,6 +30,7 @@ from engine.schedule.sequence import Sequence
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
 from tests.fresh import seeds
 from tests.models.checkpoints import PlainAttention, run, tiny_qwen3
+from tests.models.families import tiny_lfm2
 
 STEPS = int(os.environ.get("CHATTERM_FIRE_STEPS", "50"))
 SIZES: dict[str, Any] = {
@@ -436,6 +437,22 @@ def test_so_it_is_where_no_layer_sees_further_than_a_window(tmp_path: Path, seed
         compared = under_fire(engine, seed, str(options), STEPS // 2)
     assert compared["exact"] > 0
     assert compared["mask"] > 0 or seed % 2 == 0
+
+
+@pytest.mark.parametrize("seed", seeds(3))
+def test_so_it_is_where_layers_are_short_convolutions(tmp_path: Path, seed: int) -> None:
+    """A convolution is wider than a block, or narrower; what a row sees was cached, brought back or just computed."""
+    config = tiny_lfm2(vocab_size=272, max_position_embeddings=1024, conv_L_cache=(3, 7, 3)[seed % 3])
+    options = {
+        "context": CONTEXT,
+        "block_size": (4, 4, 1)[seed % 3],
+        "num_blocks": CONTEXT // (4, 4, 1)[seed % 3] + 1,
+        "max_chunk": (7, 64, 7)[seed % 3],
+        "offload": 1 << 24,
+    }
+    with tiny_engine(tmp_path, config, **options) as engine:
+        compared = under_fire(engine, seed, str(options), STEPS // 2)
+    assert min(compared.values()) > 0
 
 
 def under_fire(engine: TinyEngine, seed: int, options: str, steps: int = STEPS) -> dict[str, int]:

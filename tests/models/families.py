@@ -18,6 +18,8 @@ from transformers import (
     GraniteMoeHybridConfig,
     GraniteMoeSharedConfig,
     HunYuanDenseV1Config,
+    Lfm2Config,
+    Lfm2MoeConfig,
     Ministral3Config,
     MinistralConfig,
     MistralConfig,
@@ -244,6 +246,23 @@ MINISTRAL3: dict[str, Any] = YARN | {
 }
 
 
+def tiny_lfm2(kind: type[Any] = Lfm2Config, **changes: Any) -> Any:
+    """Return five layers; the second and the fourth have attention, the others are convolutions."""
+    values: dict[str, Any] = {
+        "num_hidden_layers": 5,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"],
+        "block_multiple_of": 32,
+        "tie_word_embeddings": True,
+    }
+    return tiny(kind, **values | changes)
+
+
+def tiny_lfm2_moe(**changes: Any) -> Lfm2MoeConfig:
+    """Return the same layers; the last three have eight experts."""
+    values = {"num_dense_layers": 2, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 3}
+    return tiny_lfm2(Lfm2MoeConfig, **values | changes)
+
+
 FAMILIES: dict[str, Any] = {
     "qwen2": tiny(Qwen2Config),
     "qwen2 windows": tiny(Qwen2Config, use_sliding_window=True, sliding_window=12, max_window_layers=1),
@@ -302,6 +321,9 @@ FAMILIES: dict[str, Any] = {
     ),
     "hunyuan": tiny(HunYuanDenseV1Config, head_dim=24, rope_parameters=ALPHA),
     "hunyuan biases": tiny(HunYuanDenseV1Config, head_dim=16, attention_bias=True, tie_word_embeddings=True),
+    "lfm2": tiny_lfm2(),
+    "lfm2 biases": tiny_lfm2(conv_bias=True, conv_L_cache=7, block_ffn_dim_multiplier=1.3),
+    "lfm2 moe": tiny_lfm2_moe(),
 }
 
 GPT_OSS_PARTS: dict[str, dict[str, Any]] = {
@@ -378,6 +400,8 @@ PLAINER: dict[str, Any] = {
     "gemma4 caps": tiny_gemma4(final_logit_softcapping=None),
     "gemma4 moe experts": tiny_gemma4_moe(top_k_experts=2),
     "gemma4 unified values": tiny_gemma4_unified(attention_k_eq_v=False),
+    "lfm2 moe choice": tiny_lfm2_moe(use_expert_bias=False),
+    "lfm2 moe sums": tiny_lfm2_moe(norm_topk_prob=False),
     **{f"gpt-oss {part}": tiny_gpt_oss(**change) for part, change in GPT_OSS_PARTS.items()},
     **{f"granite moe {part}": tiny_granite_moe(**{part: 1.0}) for part in MULTIPLIERS},
     **{f"granite {part}": tiny(GraniteConfig, **(GRANITE | {part: 1.0})) for part in MULTIPLIERS},
@@ -459,6 +483,9 @@ GGUF: dict[str, dict[str, Any]] = {
     "seed oss": {},
     "hunyuan": {},
     "hunyuan biases": {},
+    "lfm2": {},
+    "lfm2 biases": {},
+    "lfm2 moe": {},
     "gpt-oss": {
         "gpt-oss.attention.sliding_window": 7,
         "gpt-oss.rope.scaling.type": "yarn",

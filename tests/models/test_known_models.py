@@ -9,7 +9,16 @@ import pytest
 from models.errors import ModelError
 from models.families.registry import spec_of_hf
 from models.features import Feature, features
-from models.spec import Attention, ModelSpec, QueryScaling, Rope
+from models.spec import (
+    Attention,
+    Experts,
+    FeedForward,
+    ModelSpec,
+    Norm,
+    QueryScaling,
+    Rope,
+    ShortConvolution,
+)
 from models.weights.slots import parameters
 from tests.models.known_configs import ERNIE, ERNIE_MOE, GEMMA2, GEMMA3, GPT2, GPT_OSS, QWEN3_MOE
 
@@ -286,6 +295,49 @@ HUNYUAN = {  # 7B-Instruct
     "tie_word_embeddings": True,
     "vocab_size": 128167,
 }
+LFM_2 = {  # 1.2B
+    "architectures": ["Lfm2ForCausalLM"],
+    "block_auto_adjust_ff_dim": True,
+    "block_ff_dim": 12288,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "hidden_size": 2048,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "vocab_size": 65536,
+}
+LFM_2_KINDS = ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)]
+LFM_2_MOE = {  # 8B-A1B
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "layer_types": LFM_2_KINDS,
+    "max_position_embeddings": 128000,
+    "moe_intermediate_size": 1792,
+    "norm_eps": 1e-05,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "routed_scaling_factor": 1.0,
+    "tie_embedding": True,
+    "use_expert_bias": True,
+    "vocab_size": 65536,
+}
+OF_LFM_2 = {Feature.CONVOLUTION, Feature.HEAD_NORM, Feature.MIXED_LAYERS}
 OF_EXAONE = {
     Feature.HEAD_NORM,
     Feature.NORM_PLACE,
@@ -366,6 +418,8 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (MINISTRAL_3, 3_429_006_336, {Feature.QUERY_SCALING}),
         (DEVSTRAL_2, 125_025_988_608, set()),
         (HUNYUAN, 7_504_568_320, {Feature.HEAD_NORM, Feature.NORM_ROTATED}),
+        (LFM_2, 1_170_340_608, OF_LFM_2),
+        (LFM_2_MOE, 8_339_930_560, OF_LFM_2 | {Feature.EXPERTS, Feature.SELECTION_BIAS}),
     ],
 )
 def test_well_known_checkpoints_have_the_size_that_is_known_of_them(
@@ -447,6 +501,23 @@ def test_hunyuan_stretches_theta_by_a_fixed_factor() -> None:
     assert without.attention.rope == Rope(10_000.0, "dynamic", 2.0)
 
 
+def test_lfm_2_has_attention_in_the_layers_that_its_config_names() -> None:
+    spec, sparse = hf(LFM_2), hf(LFM_2_MOE)
+    attention = Attention(32, 8, 64, head_norm=Norm(1e-5), rope=Rope(1e6))
+    assert spec.attentions == dict.fromkeys((2, 5, 8, 10, 12, 14), attention)
+    assert {spec.layers[i].mixer for i in (0, 1, 15)} == {ShortConvolution(2048, 3)}
+    assert {layer.feed_forward for layer in spec.layers} == {FeedForward(8192)}
+    assert (spec.tied, spec.final_norm) == (True, Norm(1e-5))
+    kinds = ["full_attention" if i in spec.attentions else "conv" for i in range(16)]
+    assert hf(LFM_2 | {"layer_types": kinds, "full_attn_idxs": None}) == spec
+    assert len(hf(LFM_2 | {"full_attn_idxs": None}).attentions) == 16
+    exact = hf(LFM_2 | {"block_auto_adjust_ff_dim": False, "tie_embedding": False})
+    assert (exact.layers[0].feed_forward, exact.tied) == (FeedForward(12288), False)
+    experts = Experts(32, 4, FeedForward(1792), scoring="sigmoid", selection_bias=True)
+    assert [layer.feed_forward for layer in sparse.layers] == [FeedForward(7168)] * 2 + [experts] * 22
+    assert list(sparse.attentions) == [2, 6, 10, 14, 18, 21]
+
+
 def test_granite_multiplies() -> None:
     spec = hf(GRANITE)
     assert {(layer.attention.scale, layer.residual_scale) for layer in spec.layers} == {(0.0078125, 0.22)}
@@ -471,6 +542,12 @@ def test_granite_multiplies() -> None:
             ["beta", "above 0"],
         ),
         (HUNYUAN, {"rope_scaling": {"alpha": -1, "factor": 1.0, "type": "dynamic"}}, ["alpha", "above 0"]),
+        (LFM_2, {"layer_types": ["conv", "linear_attention"] * 8}, ["layer_types", "conv or full_attention"]),
+        (LFM_2, {"layer_types": ["conv"] * 3}, ["layer_types", "16 layers"]),
+        (LFM_2, {"full_attn_idxs": []}, ["no layer with attention"]),
+        (LFM_2, {"conv_L_cache": 0}, ["conv_L_cache"]),
+        (LFM_2, {"norm_eps": "x"}, ["norm_eps"]),
+        (LFM_2_MOE, {"routed_scaling_factor": 2.5}, ["routed_scaling_factor", "only 1"]),
         (PHI_4_MINI, {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "89"]),
     ],
 )
@@ -486,7 +563,7 @@ def test_what_cannot_be_run_is_one_line(
 KNOWN = [
     *(LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE),
     *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE, GPT_OSS),
-    *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN, DEVSTRAL_2),
+    *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN, DEVSTRAL_2, LFM_2, LFM_2_MOE),
 ]
 READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
 JUNK: tuple[Any, ...] = (

@@ -67,6 +67,8 @@ from tests.models.families import (
     tiny_gpt_oss,
     tiny_granite4,
     tiny_granite_moe,
+    tiny_lfm2,
+    tiny_lfm2_moe,
     tiny_qwen3_moe,
 )
 
@@ -367,11 +369,13 @@ BF16_CONFIGS = {
         None,
     ),
     "hunyuan": (tiny(HunYuanDenseV1Config, hidden_size=384, intermediate_size=768, head_dim=64), None),
+    "lfm2": (tiny_lfm2(hidden_size=384, intermediate_size=768), None),
+    "lfm2 moe": (tiny_lfm2_moe(hidden_size=384, intermediate_size=768, moe_intermediate_size=128), None),
     "granite4": (tiny_granite4(hidden_size=384, shared_intermediate_size=768), None),
 }
 
 
-SUMMED_OTHERWISE = ("gpt2", "qwen3_moe", "ernie4_5_moe", "gpt_oss", "granitemoe")
+SUMMED_OTHERWISE = ("gpt2", "qwen3_moe", "ernie4_5_moe", "gpt_oss", "granitemoe", "lfm2_moe")
 
 
 @pytest.mark.parametrize(("config", "k_norm"), BF16_CONFIGS.values(), ids=BF16_CONFIGS.keys())

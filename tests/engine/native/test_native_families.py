@@ -1,5 +1,6 @@
 """Whatever a dense network may ask for, by the native kernels: every family, and random descriptions."""
 
+import re
 from copy import deepcopy
 from pathlib import Path
 from random import Random
@@ -37,11 +38,7 @@ from tests.models.test_reference import VOCAB, checkpoint, feeds_of, network_of,
 COUNT = 150
 """Tokens of a prompt: more than the library computes at once."""
 DENSE = {
-    **{
-        name: config
-        for name, config in FAMILIES.items()
-        if "moe" not in name and "gemma4" not in name and name != "gpt-oss"
-    },
+    **{name: config for name, config in FAMILIES.items() if not re.search("moe|gemma4|lfm2|^gpt-oss$", name)},
     "gpt2": tiny_gpt2(n_embd=64),
     "gpt2 scales": tiny_gpt2(
         n_embd=64, n_inner=96, scale_attn_by_inverse_layer_idx=True, activation_function="gelu"
