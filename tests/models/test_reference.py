@@ -127,9 +127,14 @@ convolutions = st.builds(
 
 @st.composite
 def attentions(
-    draw: st.DrawFn, heads: int, kv_heads: int, head_dim: int, windows: st.SearchStrategy[int | None]
+    draw: st.DrawFn,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    windows: st.SearchStrategy[int | None],
+    mixed: bool = False,
 ) -> Attention:
-    """Draw attention with any features, over heads of this shape."""
+    """Draw attention with any features, over heads of this shape; see `specs` for `mixed`."""
     dims = draw(st.sampled_from([None, *range(2, head_dim + 1, 2)]))
     factors = st.lists(
         st.sampled_from([1.0, 3.0]), min_size=(dims or head_dim) // 2, max_size=(dims or head_dim) // 2
@@ -159,8 +164,8 @@ def attentions(
         norms_rotated=normed == "rotated",
         query_scaling=draw(st.none() | st.builds(QueryScaling, st.just(0.5), st.sampled_from([1, 5]))),
         sinks=draw(st.booleans()),
-        v_norm=draw(st.none() | st.just(Norm(1e-2)) | st.just(Norm(kind="layer"))),
-        v_is_k=draw(st.booleans()),
+        v_norm=draw(st.none() | st.just(Norm(1e-2)) | st.just(Norm(kind="layer"))) if mixed else None,
+        v_is_k=mixed and draw(st.booleans()),
     )
 
 
@@ -175,7 +180,7 @@ def specs(
     mixed: bool = False,
 ) -> ModelSpec:
     """Draw a network of up to three layers, each of them different; `mixed` ones differ in the shapes of their heads,
-    too, read the keys and values of another, or are convolutions."""
+    too, read the keys and values of another, or are convolutions, and have what only plain modules compute."""
 
     def shapes() -> st.SearchStrategy[tuple[int, int, int]]:
         kv_heads = st.sampled_from([1, 2])
@@ -184,7 +189,7 @@ def specs(
         )
 
     same = draw(shapes())
-    mixers = (shapes() if mixed else st.just(same)).flatmap(lambda shape: attentions(*shape, windows))
+    mixers = (shapes() if mixed else st.just(same)).flatmap(lambda shape: attentions(*shape, windows, mixed))
     layers = st.builds(
         Layer,
         mixers | convolutions if mixed else mixers,
@@ -194,7 +199,7 @@ def specs(
         maybe_norms,
         maybe_norms,
         st.sampled_from([1.0, 0.25]),
-        st.booleans(),
+        st.booleans() if mixed else st.just(False),
     )
     drawn = draw(st.lists(layers, min_size=1, max_size=3))
     return ModelSpec(
@@ -209,7 +214,7 @@ def specs(
         logit_scale=draw(st.sampled_from([1.0, 0.25])),
         logit_cap=draw(st.none() | st.sampled_from([1.0, 30.0])),
         learned_positions=draw(st.booleans()),
-        layer_inputs=draw(st.none() | inputs),
+        layer_inputs=draw(st.none() | inputs) if mixed else None,
     )
 
 
