@@ -96,7 +96,7 @@ def ours(raw: dict[str, Any]) -> dict[str, Rope]:
     """Return the rotations of a config by kind of layer, named as by `rotations`."""
     spec = spec_of_hf(raw)[1]
     if raw["model_type"] not in BY_LAYER:
-        return {"": next(layer.attention.rope for layer in spec.layers if layer.attention.rope is not None)}
+        return {"": next(each.rope for each in spec.attentions.values() if each.rope is not None)}
     found = {}
     for layer in spec.layers:
         assert layer.attention.rope is not None
