@@ -1,6 +1,8 @@
 """When the chat collects garbage: at once if there is little to search, otherwise not at all."""
 
 import gc
+import sys
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -43,3 +45,36 @@ def test_a_long_session_is_excluded_instead_of_searched(garbage: Garbage) -> Non
     gone = weakref.ref(Node())
     garbage.collect_now()  # what was excluded does not count again
     assert gone() is None
+
+
+def test_a_search_for_garbage_ends_no_tuple_that_another_thread_is_making(garbage: Garbage) -> None:
+    begun, counted, over = threading.Event(), threading.Event(), threading.Event()
+    made: list[tuple[int, ...]] = []
+
+    def waiting() -> Iterator[int]:
+        yield 1
+        begun.set()
+        counted.wait()
+
+    def make() -> None:
+        try:
+            made.append(tuple(waiting()))
+        finally:
+            over.set()
+
+    def go_on(_: object, event: str, called: object) -> None:
+        if event == "c_return" and called is gc.get_objects:  # another thread may run here
+            counted.set()
+            over.wait()
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    begun.wait()
+    sys.setprofile(go_on)
+    try:
+        garbage.collect_now()
+    finally:
+        sys.setprofile(None)
+        counted.set()
+        thread.join()
+    assert made == [(1,)]

@@ -3,8 +3,10 @@
 import gc
 import sys
 
-_MANY = 200_000
-"""Blocks of memory that belong to objects searched in about 10 ms."""
+_MANY = 50_000
+"""Objects searched in about 10 ms."""
+_BLOCKS = 4 * _MANY
+"""Blocks of memory that belong to more objects than that; counting them would take long, too."""
 
 
 class Garbage:
@@ -34,8 +36,7 @@ class Garbage:
         bytes a token. Only if there are many, because a session was opened, they are excluded without a collection,
         which would take time proportional to the session's length.
         """
-        # The collector counts its objects only by listing them, which takes as long.
-        if sys.getallocatedblocks() - self._excluded > _MANY:
+        if sys.getallocatedblocks() - self._excluded > _BLOCKS or _count() > _MANY:
             self._exclude()
         else:
             gc.collect()
@@ -43,3 +44,11 @@ class Garbage:
     def _exclude(self) -> None:
         gc.freeze()
         self._excluded = sys.getallocatedblocks()
+
+
+def _count() -> int:
+    """Return the number of objects that a collection would search."""
+    # Counted inside one C call: the list refers to every tracked tuple, and a thread switch to one that is building a
+    # tuple from a generator would end in a SystemError.
+    (count,) = map(len, map(gc.get_objects, (None,)))
+    return count
