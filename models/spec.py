@@ -274,7 +274,7 @@ class ModelSpec:
     @property
     def attention(self) -> Attention:
         """The attention of the first layer that has one; where `same_heads`, all have its heads."""
-        return next(iter(self.attentions.values()))
+        return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
 
     @property
     def attentions(self) -> dict[int, Attention]:

@@ -31,9 +31,11 @@ class Parts:
 
 def expands(cache: KVCache, span: Span) -> bool:
     """Return whether a span may read all its rows as plain numbers. Beyond that, kernels decode tile by tile."""
+    if not cache.row.is_quantized:
+        return True
     rows = span.stop - cache.first_seen(span.start)
     numbers = 2 * rows * max(row.heads * row.dim for row in cache.rows)
-    return not cache.row.is_quantized or numbers * cache.dtype.itemsize <= EXPANDED_BYTES
+    return numbers * cache.dtype.itemsize <= EXPANDED_BYTES
 
 
 class SpanRows:

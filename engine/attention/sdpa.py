@@ -53,6 +53,8 @@ class _SpanAttention:
             # Aligned at the lower right: row i of the span sees the whole prefix, and the span up to itself.
             hidden = torch.full((span.count, span.stop), float("-inf"), dtype=cache.dtype)
             self._mask = hidden.triu_(span.start + 1).to(cache.device)
+        self._folded: dict[int, Tensor] = {}
+        """The mask for so many query heads per KV head, which most layers have in common."""
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `models.reference.attention.Attention`."""
@@ -69,7 +71,7 @@ class _SpanAttention:
             return out.squeeze(0).transpose(0, 1)
         count, heads, dim = q.shape
         kv_heads = k.shape[1]
-        mask = self._mask if self._mask is None else self._mask.repeat(heads // kv_heads, 1)
+        mask = self._mask if self._mask is None else self._fold(self._mask, heads // kv_heads)
         # [t, Hkv, G, D] -> [1, Hkv, G * t, D]
         folded = q.reshape(count, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, dim)
         if mask is not None and count <= SHORT and q.device.type == "cpu" and q.dtype == torch.bfloat16:
@@ -77,6 +79,11 @@ class _SpanAttention:
         else:
             out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask)
         return out.view(kv_heads, -1, count, dim).permute(2, 0, 1, 3).reshape(count, heads, dim)
+
+    def _fold(self, mask: Tensor, groups: int) -> Tensor:
+        if groups not in self._folded:
+            self._folded[groups] = mask.repeat(groups, 1)
+        return self._folded[groups]
 
 
 def _attend_short(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
