@@ -119,7 +119,7 @@ def main() -> None:
     if mode == "unfused":
         engine.build.make_decode_runner = refuse  # type: ignore[assignment]
     model = Engine.load(str(folder), device="cuda", context=2048)
-    figures, packed = model.figures(), model._network.is_packed
+    figures, packed = model.figures(), model.pieces.network.is_packed
     found = {"usual": usual, "unfused": usual, "lost": lost, "short": short}[mode](model)
     model.close()
     told = {"notes": figures.notes, "decode": figures.decode, "packed": packed, "bytes": figures.weight_bytes}
