@@ -194,6 +194,11 @@ class LayerWeights:
         assert isinstance(self.mixer, AttentionWeights)
         return self.mixer
 
+    @property
+    def projections(self) -> Linear:
+        """The first product of the mixer: q, k and v, or those of a convolution."""
+        return self.mixer.qkv if isinstance(self.mixer, AttentionWeights) else self.mixer.inputs
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:

@@ -6,18 +6,23 @@ from torch import Tensor
 
 from engine.batch import Span
 from engine.cache.kv_cache import KVCache
+from engine.kernels.convolution_rows import COMPUTED_HERE, NONE
 from models.reference.attention import Attention
 
 
 class ConvolvingStep:
     """The attention of one step for a network some of whose layers are convolutions (`ConvolutionRows`)."""
 
-    def __init__(self, attend: Attention, cache: KVCache, spans: tuple[Span, ...]) -> None:
-        """`attend` computes the layers with attention; `spans` are the rows of the step."""
+    def __init__(
+        self, attend: Attention, cache: KVCache, spans: tuple[Span, ...], seen: Tensor | None = None
+    ) -> None:
+        """`attend` computes the layers with attention; `spans` are the rows of the step. `seen` is what `seen` returns,
+        if it is on the device already."""
         self._attend = attend
-        self._cache = cache
+        self.cache = cache
         self._spans = spans
         self._slots: dict[int, tuple[Tensor, Tensor]] = {}
+        self._places = seen
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `models.reference.attention.Attention`."""
@@ -28,18 +33,45 @@ class ConvolvingStep:
         if width not in self._slots:  # the same in all layers
             self._slots[width] = self._seen(width)
         slots, missing = self._slots[width]
-        self._cache.keep(layer_index, slots[-1], x)
-        earlier = self._cache.k[layer_index][slots[:-1]].squeeze(2).masked_fill_(missing, 0)
+        self.cache.keep(layer_index, slots[-1], x)
+        earlier = self.cache.k[layer_index][slots[:-1]].squeeze(2).masked_fill_(missing, 0)
         return [*earlier, x]
+
+    def seen(self, most: int) -> Tensor:
+        """Return `seen_rows` of all spans on the device, int32 [T, most]; `most` is the same in all calls."""
+        if self._places is None:
+            places = torch.cat([seen_rows(self.cache, span, most) for span in self._spans])
+            self._places = places.to(self.cache.device, non_blocking=True)
+        return self._places
 
     def _seen(self, width: int) -> tuple[Tensor, Tensor]:
         """Return the slots int64 [width, T] that each row sees, and which of the earlier ones there are not, bool
         [width - 1, T, 1]: those before the first row of a sequence, which have the slot 0."""
-        found = []
-        for span in self._spans:
-            first = max(span.start - (width - 1), 0)
-            slots = self._cache.every_slot(span.blocks, first, span.stop)
-            slots = F.pad(slots, (width - 1 - (span.start - first), 0), value=-1)
-            found.append(slots.unfold(0, span.count, 1))
-        slots = torch.cat(found, dim=1).to(self._cache.device, non_blocking=True)
+        slots = torch.cat([_slots(self.cache, span, width).T for span in self._spans], dim=1)
+        slots = slots.to(self.cache.device, non_blocking=True)
         return slots.clamp(min=0), (slots[:-1] < 0).unsqueeze(-1)
+
+
+def convolving(attend: Attention, cache: KVCache, spans: tuple[Span, ...]) -> Attention:
+    """Return `attend`, made a `ConvolvingStep` if the cache has the inputs of convolutions."""
+    return attend if all(row.has_v for row in cache.rows) else ConvolvingStep(attend, cache, spans)
+
+
+def seen_rows(cache: KVCache, span: Span, most: int) -> Tensor:
+    """Return where each row of a span finds itself and the rows before it: int32 [count, most] in host memory.
+
+    First comes the slot of the row itself, then that of the row before it, and so on. Earlier rows of the span are
+    COMPUTED_HERE; where there is no row, there is NONE.
+    """
+    seen = _slots(cache, span, most).flip(1)
+    back, row = torch.arange(most), torch.arange(span.count)[:, None]
+    return seen.masked_fill((back > 0) & (back <= row), COMPUTED_HERE).int()
+
+
+def _slots(cache: KVCache, span: Span, width: int) -> Tensor:
+    """Return the slots of the `width` rows up to each row of a span, int64 [count, width]; NONE before the first row of
+    the sequence."""
+    first = max(span.start - (width - 1), 0)
+    slots = cache.every_slot(span.blocks, first, span.stop)
+    slots = F.pad(slots, (width - 1 - (span.start - first), 0), value=NONE)
+    return slots.unfold(0, width, 1)

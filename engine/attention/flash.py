@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import Write
+from engine.attention.convolving import convolving
 from engine.attention.parts import SpanRows, WriteSpans, block_tables, ends, expands
 from engine.attention.sdpa_gpu import GpuSpan
 from engine.attention.triton import TritonBackend
@@ -64,6 +65,9 @@ class FlashBackend:
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
+        return convolving(self._attention(batch), self._cache, batch.spans)
+
+    def _attention(self, batch: StepBatch) -> Attention:
         spans, counts = batch.spans, [span.count for span in batch.spans]
         if len(spans) == 1 and self._is_whole(spans[0]):
             return _Whole(self._cache, self._options, spans[0], self._by_torch)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention.convolving import ConvolvingStep
+from engine.attention.convolving import convolving
 from engine.attention.parts import Parts, SpanRows, places
 from engine.attention.sdpa_gpu import gpu_step
 from engine.attention.unusual import Layers
@@ -27,12 +27,10 @@ class SdpaBackend:
         """Attend in the layers of `cache`; `unusual` has those that are not plain softmax."""
         self._cache = cache
         self._unusual = unusual
-        self._convolves = not all(row.has_v for row in cache.rows)
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
-        step = self._attention(batch)
-        return ConvolvingStep(step, self._cache, batch.spans) if self._convolves else step
+        return convolving(self._attention(batch), self._cache, batch.spans)
 
     def _attention(self, batch: StepBatch) -> Attention:
         if self._cache.device.type == "cuda" and not self._unusual:

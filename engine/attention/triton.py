@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import Write
+from engine.attention.convolving import convolving
 from engine.attention.parts import Parts, WriteSpans, block_tables, cache_args, ends, expands, places, runs
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.unusual import Layers
@@ -45,6 +46,9 @@ class TritonBackend:
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
+        return convolving(self._attention(batch), self._cache, batch.spans)
+
+    def _attention(self, batch: StepBatch) -> Attention:
         plain = self._plain(batch) if self._has_plain and self._expands(batch) else None
         if plain is not None and not self._unusual:
             return plain

@@ -49,7 +49,7 @@ NATIVE = frozenset(
 )
 """Features that the native CPU kernels compute. A feature that is not listed, such as a new one, is refused."""
 
-FUSED = NATIVE - {Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}
+FUSED = NATIVE - {Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM} | {Feature.CONVOLUTION}
 """Features that the fused GPU kernels compute."""
 
 FUSED_HEADS = (64, 96, 128, 256)
@@ -61,11 +61,17 @@ NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET})
 DIVIDED = "it is divided among several processes"
 """Why kernels that know nothing of other ranks do not compute a network, as the middle of a sentence."""
 
-ONE_ROW_FORMAT = frozenset(Feature) - {Feature.MIXED_HEADS, Feature.SHARED_KV, Feature.CONVOLUTION}
-"""Features a network may have whose layers all have rows of their own in the KV cache, of the same format."""
+ONE_ROW_FORMAT = frozenset(Feature) - {Feature.MIXED_HEADS, Feature.SHARED_KV}
+"""Features a network may have whose attention layers all have K and V of their own, of the same format."""
 
-PLAIN_ATTENTION = ONE_ROW_FORMAT - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
-"""Features a network may have whose attention is a plain softmax over all preceding rows, the same in all layers."""
+PLAIN_ATTENTION = ONE_ROW_FORMAT - {
+    Feature.WINDOW,
+    Feature.SCALE,
+    Feature.SCORE_CAP,
+    Feature.SINKS,
+    Feature.CONVOLUTION,
+}
+"""Features a network may have whose layers all attend by a plain softmax over all preceding rows."""
 
 
 def lacking(spec: ModelSpec, supported: frozenset[Feature]) -> str | None:

@@ -55,7 +55,7 @@ def engine_of(folder: Path, attention: str = "auto", **options: Any) -> Any:
     options = {"attention": attention, "block_size": None, "num_blocks": 600, "streams": len(TEXTS)} | options
     try:
         network = load_model(files_of(folder), dtype=BF16, device=DEVICE)
-        asked = kinds(layer.attention for layer in network.spec.layers)
+        asked = kinds(network.spec.attentions.values())
         choose_attention(attention, DEVICE, BF16, network.spec.attention.head_dim, asked)
     except EngineError as error:
         if attention != "flash":

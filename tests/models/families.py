@@ -337,6 +337,7 @@ _SMALL: dict[str, Any] = {"num_hidden_layers": 2, "intermediate_size": 40, "voca
 _HEADS = _SMALL | {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
 _GEMMA = _HEADS | {"query_pre_attn_scalar": 36}
 _FACTORS = {"short_factor": [1.0, 1.25] * 8, "long_factor": [1.0, 6.0] * 8}
+_CONVOLVES = ["conv", "full_attention"]
 _TYPES = ["sliding_attention", "full_attention"]
 FUSED: dict[str, Any] = {
     "qwen2 windows": tiny(
@@ -368,6 +369,9 @@ FUSED: dict[str, Any] = {
     "seed oss": tiny(SeedOssConfig, **_HEADS, head_dim=128),
     "granite4": tiny_granite4(**_HEADS, attention_multiplier=0.25),
     "hunyuan": tiny(HunYuanDenseV1Config, **_HEADS, head_dim=96),
+    "lfm2": tiny_lfm2(**_HEADS, layer_types=_CONVOLVES),
+    "lfm2 biases": tiny_lfm2(**_HEADS, layer_types=_CONVOLVES, conv_bias=True, conv_L_cache=7),
+    "lfm2 moe": tiny_lfm2_moe(**_HEADS, layer_types=_CONVOLVES, num_dense_layers=1),
 }
 """Configs with head sizes that the fused kernels know, and as many layers as differ from each other."""
 

@@ -15,6 +15,7 @@ its squares. In small networks o also combines the chunks of a single short sequ
 A norm of a product's output, before it is added to x, is a launch of its own (`norm_kernel`).
 
 In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no experts.
+A short convolution is one launch in place of the attention and its combination (`convolution.py`).
 
 With many query heads per KV head, and for many short sequences, tensor cores compute the attention
 (`attention_mma.py`). With more rows, rows that several sequences share are attended to once, besides those that each
@@ -36,7 +37,7 @@ from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_divided, not_fused
-from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed
+from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed, wants_norm
 from engine.execute.cuda.all_reduce import AllReduce
 from engine.execute.cuda.attend_mma import (
     attend_mma,
@@ -45,6 +46,7 @@ from engine.execute.cuda.attend_mma import (
     choose_own_cut,
     choose_shared_cut,
 )
+from engine.execute.cuda.convolution import convolve, most_seen, seen_in_step
 from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, Partials, attend, parts_left
 from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.host_experts import HostExperts
@@ -69,10 +71,10 @@ from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import has_warpgroups, split_alike
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
-from models.network import ExpertWeights, Linear, Network, Weight
+from models.network import ConvolutionWeights, ExpertWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, ModelSpec
-from models.weights.formats.blocks import BLOCKS, COLUMNS
+from models.weights.formats.blocks import COLUMNS
 
 
 def unsupported(network: Network) -> str | None:
@@ -156,9 +158,10 @@ class FusedDecoder:
         self._prepared = buffer(few, size)
         self._square_sums = buffer(few * triton.cdiv(size, SMALLEST_OUTPUTS), dtype=torch.float32)
         self._part = buffer(few if exchange is not None else 0, size, dtype=torch.float32)
-        self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
-        self._mixed = buffer(most, self._q_heads * self._dim)
+        self._projected = buffer(few * max(layer.projections.rows for layer in network.layers))
+        self._mixed = buffer(most * max(layer.mixer.out.columns for layer in network.layers))
         self._inner = buffer(few * _largest(spec))
+        self._seen = buffer(most, most_seen(spec), dtype=torch.int32)
         self._experts = ExpertStep(network, few, pdl) if has_experts(spec) else None
         self._logits = buffer(most if deterministic else few, vocab)
         parts = max(
@@ -223,6 +226,11 @@ class FusedDecoder:
         )
         split_alike(kernel)
 
+    def _see(self, given: StepInput, rows: int) -> None:
+        """Look up for all convolutions, if there are any, where the rows of the step find those before them."""
+        if self._seen.numel():
+            seen_in_step(given, self._seen[:rows], self._cache.block_size)
+
     def _few(
         self,
         given: StepInput,
@@ -238,16 +246,18 @@ class FusedDecoder:
         norms = [normed(spec.attention_norm, layer.attention_norm) for spec, layer in layers]
         norms.append((whole.final_norm, network.final_norm))
         programs = 0  # that have prepared x for the next norm
+        self._see(given, rows)
         for index, (spec, layer) in enumerate(layers):
-            attention, feed, weights = layer.attention, spec.feed_forward, layer.feed_forward
-            self._linear(rows, x, attention.qkv, self._heads, norm=norms[index], prepared=programs)
-            parts = self._attend(given, rows, index, self._heads, limit, own, alone)
+            first, feed, weights = layer.projections, spec.feed_forward, layer.feed_forward
+            projected = self._projected[: rows * first.rows].view(rows, first.rows)
+            self._linear(rows, x, first, projected, norm=norms[index], prepared=programs)
+            parts = self._attend(given, rows, index, projected, limit, own, alone)
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
             following = (
-                norm if not isinstance(weights, ExpertWeights) and _wants_norm(weights.gate_up) else None
+                norm if not isinstance(weights, ExpertWeights) and wants_norm(weights.gate_up) else None
             )
-            programs = self._add(rows, self._mixed, attention.out, x, after, scale, following, parts)
+            programs = self._add(rows, self._mixed, layer.mixer.out, x, after, scale, following, parts)
             if isinstance(weights, ExpertWeights):
                 assert isinstance(feed, Experts)
                 assert norm is not None
@@ -257,8 +267,8 @@ class FusedDecoder:
             inner = self._inner[: rows * feed.size].view(rows, feed.size)
             self._linear(rows, x, weights.gate_up, inner, norm=norm, gate=feed, prepared=programs)
             after = normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
-            consumer = network.head if index + 1 == len(layers) else layers[index + 1][1].attention.qkv
-            following = norms[index + 1] if _wants_norm(consumer) else None
+            consumer = network.head if index + 1 == len(layers) else layers[index + 1][1].projections
+            following = norms[index + 1] if wants_norm(consumer) else None
             programs = self._add(rows, inner, weights.down, x, after, scale, following)
         scale, cap = whole.logit_scale, whole.logit_cap or 0.0
         self._linear(rows, x, network.head, logits, norm=norms[-1], scale=scale, cap=cap, prepared=programs)
@@ -299,8 +309,10 @@ class FusedDecoder:
     def _many(self, rows: int, limit: int, own: int) -> Tensor:
         def attend(index: int, projected: Tensor) -> Tensor:
             self._attend(self._given, rows, index, projected, limit, own)
-            return self._mixed[:rows]
+            size = self._network.layers[index].mixer.out.columns
+            return self._mixed[: rows * size].view(rows, size)
 
+        self._see(self._given, rows)
         # A decode step never fetches experts, however many rows it has.
         on_host = None if self._on_host is None else OnHost(self._on_host, False, self._given.active)
         hidden = run_layers(self._network, self._x[:rows], attend, on_host, self._wide, self._exchange)
@@ -421,20 +433,24 @@ class FusedDecoder:
         given: StepInput,
         rows: int,
         index: int,
-        heads: Tensor,
+        projected: Tensor,
         limit: int,
         own: int = 0,
         alone: StepInput | None = None,
     ) -> Partials | None:
-        """Attend: heads [rows, ...] -> `_mixed`. K and V of the new tokens go into the cache.
+        """Attend, or convolve: projected [rows, ...] -> `_mixed`. What is kept of the new tokens goes into the cache.
 
         With `alone`, which presents each row as the only one in its block, K and V are written first, because rows of
         the same step read them. Parts are returned if they are to be combined by the next product.
         """
-        spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
+        mixer = self._network.layers[index].mixer
+        if isinstance(mixer, ConvolutionWeights):
+            convolve(mixer, projected, self._cache.k[index], self._seen, self._mixed, self._pdl)
+            return None
+        spec, layer = self._network.spec.layers[index].attention, mixer
         shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine, self._small)
         step = AttentionInput(
-            heads,
+            projected,
             layer.head_norm,
             layer.rotary,
             self._cache.k[index],
@@ -447,7 +463,7 @@ class FusedDecoder:
             layer.sinks,
             self._cache.told(index),
         )
-        itemsize = self._cache.kv.element_size()
+        itemsize = self._cache.k[index].element_size()
         sharing = None
         if own and self.kv is not None and spec.window is None and layer.sinks is None:
             sharing = choose_sharing(rows, self.kv.group)
@@ -475,16 +491,6 @@ class FusedDecoder:
             parts = parts_left(step, spec, choose_chunking(limit, self._kv_heads, split))
         launch(step, self._mixed if parts is None else None, limit, alone is None)
         return parts
-
-
-def _wants_norm(layer: Linear) -> bool:
-    """Return whether a product is faster if the one before it prepares x for its norm.
-
-    Kernels with quantised weights wait for instructions, and the norm takes many. On an H200, steps of one and of eight
-    tokens take 0.98 and 0.94 of their time for 8B in Q4_0, 0.98 and 0.95 in Q4_K_M, 0.92 and 0.91 for 0.6B in Q4_0. But
-    in Q8_0 8B takes 1.01 and 1.00, and in bf16 0.6B takes 1.12 and 0.99, because the sums of squares arrive later.
-    """
-    return all(part.planes is not None and BLOCKS[part.format].planes[0] < 8 for part in layer.parts)
 
 
 def _largest(spec: ModelSpec) -> int:

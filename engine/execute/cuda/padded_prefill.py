@@ -27,14 +27,17 @@ import torch
 from torch import Tensor
 
 from engine.attention import RaggedBackend, Write
+from engine.attention.convolving import ConvolvingStep, seen_rows
 from engine.attention.parts import cache_args
 from engine.attention.triton import WriteTokens
 from engine.attention.unusual import Layers, unusual_layers
 from engine.batch import Recorded, Span
 from engine.cache.kv_cache import KVCache
+from engine.execute.cuda.convolution import most_seen
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.input_buffers import StagedInputs
+from engine.kernels.convolution_rows import NONE
 from engine.kernels.triton.prompt_attention import prompt_attention
 from models.network import Network
 from models.reference.attention import Attention
@@ -96,7 +99,9 @@ class PaddedPrefill:
         tokens = max(tokens, self._alone[-1])
         self._rows = (-(-rows // cache.block_size) + 1) * cache.block_size
         blocks = self._rows // cache.block_size
-        sizes = (tokens, tokens, tokens, 3, spans, spans + 1, spans + 1, spans * blocks)
+        self._most_seen = most_seen(network.spec)
+        seen = tokens * self._most_seen
+        sizes = (tokens, tokens, tokens, 3, spans, spans + 1, spans + 1, spans * blocks, seen)
         self._given = StagedInputs(sizes, device)
         self._logits = torch.zeros(spans, network.spec.vocab_size, dtype=network.dtype, device=device)
 
@@ -167,7 +172,7 @@ class PaddedPrefill:
             self._graphs.run(("prompts", shape), lambda: self._step(shape, real))
 
     def _send(self, shape: Shape, step: tuple[Span, ...]) -> None:
-        ids, positions, slots, span_rows, last, q_ends, k_ends, tables = self._given.begin()
+        ids, positions, slots, span_rows, last, q_ends, k_ends, tables, seen = self._given.begin()
         at = 0
         if shape.spans == 1:
             (span,) = step
@@ -175,10 +180,13 @@ class PaddedPrefill:
             span_rows[:] = span.start - at, span.start, span.stop
             q_ends[0] = at
         slots.fill(-1)
+        seen.fill(NONE)
         for number, (span, table) in enumerate(zip(step, tables.reshape(len(last), -1), strict=False)):
             end = at + span.count
             ids[at:end], positions[at:end] = span.tokens, span.positions
             slots[at:end] = self._cache.every_slot(span.blocks, span.start, span.stop).numpy()
+            if most := self._most_seen:
+                seen[at * most : end * most] = seen_rows(self._cache, span, most).flatten().numpy()
             blocks = span.blocks[: -(-span.stop // self._cache.block_size)]
             table[: len(blocks)] = blocks
             last[number] = end - 1
@@ -190,7 +198,7 @@ class PaddedPrefill:
 
     @torch.inference_mode()
     def _step(self, shape: Shape, real: int) -> None:
-        ids, positions, slots, span_rows, last, q_ends, k_ends, tables = self._given.parts
+        ids, positions, slots, span_rows, last, q_ends, k_ends, tables, seen = self._given.parts
         size, spans = shape.tokens, shape.spans
         table = tables.view(last.shape[0], -1)[:spans]
         write = WriteTokens(self._cache, slots)
@@ -200,6 +208,8 @@ class PaddedPrefill:
         else:
             q_ends, k_ends = q_ends[: spans + 1], k_ends[: spans + 1]
             attention = self._backend.ragged(write, q_ends, k_ends, table, shape.longest, self._rows)
+        if most := self._most_seen:
+            attention = ConvolvingStep(attention, self._cache, (), seen.view(-1, most))
         hidden = self._model.forward(ids[:size], positions[:size], attention, slots[:size], real)
         self._logits[:spans].copy_(self._model.logits(hidden.index_select(0, last[:spans])))
 

@@ -12,14 +12,16 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from engine.attention.convolving import ConvolvingStep
 from engine.execute.cuda.add_norm import AddNorm, add_norm, normed
+from engine.execute.cuda.convolution import convolve, most_seen
 from engine.execute.cuda.decode_attention import rotation
 from engine.execute.cuda.experts import activation, choose, mix
 from engine.execute.cuda.host_experts import HostExperts, not_for_padding
 from engine.execute.cuda.packed import packed_embedding, packed_product
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.prefill import gate_kernel, position_kernel, unusual_position_kernel
-from models.network import ExpertWeights, FeedForwardWeights, Linear, Network
+from models.network import ConvolutionWeights, ExpertWeights, FeedForwardWeights, Linear, Network
 from models.reference.attention import Attention
 from models.reference.collective import Collective
 from models.reference.decoder import Decoder
@@ -27,7 +29,7 @@ from models.spec import Attention as AttentionSpec
 from models.spec import Experts, FeedForward
 
 Attend = Callable[[int, Tensor], Tensor]
-"""(layer, projected q, k and v [T, numbers]) -> the input of the output projection [T, q numbers]."""
+"""(layer, the mixer's projections [T, numbers]) -> the input of its output projection [T, numbers]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,8 @@ def run_layers(
     for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
         between = AddNorm(post, scale, normed(layer.attention_norm, weights.attention_norm))
         given, residual = _add_norm(x, residual, between, by.pdl, sums)
-        mixed = attend(index, by.product(weights.attention.qkv, given))
-        x = by.parts(weights.attention.out, mixed, place())
+        mixed = attend(index, by.product(weights.projections, given))
+        x = by.parts(weights.mixer.out, mixed, place())
         post, scale = normed(layer.attention_post_norm, weights.attention_post_norm), layer.residual_scale
         between = AddNorm(post, scale, normed(layer.feed_forward_norm, weights.feed_forward_norm))
         given, residual = _add_norm(x, residual, between, by.pdl, sums)
@@ -150,6 +152,7 @@ class FusedPrefill:
         self._reference = Decoder(network, packed_product, embedding=packed_embedding, peers=peers)
         self._on_host = on_host
         self._sums = sums
+        self._most_seen = most_seen(network.spec)
 
     def forward(
         self,
@@ -176,7 +179,13 @@ class FusedPrefill:
         return self._reference.logits(hidden)
 
     def _attend(self, index: int, projected: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
+        layer = self._network.layers[index].mixer
+        if isinstance(layer, ConvolutionWeights):
+            assert isinstance(attention, ConvolvingStep)
+            out = projected.new_empty(len(projected), len(layer.filters))
+            convolve(layer, projected, attention.cache.k[index], attention.seen(self._most_seen), out)
+            return out
+        spec = self._network.spec.layers[index].attention
         heads = projected.view(projected.shape[0], -1, spec.head_dim)
         count = spec.heads + spec.kv_heads
         position(spec, heads, layer.head_norm, layer.rotary, positions)

@@ -121,7 +121,7 @@ class StepBench:
     @staticmethod
     def cache_bytes(like: KVCache) -> int:
         """Return the bytes of a sequence in the bench's own cache."""
-        return like.kv[:, :, :1].nbytes * _blocks(like, SMALLEST) * like.block_size
+        return like.token_bytes * _blocks(like, SMALLEST) * like.block_size
 
     def candidates(self, rows: int) -> dict[str, tuple[Numbers, ...]]:
         """See `Bench`. The candidates are in the order in which a step uses them."""
@@ -197,20 +197,11 @@ class StepBench:
     def _ready(self) -> FusedDecoder:
         """Return the program, made on the computing thread. Raises RuntimeError if there is no memory for it."""
         if self._program is None:
-            spec, like = self._network.spec, self._like
-            heads, device = spec.attention, like.kv.device
+            like, device = self._like, self._like.device
             blocks = _blocks(like, self._limit)
-            cache = KVCache.uniform(
-                len(spec.layers),
-                self._sequences * blocks,
-                like.block_size,
-                heads.kv_heads,
-                heads.head_dim,
-                like.dtype,
-                device,
-                kind=like.row.kind if like.row.is_quantized else "auto",
-            )
-            cache.kv.zero_()
+            cache = KVCache(like.rows, self._sequences * blocks, like.block_size, like.dtype, device)
+            for part in cache.parts:
+                part.zero_()
             self._cache = cache
 
             def full(value: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -241,7 +232,7 @@ class StepBench:
     def _prompt(self, cuts: KernelConfigs) -> None:
         from engine.kernels.triton.prompt_attention import ragged_attention
 
-        cache, spec, device = self._cache, self._network.spec.attention, self._like.kv.device
+        cache, spec, device = self._cache, self._network.spec.attention, self._like.device
         assert cache is not None
         q = torch.zeros(PROMPT_TOKENS, spec.heads, spec.head_dim, dtype=self._network.dtype, device=device)
         ends = torch.arange(2, dtype=torch.int32, device=device) * PROMPT_TOKENS
@@ -249,7 +240,7 @@ class StepBench:
             -(-PROMPT_TOKENS // cache.block_size), dtype=torch.int32, device=device
         ) % _blocks(cache, self._limit)
         tile = cuts.prompt(spec, q.element_size())
-        for layer in range(min(PROMPT_LAYERS, len(cache.k))):
+        for layer in list(self._network.spec.attentions)[:PROMPT_LAYERS]:
             ragged_attention(
                 q, q_ends=ends, k_ends=ends, tables=table[None], most_tokens=PROMPT_TOKENS, tile=tile,
                 **cache_args(cache, layer),

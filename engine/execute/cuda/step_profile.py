@@ -10,8 +10,8 @@ import torch
 from engine.kernels.recording import wait_for
 
 STEPS = 32
-ATTENDS = ("attention_kernel", "parts_kernel")
-"""The attention kernels; every layer runs one of them once."""
+ATTENDS = ("attention_kernel", "parts_kernel", "convolve_kernel")
+"""The kernels of attention and convolutions; every layer runs one of them once."""
 AFTER = ("o", "gate and up", "down")
 """The products of a layer after its attention."""
 
@@ -83,10 +83,15 @@ def _steps(ran: Sequence[Ran]) -> Iterable[list[Ran]]:
 def _places(names: Sequence[str]) -> list[tuple[int | None, str]]:
     """Return the layer of each kernel of a step, and the name of its purpose."""
     attends = [at for at, name in enumerate(names) if name.startswith(ATTENDS)]
-    before = attends[0] - 1 if attends else 0
+    first = 1 + sum(name.startswith("seen_kernel") for name in names)  # kernels before the layers
+    before = attends[0] - first if attends else 0
     starts = [at - before for at in attends]
-    if len(starts) > 1:  # the last layer has as many kernels as the one before
-        starts.append(starts[-1] + starts[-1] - starts[-2])
+    if (
+        len(starts) > 1
+    ):  # the last layer has as many kernels as the one of its kind before it, if there is one
+        alike = [at for at in range(len(attends) - 1) if names[attends[at]] == names[attends[-1]]]
+        at = alike[-1] if alike else len(starts) - 2
+        starts.append(starts[-1] + starts[at + 1] - starts[at])
     found: list[tuple[int | None, str]] = []
     layer, products = -1, 0
     for at, name in enumerate(names):
@@ -99,7 +104,7 @@ def _places(names: Sequence[str]) -> list[tuple[int | None, str]]:
         elif at < attends[layer]:
             found.append((layer, "q, k, v" if "linear" in name else plain))
         elif name.startswith(ATTENDS):
-            found.append((layer, "attention"))
+            found.append((layer, "convolution" if name.startswith("convolve") else "attention"))
         elif "linear" in name and products < len(AFTER):
             found.append((layer, AFTER[products]))
             products += 1

@@ -289,6 +289,18 @@ for rows, outputs, inputs, gated, apart in (
 print(json.dumps(found))
 """
 
+CONVOLUTIONS = """
+from engine.kernels.triton.convolution import convolve_kernel, seen_kernel
+
+TYPES.update(seen="*i32")
+found = []
+for capability in (80, 86, 89, 90, 120):
+    constants = dict(SIZE=2048, WIDTH=3, MOST=4, BLOCK=256, PDL=capability >= 90, bias=None)
+    found.append(ptx(convolve_kernel, 4, constants, ASTSource, capability))
+    found.append(ptx(seen_kernel, 1, dict(BLOCK=256, MOST=4), ASTSource, capability))
+print(json.dumps([[shared, ".local" in text] for text, shared in found]))
+"""
+
 EXCHANGE = """
 from engine.kernels.triton.all_reduce import begin_kernel, join_kernel, sum_kernel
 from engine.kernels.triton.sum_norm import sum_norm_kernel
@@ -338,6 +350,10 @@ def test_kernels_of_packed_experts_compile_and_spill_nothing() -> None:
         assert early, "copies before the wait; of gate and up, what comes after only when the ids can be seen"
         assert fits
         assert not spilled
+
+
+def test_convolutions_compile_for_every_gpu_and_take_no_memory() -> None:
+    assert made(CONVOLUTIONS) == [[0, False]] * 10
 
 
 def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others() -> None:

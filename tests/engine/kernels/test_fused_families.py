@@ -1,6 +1,7 @@
 """What families ask of the fused kernels, against the plain modules: in fp32 and in Triton's interpreter."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from engine.attention.triton import TritonBackend
 from engine.attention.unusual import unusual_layers
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
+from engine.cache.kv_rows import layer_rows
 from engine.cache.window import Window
 from engine.execute.compatibility import not_fused
 from engine.execute.cuda import padded_prefill
@@ -21,6 +23,7 @@ from engine.execute.cuda.padded_prefill import PaddedPrefill
 from engine.execute.cuda.prefill import FusedPrefill
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import context_limit
+from engine.execute.cuda.verify import GuessedRows
 from engine.kernels.triton import prompt_attention
 from engine.kernels.triton.prompt_attention import Tile
 from models.loading.load import load_model
@@ -46,8 +49,17 @@ class Case:
     texts: list[list[int]]
     last: Tensor
     """Logits of the last token of each text, whose rows are not in the cache."""
-    rows: Tensor
-    """What it would write there."""
+    rows: list[Tensor]
+    """What it would write there, in each part of the cache."""
+
+
+def cache_of(network: Network, blocks: int, window: Window | None = None) -> KVCache:
+    """Return a cache of rows that were never written, which must not matter."""
+    rows = layer_rows(network.spec, torch.float32, CPU)
+    cache = KVCache(rows, blocks, BLOCK, torch.float32, CPU, window)
+    for part in cache.parts:
+        part.fill_(float("nan"))
+    return cache
 
 
 @pytest.fixture(scope="module", params=list(FUSED))
@@ -56,13 +68,11 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     network = load_model(
         files_of(write_checkpoint(folder, FUSED[request.param])), dtype=torch.float32, device=CPU
     )
-    heads, random = network.spec.attention, torch.Generator().manual_seed(1)
+    random = torch.Generator().manual_seed(1)
     blocks = iter(torch.randperm(48, generator=random).tolist())
     tables = [tuple(next(blocks) for _ in range(length // BLOCK + 1)) for length in LENGTHS]
     texts = [torch.randint(40, (length + 1,), generator=random).tolist() for length in LENGTHS]
-    layers = len(network.spec.layers)
-    cache = KVCache.uniform(layers, 48, BLOCK, heads.kv_heads, heads.head_dim, torch.float32, CPU)
-    cache.kv.fill_(float("nan"))  # rows that were never written must not matter
+    cache = cache_of(network, 48)
     backend = SdpaBackend(cache, unusual_layers(network))
     model, last = Decoder(network), []
     with torch.inference_mode():
@@ -73,16 +83,17 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 hidden = model.forward(torch.tensor(text[start:stop]), torch.arange(start, stop), step)
             last.append(model.logits(hidden[-1:])[0])
     ends = [table[-1] * BLOCK + length % BLOCK for table, length in zip(tables, LENGTHS, strict=True)]
-    rows = cache.kv[:, :, ends].clone()
-    cache.kv[:, :, ends] = float("nan")
+    rows = [part[:, :, ends].clone() for part in cache.parts]
+    for part in cache.parts:
+        part[:, :, ends] = float("nan")
     return Case(network, cache, tables, texts, torch.stack(last), rows)
 
 
-def decoded(case: Case, slots: list[int], rows: int) -> tuple[Tensor, Tensor]:
-    """Logits of the last tokens of some texts, and the rows that were written."""
-    heads, layers = case.network.spec.attention, len(case.network.spec.layers)
-    cache = KVCache.uniform(layers, 48, BLOCK, heads.kv_heads, heads.head_dim, torch.float32, CPU)
-    cache.kv.copy_(case.cache.kv)
+def decoded(case: Case, slots: list[int], rows: int) -> tuple[Tensor, list[Tensor]]:
+    """Logits of the last tokens of some texts, and the rows that were written in each part of the cache."""
+    cache = cache_of(case.network, 48)
+    for part, given in zip(cache.parts, case.cache.parts, strict=True):
+        part.copy_(given)
     held = Slots(3, 32, 12, torch.tensor([text[-1] for text in case.texts]))
     for slot, (table, length) in enumerate(zip(case.tables, LENGTHS, strict=True)):
         held.put(slot, length, length)
@@ -93,37 +104,70 @@ def decoded(case: Case, slots: list[int], rows: int) -> tuple[Tensor, Tensor]:
         program = FusedDecoder(case.network, cache, held.given, pdl=False)
         logits = program.run(rows, context_limit(max(LENGTHS)))[: len(slots)].clone()
     ends = [case.tables[slot][-1] * BLOCK + LENGTHS[slot] % BLOCK for slot in slots]
-    return logits, cache.kv[:, :, ends]
+    return logits, [part[:, :, ends] for part in cache.parts]
+
+
+def agrees(case: Case, slots: list[int], logits: Tensor, written: list[Tensor]) -> None:
+    """Compare a step of these slots with what the plain modules compute and write."""
+    torch.testing.assert_close(logits, case.last[slots], rtol=1e-4, atol=2e-4)
+    for found, wanted in zip(written, case.rows, strict=True):
+        torch.testing.assert_close(found, wanted[:, :, slots], rtol=1e-4, atol=1e-4)
 
 
 def test_a_step_of_families_gives_what_the_plain_modules_give(case: Case) -> None:
     assert not_fused(case.network.spec) is None
     slots = [0, 2, 1]
     logits, written = decoded(case, slots, 4)
-    torch.testing.assert_close(logits, case.last[slots], rtol=1e-4, atol=2e-4)
-    torch.testing.assert_close(written, case.rows[:, :, slots], rtol=1e-4, atol=1e-4)
+    agrees(case, slots, logits, written)
     alone, _ = decoded(case, [2], 1)
     assert torch.equal(alone[0], logits[1])  # bit for bit
 
 
-@pytest.mark.parametrize("case", ["gemma3", "olmo3"], indirect=True)
+@pytest.mark.parametrize("case", ["lfm2", "lfm2 biases", "lfm2 moe"], indirect=True)
+def test_a_row_of_a_convolution_may_see_rows_of_its_own_step(case: Case) -> None:
+    """As where guesses are checked: rows of one text follow each other, and get the bits of steps of one row."""
+    cache = cache_of(case.network, 48)
+    found = []
+    for together in (False, True):
+        for part, given in zip(cache.parts, case.cache.parts, strict=True):
+            part.copy_(given)
+        held = Slots(3, 8, 12, torch.tensor([text[-1] for text in case.texts]))
+        held.put(0, LENGTHS[0], LENGTHS[0])
+        held.show(0, case.tables[0])
+        held.activate([0], 1)
+        held.send()
+        with torch.inference_mode():
+            program = FusedDecoder(case.network, cache, held.given, pdl=False)
+            rows: Any = GuessedRows(program, held, BLOCK)
+            if together:
+                rows.plan([(0, (7, 9, 11))])
+                rows.compute(4, context_limit(LENGTHS[0] + 3))
+                found.append(rows._logits[4].clone())
+                continue
+            one = []
+            for place, token in enumerate((case.texts[0][-1], 7, 9, 11)):
+                held.given.token[0], held.given.counters[0] = token, LENGTHS[0] + place
+                one.append(program.run(1, context_limit(LENGTHS[0]))[0].clone())
+            found.append(torch.stack(one))
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[0][0], case.last[0], rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("case", ["gemma3", "olmo3", "lfm2 biases"], indirect=True)
 def test_a_large_step_of_families_gives_what_the_plain_modules_give(case: Case) -> None:
     slots = [1, 0, 2]
-    logits, written = decoded(case, slots, 32)
-    torch.testing.assert_close(logits, case.last[slots], rtol=1e-4, atol=2e-4)
-    torch.testing.assert_close(written, case.rows[:, :, slots], rtol=1e-4, atol=1e-4)
+    agrees(case, slots, *decoded(case, slots, 32))
 
 
 def test_a_prompt_of_families_gives_what_the_plain_modules_give(case: Case) -> None:
-    spec, network = case.network.spec, case.network
+    network = case.network
     ids = torch.tensor(case.texts[1])
     positions = torch.arange(len(ids)) + 5  # not the row, as behind a masked think span
     hidden, caches = [], []
     for program in (Decoder(network), FusedPrefill(network)):
-        cache = KVCache.uniform(
-            len(spec.layers), 4, 16, spec.attention.kv_heads, spec.attention.head_dim, torch.float32, CPU
-        )
-        cache.kv.zero_()
+        cache = cache_of(network, 4)
+        for part in cache.parts:
+            part.zero_()
         backend = SdpaBackend(cache, unusual_layers(network))
         with torch.inference_mode():
             parts = [
@@ -135,25 +179,23 @@ def test_a_prompt_of_families_gives_what_the_plain_modules_give(case: Case) -> N
                 for start, stop in ((0, 25), (25, len(ids)))
             ]
             hidden.append(torch.cat(parts))
-        caches.append(cache.kv)
+        caches.append(cache.parts)
     torch.testing.assert_close(hidden[1], hidden[0], rtol=1e-4, atol=2e-4)
-    torch.testing.assert_close(caches[1], caches[0], rtol=1e-4, atol=1e-4)
+    for found, wanted in zip(caches[1], caches[0], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["phi3", "gemma2", "olmo3", "gpt-oss"], indirect=True)
+@pytest.mark.parametrize("case", ["phi3", "gemma2", "olmo3", "gpt-oss", "lfm2 biases"], indirect=True)
 def test_deterministic_prompts_of_families_have_the_same_bits_however_they_are_cut(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(padded_prefill, "SLAB", 16)  # the interpreter is slow
     monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(16, 16, 4))
     monkeypatch.setattr(padded_prefill, "ALONE", (16,))
-    spec, text = case.network.spec, case.texts[1]
+    text = case.texts[1]
     found = []
     for cuts in ((len(text),), (7, 30, len(text))):
-        cache = KVCache.uniform(
-            len(spec.layers), 5, 16, spec.attention.kv_heads, spec.attention.head_dim, torch.float32, CPU
-        )
-        cache.kv.fill_(float("nan"))
+        cache = cache_of(case.network, 5)
         padded = PaddedPrefill(case.network, cache, None, len(text), graphs=None)
         for start, stop in zip((0, *cuts), cuts, strict=False):
             span = Span((4, 1, 3), start, stop - start, text[start:stop], range(start, stop), True)
@@ -167,7 +209,7 @@ def test_deterministic_prompts_of_families_have_the_same_bits_however_they_are_c
     torch.testing.assert_close(found[0], case.last[1], rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("case", ["phi3", "gemma2", "gemma3", "olmo3"], indirect=True)
+@pytest.mark.parametrize("case", ["phi3", "gemma2", "gemma3", "olmo3", "lfm2", "lfm2 biases"], indirect=True)
 def test_graphs_of_prompts_of_families_give_what_the_plain_modules_give(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,13 +218,11 @@ def test_graphs_of_prompts_of_families_give_what_the_plain_modules_give(
     monkeypatch.setattr(padded_prefill, "TOGETHER", (64,))
     monkeypatch.setattr(padded_prefill, "SPANS", (4,))
     monkeypatch.setattr(padded_prefill, "LONGEST", (32,))
-    spec, heads = case.network.spec, case.network.spec.attention
+    spec = case.network.spec
     window = Window(spec.window, 32) if spec.window is not None else None
-    cache = KVCache.uniform(
-        len(spec.layers), 48, BLOCK, heads.kv_heads, heads.head_dim, torch.float32, CPU, window
-    )
-    cache.kv.fill_(float("nan"))
-    cache.kv[:, :, : 48 * BLOCK] = case.cache.kv
+    cache = cache_of(case.network, 48, window)
+    for part, given in zip(cache.parts, case.cache.parts, strict=True):
+        part[:, :, : 48 * BLOCK] = given
     backend = TritonBackend(cache, unusual_layers(case.network))
     padded = PaddedPrefill(case.network, cache, backend, max(LENGTHS) + 1, graphs=None)
 
