@@ -178,18 +178,18 @@ class FusedPrefill:
         """See `Decoder.logits`."""
         return self._reference.logits(hidden)
 
-    def _attend(self, index: int, projected: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        layer = self._network.layers[index].mixer
-        if isinstance(layer, ConvolutionWeights):
-            assert isinstance(attention, ConvolvingStep)
-            out = projected.new_empty(len(projected), len(layer.filters))
-            convolve(layer, projected, attention.cache.k[index], attention.seen(self._most_seen), out)
+    def _attend(self, index: int, projected: Tensor, positions: Tensor, step: Attention) -> Tensor:
+        mixer = self._network.layers[index].mixer
+        if isinstance(mixer, ConvolutionWeights):
+            assert isinstance(step, ConvolvingStep)
+            out = projected.new_empty(len(projected), len(mixer.filters))
+            convolve(mixer, projected, step.cache.k[index], step.seen(self._most_seen), out)
             return out
         spec = self._network.spec.layers[index].attention
         heads = projected.view(projected.shape[0], -1, spec.head_dim)
         count = spec.heads + spec.kv_heads
-        position(spec, heads, layer.head_norm, layer.rotary, positions)
-        mixed = attention(index, heads[:, : spec.heads], heads[:, spec.heads : count], heads[:, count:])
+        position(spec, heads, mixer.head_norm, mixer.rotary, positions)
+        mixed = step(index, heads[:, : spec.heads], heads[:, spec.heads : count], heads[:, count:])
         return mixed.reshape(-1, spec.heads * spec.head_dim)
 
 
