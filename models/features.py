@@ -30,6 +30,8 @@ class Feature(Enum):
     EXACT_ROUTER = "a router that is computed in fp32"
     ROUTER_BIAS = "a bias of the router"
     SELECTION_BIAS = "a bias for the choice of experts"
+    EXPERT_GROUPS = "experts that are chosen in groups"
+    EXPERT_SCALE = "a scale for the chosen experts"
     ROUTER_INPUT = "a router with a norm or a scale of its own"
     EXPERT_SCALES = "a scale for each expert"
     EXPERT_NORMS = "norms of the chosen or shared experts alone"
@@ -115,6 +117,8 @@ def of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
             Feature.EXACT_ROUTER: spec.exact_router,
             Feature.ROUTER_BIAS: spec.router_bias,
             Feature.SELECTION_BIAS: spec.selection_bias,
+            Feature.EXPERT_GROUPS: spec.groups > 1,
+            Feature.EXPERT_SCALE: spec.scale != 1.0,
             Feature.ROUTER_INPUT: (spec.router_norm, spec.router_scale) != (None, 1.0),
             Feature.EXPERT_SCALES: spec.expert_scales,
             Feature.EXPERT_NORMS: bool(spec.norms.keys() - {"router_norm"}),

@@ -176,6 +176,13 @@ class Experts:
     """Whether the router is held and computed in fp32, whatever the dtype of the network."""
     selection_bias: bool = False
     """Whether each expert has a number that is added to its score to choose experts, but not to weight them."""
+    groups: int = 1
+    """The experts are divided into this many groups of neighbours, and chosen from the best `chosen_groups` alone."""
+    chosen_groups: int = 1
+    group_best: int = 1
+    """The score of a group is the sum of the scores of its best `group_best` experts, selection bias included."""
+    scale: float = 1.0
+    """Multiplies the weights of the chosen experts, after `renormalise`."""
     shared: FeedForward | None = None
     """An expert that every token uses in addition."""
     shared_gate: bool = False

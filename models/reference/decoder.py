@@ -257,10 +257,11 @@ class Decoder:
         scores = _scale(self._linear(weights.router, given).float(), spec.router_scale)
         shares = scores.softmax(-1) if spec.scoring == "softmax" else scores.sigmoid()
         ranked = shares if weights.selection_bias is None else shares + weights.selection_bias
-        chosen = ranked.topk(spec.chosen, dim=-1).indices
+        chosen = _in_best_groups(spec, ranked).topk(spec.chosen, dim=-1).indices
         shares = shares.gather(-1, chosen)
         if spec.renormalise:
             shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1e-12)
+        shares = _scale(shares, spec.scale)
         if weights.expert_scales is not None:
             shares = shares * weights.expert_scales[chosen]
         given = normed("expert_norm", x)
@@ -311,6 +312,17 @@ def _activate(spec: FeedForward, x: Tensor) -> Tensor:
     if spec.gain != 1.0:
         return x * torch.sigmoid(x * spec.gain)
     return _ACTIVATIONS[spec.activation](x)
+
+
+def _in_best_groups(spec: Experts, ranked: Tensor) -> Tensor:
+    """Return the scores of experts [T, count] with -inf for those outside of the best groups."""
+    if spec.groups == 1:
+        return ranked
+    grouped = ranked.view(len(ranked), spec.groups, -1)
+    scores = grouped.topk(spec.group_best, dim=-1).values.sum(-1)
+    best = scores.topk(spec.chosen_groups, dim=-1).indices
+    is_out = torch.ones_like(scores, dtype=torch.bool).scatter_(-1, best, False)
+    return grouped.masked_fill(is_out.unsqueeze(-1), -torch.inf).flatten(-2)
 
 
 def _rounded(factor: float, x: Tensor) -> float:

@@ -82,6 +82,8 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.SELECTION_BIAS: changed(
         a_spec(), feed_forward=Experts(4, 2, FeedForward(64), selection_bias=True)
     ),
+    Feature.EXPERT_GROUPS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), groups=2)),
+    Feature.EXPERT_SCALE: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), scale=2.5)),
     Feature.ROUTER_INPUT: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), router_scale=0.5)),
     Feature.EXPERT_SCALES: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), expert_scales=True)),
     Feature.EXPERT_NORMS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), expert_norm=Norm())),

@@ -166,9 +166,9 @@ class PlainNetwork:
         scores = self._linear(f"{at}router", given, spec.router_bias) * spec.router_scale
         shares = scores.exp() / scores.exp().sum() if spec.scoring == "softmax" else 1 / (1 + (-scores).exp())
         ranked = shares + self._get(f"{at}selection_bias") if spec.selection_bias else shares
-        order = sorted(range(spec.count), key=lambda expert: -ranked[expert].item())
+        order = self._candidates(spec, ranked)
         best = order[: spec.chosen]
-        if spec.chosen < spec.count:
+        if spec.chosen < len(order):
             gap = (ranked[best[-1]] - ranked[order[spec.chosen]]).item()
             self.router_gap = min(self.router_gap, gap)
         whole = sum(shares[expert].item() for expert in best) if spec.renormalise else 1.0
@@ -176,7 +176,7 @@ class PlainNetwork:
         given = self._norm(f"{at}expert_norm", spec.expert_norm, x)
         out = torch.zeros_like(x)
         for expert in best:
-            share = shares[expert] / whole * scales[expert]
+            share = shares[expert] / whole * spec.scale * scales[expert]
             out += self._feed(at, "experts.", spec.expert, given, expert) * share
         out = self._norm(f"{at}expert_post_norm", spec.expert_post_norm, out)
         if spec.shared is not None:
@@ -186,6 +186,20 @@ class PlainNetwork:
                 shared = shared / (1 + (-self._linear(f"{at}shared_gate", given)).exp())
             out += self._norm(f"{at}shared_post_norm", spec.shared_post_norm, shared)
         return out
+
+    def _candidates(self, spec: Experts, ranked: Tensor) -> list[int]:
+        """Return the experts of the best groups, best first; ranked is [count]."""
+        size = spec.count // spec.groups
+        groups = [
+            sorted(range(at, at + size), key=lambda e: -ranked[e].item()) for at in range(0, spec.count, size)
+        ]
+        scores = [sum(ranked[expert].item() for expert in group[: spec.group_best]) for group in groups]
+        order = sorted(range(spec.groups), key=lambda group: -scores[group])
+        if spec.chosen_groups < spec.groups:
+            gap = scores[order[spec.chosen_groups - 1]] - scores[order[spec.chosen_groups]]
+            self.router_gap = min(self.router_gap, gap)
+        best = [expert for group in order[: spec.chosen_groups] for expert in groups[group]]
+        return sorted(best, key=lambda expert: -ranked[expert].item())
 
 
 def activated(kind: Activation, x: Tensor, gain: float = 1.0) -> Tensor:

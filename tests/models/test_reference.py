@@ -84,18 +84,24 @@ windows = st.none() | st.integers(1, 8)
 
 @st.composite
 def experts(draw: st.DrawFn) -> Experts:
-    """Draw a mixture of up to four experts, perhaps with a shared one."""
-    count = draw(st.integers(1, 4))
+    """Draw a mixture of up to six experts, perhaps with a shared one."""
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    size = draw(st.integers(1, 4 if groups == 1 else 2))
+    chosen_groups = draw(st.integers(1, groups))
     shared = draw(st.none() | feeds)
     return Experts(
-        count,
-        chosen=draw(st.integers(1, count)),
+        groups * size,
+        chosen=draw(st.integers(1, chosen_groups * size)),
         expert=draw(feeds),
         renormalise=draw(st.booleans()),
         scoring=draw(st.sampled_from(["softmax", "sigmoid"])),
         router_bias=draw(st.booleans()),
         exact_router=draw(st.booleans()),
         selection_bias=draw(st.booleans()),
+        groups=groups,
+        chosen_groups=chosen_groups,
+        group_best=draw(st.integers(1, size)),
+        scale=draw(st.sampled_from([1.0, 2.5])),
         shared=shared,
         shared_gate=shared is not None and draw(st.booleans()),
         router_norm=draw(maybe_weighted),
