@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style as RichStyle
+from textual import events
 from textual.color import Color
 from textual.geometry import Size
 from textual.renderables.background_screen import BackgroundScreen
@@ -17,9 +18,16 @@ from textual.visual import Visual
 class Backdrop:
     """Makes a screen, the class after it, draw its backdrop from strips: Textual's way is several times slower."""
 
+    _is_open = False
+
     def render(self) -> Any:
         shown = super().render()  # type: ignore[misc]
         return Shaded(shown.screen, shown.color) if isinstance(shown, BackgroundScreen) else shown
+
+    def _on_screen_resume(self, event: events.ScreenResume) -> None:
+        """Do not apply the stylesheet when the screen opens: mounting its widgets has just done that."""
+        event.refresh_styles = event.refresh_styles and self._is_open
+        self._is_open = True
 
 
 class Shaded(Visual):

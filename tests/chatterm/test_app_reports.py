@@ -201,7 +201,9 @@ def test_the_head_fits(system: str, width: int, is_open: bool) -> None:
 
 
 @pytest.mark.parametrize("theme", ["graphite", "paper", "terminal"])
-async def test_the_backdrop_looks_as_textual_draws_it(theme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_screen_over_the_conversation_looks_as_textual_draws_it(
+    theme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = ScriptedBackend([Script("Some **bold** text.\n\n```python\nx = 1\n```\n")])
     async with driven(backend, (100, 30), theme) as driver:
         await driver.send("Tell me of rivers")
@@ -213,7 +215,8 @@ async def test_the_backdrop_looks_as_textual_draws_it(theme: str, monkeypatch: p
             pictures.append([(segment.text, segment.style) for segment in driver.segments()])
             await driver.pilot.press("escape")
             await driver.until(lambda: driver.app.screen is driver.app.chat)
-            monkeypatch.delattr(Backdrop, "render", raising=False)
+            for name in ("render", "_on_screen_resume"):
+                monkeypatch.delattr(Backdrop, name, raising=False)
         assert joined(pictures[0]) == joined(pictures[1])
 
 
