@@ -122,7 +122,7 @@ def test_a_step_in_which_products_prepare_what_follows_gives_the_same(
     case = Case(model, [0, 130, 17, 5, 70, 64, 1, 33, 31])
     decoder = fused(case, model)
     usual, written = case.run(decoder, [2, 0, 1], 8)
-    monkeypatch.setattr(fused_program, "_wants_norm", lambda layer: True)
+    monkeypatch.setattr(fused_program, "wants_norm", lambda layer: True)
     monkeypatch.setattr(fused_program, "linear_kernel", Kernel(launch))
     logits, cache = case.run(decoder, [2, 0, 1], 8)
     normed = [number for number, is_prepared in enumerate(prepared) if is_prepared]
