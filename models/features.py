@@ -42,6 +42,7 @@ class Feature(Enum):
     LAYER_NORM = "LayerNorm"
     NORM_OFFSET = "norm weights stored as offsets"
     MIXED_EPS = "norms with different epsilons"
+    PARALLEL = "attention beside the feed-forward"
     NORM_PLACE = "norms elsewhere than before attention and feed-forward"
     NORM_ROUNDING = "norms that are rounded after their weight"
     RESIDUAL_SCALE = "scaled residuals"
@@ -70,12 +71,13 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
     }
     asked = _true(found)
     for layer in set(spec.layers):
-        before = (layer.attention_norm, layer.feed_forward_norm)
+        before = (layer.attention_norm, layer.attention_norm if layer.parallel else layer.feed_forward_norm)
         after = (layer.attention_post_norm, layer.feed_forward_post_norm)
         asked |= _true(
             {
                 Feature.RESIDUAL_SCALE: layer.residual_scale != 1.0,
                 Feature.LAYER_SCALE: layer.scalar,
+                Feature.PARALLEL: layer.parallel,
                 Feature.NORM_PLACE: None in before or after != (None, None),
             }
         )

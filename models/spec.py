@@ -217,7 +217,10 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x = x + post_norm(mixer(norm(x))), then the same with the feed-forward; a norm that is None does nothing."""
+    """x = x + post_norm(mixer(norm(x))), then the same with the feed-forward; a norm that is None does nothing.
+
+    A `parallel` feed-forward reads what the mixer reads, norm(x), and has no norm before it.
+    """
 
     mixer: Attention | ShortConvolution
     """The part in which rows see each other."""
@@ -230,6 +233,7 @@ class Layer:
     """Multiplies the outputs of mixer and feed-forward before they are added to x."""
     scalar: bool = False
     """Whether a number of the checkpoint multiplies the layer's result."""
+    parallel: bool = False
 
     @property
     def attention(self) -> Attention:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelError
 from models.families import (
+    cohere2,
     ernie,
     exaone4,
     gemma,
@@ -59,6 +60,7 @@ FAMILIES: tuple[Family, ...] = (
     hunyuan.FAMILY,
     lfm2.FAMILY,
     lfm2.SPARSE,
+    cohere2.FAMILY,
 )
 
 

@@ -81,7 +81,6 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "blt": ("patches of bytes in place of tokens",),
     "codegen": (_PARALLEL,),
     "cohere": (_PARALLEL,),
-    "cohere2": (_PARALLEL,),
     "cohere2_moe": (_PARALLEL,),
     "cohere_compass_text": (_PARALLEL,),
     "cpmant": ("biases of attention scores by distance",),

@@ -159,7 +159,8 @@ class Decoder:
             out = self._attend(index, spec.mixer, weights.attention, given, step, attention)
         out = self._sum(out)
         x = x + _scale(_norm(spec.attention_post_norm, weights.attention_post_norm, out), spec.residual_scale)
-        given = _norm(spec.feed_forward_norm, weights.feed_forward_norm, x)
+        if not spec.parallel:
+            given = _norm(spec.feed_forward_norm, weights.feed_forward_norm, x)
         feed, parts = spec.feed_forward, weights.feed_forward
         if isinstance(feed, Experts):
             assert isinstance(parts, ExpertWeights)

@@ -93,6 +93,7 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.LAYER_NORM: replace(a_spec(), final_norm=Norm(kind="layer")),
     Feature.NORM_OFFSET: replace(a_spec(), final_norm=Norm(offset=1.0)),
     Feature.NORM_PLACE: changed(a_spec(), attention_post_norm=Norm()),
+    Feature.PARALLEL: changed(a_spec(), parallel=True, feed_forward_norm=None),
     Feature.NORM_ROUNDING: replace(a_spec(), final_norm=Norm(rounds_last=True)),
     Feature.RESIDUAL_SCALE: changed(a_spec(), residual_scale=0.22),
     Feature.LAYER_SCALE: changed(a_spec(), scalar=True),

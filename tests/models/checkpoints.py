@@ -346,7 +346,10 @@ def write_gguf(
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps if dense is None else config.norm_eps)
+        if arch == "cohere2":
+            writer.add_layer_norm_eps(config.layer_norm_eps)
+        else:
+            writer.add_layer_norm_rms_eps(config.rms_norm_eps if dense is None else config.norm_eps)
         rope = config.rope_parameters.get("full_attention", config.rope_parameters)
         writer.add_rope_freq_base(rope["rope_theta"] * rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2)))
         if arch == "gemma3" and rope["rope_type"] == "linear":

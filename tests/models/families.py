@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from transformers import (
+    Cohere2Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -321,6 +322,14 @@ FAMILIES: dict[str, Any] = {
     ),
     "hunyuan": tiny(HunYuanDenseV1Config, head_dim=24, rope_parameters=ALPHA),
     "hunyuan biases": tiny(HunYuanDenseV1Config, head_dim=16, attention_bias=True, tie_word_embeddings=True),
+    "cohere2": tiny(Cohere2Config, num_hidden_layers=4, sliding_window=12, tie_word_embeddings=True),
+    "cohere2 biases": tiny(
+        Cohere2Config,
+        sliding_window=12,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        head_dim=24,
+        attention_bias=True,
+    ),
     "lfm2": tiny_lfm2(),
     "lfm2 biases": tiny_lfm2(conv_bias=True, conv_L_cache=7, block_ffn_dim_multiplier=1.3),
     "lfm2 moe": tiny_lfm2_moe(),
@@ -398,6 +407,17 @@ PLAINER: dict[str, Any] = {
     ),
     "exaone4 whole": tiny(Exaone4Config, sliding_window=12, layer_types=["full_attention"] * 3),
     "granite4": tiny_granite4(position_embedding_type=None),
+    "cohere2 logits": tiny(
+        Cohere2Config, num_hidden_layers=4, sliding_window=12, tie_word_embeddings=True, logit_scale=1.0
+    ),
+    "cohere2 windows": tiny(Cohere2Config, num_hidden_layers=4, sliding_window=256, tie_word_embeddings=True),
+    "cohere2 layers": tiny(
+        Cohere2Config,
+        num_hidden_layers=4,
+        sliding_window=12,
+        layer_types=["sliding_attention"] * 4,
+        tie_word_embeddings=True,
+    ),
     "gemma4 shared": tiny_gemma4(use_double_wide_mlp=False),
     "gemma4 windows": tiny_gemma4(sliding_window=256),
     "gemma4 rope": tiny_gemma4(rope_parameters=GEMMA4_PARTIAL),
@@ -487,6 +507,7 @@ GGUF: dict[str, dict[str, Any]] = {
     "seed oss": {},
     "hunyuan": {},
     "hunyuan biases": {},
+    "cohere2": {"cohere2.attention.sliding_window": 12, "cohere2.logit_scale": 0.0625},
     "lfm2": {},
     "lfm2 biases": {},
     "lfm2 moe": {},

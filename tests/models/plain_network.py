@@ -89,7 +89,8 @@ class PlainNetwork:
         else:
             out = self._attention(index, layer.mixer, given, kept)
         x = x + self._norm(f"{at}attention_post_norm", layer.attention_post_norm, out) * layer.residual_scale
-        given = self._norm(f"{at}feed_forward_norm", layer.feed_forward_norm, x)
+        if not layer.parallel:
+            given = self._norm(f"{at}feed_forward_norm", layer.feed_forward_norm, x)
         if isinstance(layer.feed_forward, Experts):
             out = torch.stack([self._mixture(at, layer.feed_forward, row) for row in given])
         else:

@@ -338,6 +338,36 @@ LFM_2_MOE = {  # 8B-A1B
     "vocab_size": 65536,
 }
 OF_LFM_2 = {Feature.CONVOLUTION, Feature.HEAD_NORM, Feature.MIXED_LAYERS}
+COMMAND_R7B = {  # 12-2024
+    "architectures": ["Cohere2ForCausalLM"],
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "layer_norm_eps": 1e-05,
+    "logit_scale": 0.25,
+    "max_position_embeddings": 132096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rope_scaling": None,
+    "rope_theta": 50000,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+    "vocab_size": 256000,
+}
+OF_COMMAND_R = {
+    Feature.LAYER_NORM,
+    Feature.NORM_ROUNDING,
+    Feature.PARALLEL,
+    Feature.LOGIT_SCALE,
+    Feature.WINDOW,
+    Feature.INTERLEAVED_ROPE,
+    Feature.EXACT_ROPE,
+    Feature.NO_ROPE,
+    Feature.MIXED_LAYERS,
+}
 OF_EXAONE = {
     Feature.HEAD_NORM,
     Feature.NORM_PLACE,
@@ -418,6 +448,7 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (MINISTRAL_3, 3_429_006_336, {Feature.QUERY_SCALING}),
         (DEVSTRAL_2, 125_025_988_608, set()),
         (HUNYUAN, 7_504_568_320, {Feature.HEAD_NORM, Feature.NORM_ROTATED}),
+        (COMMAND_R7B, 8_028_033_024, OF_COMMAND_R),
         (LFM_2, 1_170_340_608, OF_LFM_2),
         (LFM_2_MOE, 8_339_930_560, OF_LFM_2 | {Feature.EXPERTS, Feature.SELECTION_BIAS}),
     ],
@@ -470,6 +501,15 @@ def test_exaone_4_rotates_the_layers_with_a_window_alone() -> None:
         assert hf(EXAONE_4 | {"layer_types": None, "sliding_window_pattern": pattern}) == spec
     whole = hf(EXAONE_4 | {"layer_types": None, "sliding_window": None})  # as the 1.2B model
     assert {(layer.attention.window, layer.attention.rope) for layer in whole.layers} == {(None, rope)}
+
+
+def test_command_r7b_rotates_the_layers_with_a_window_alone() -> None:
+    spec, rope = hf(COMMAND_R7B), Rope(5e4, interleaved=True, exact=True)
+    assert [layer.attention.window for layer in spec.layers] == [4096, 4096, 4096, None] * 8
+    assert [layer.attention.rope for layer in spec.layers] == [rope, rope, rope, None] * 8
+    assert (spec.tied, spec.logit_scale) == (True, 0.25)
+    types = [*["sliding_attention"] * 3, "full_attention"] * 8
+    assert hf(COMMAND_R7B | {"layer_types": types, "sliding_window_pattern": None}) == spec
 
 
 def test_ministral_3_scales_queries_beyond_the_original_context() -> None:
@@ -548,6 +588,7 @@ def test_granite_multiplies() -> None:
         (LFM_2, {"conv_L_cache": 0}, ["conv_L_cache"]),
         (LFM_2, {"norm_eps": "x"}, ["norm_eps"]),
         (LFM_2_MOE, {"routed_scaling_factor": 2.5}, ["routed_scaling_factor", "only 1"]),
+        (COMMAND_R7B, {"sliding_window_pattern": "LLLG"}, ["sliding_window_pattern", "a whole number"]),
         (PHI_4_MINI, {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "89"]),
     ],
 )
@@ -563,7 +604,7 @@ def test_what_cannot_be_run_is_one_line(
 KNOWN = [
     *(LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE),
     *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE, GPT_OSS),
-    *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN, DEVSTRAL_2, LFM_2, LFM_2_MOE),
+    *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN, DEVSTRAL_2, COMMAND_R7B, LFM_2, LFM_2_MOE),
 ]
 READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
 JUNK: tuple[Any, ...] = (

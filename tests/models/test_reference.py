@@ -205,8 +205,8 @@ def specs(
         maybe_norms,
         maybe_norms,
         st.sampled_from([1.0, 0.25]),
-        st.booleans() if mixed else st.just(False),
-    )
+        *([st.booleans()] * 2 if mixed else []),
+    ).map(lambda layer: replace(layer, feed_forward_norm=None) if layer.parallel else layer)
     drawn = draw(st.lists(layers, min_size=1, max_size=3))
     return ModelSpec(
         "Random",
