@@ -5,7 +5,7 @@ from dataclasses import replace
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
-from models.families.windows import sliding_layers, windows
+from models.families.windows import but_last_of_each, sliding_layers, windows
 from models.spec import Layer, ModelSpec, Norm, each_layer
 
 _PERIOD = 4
@@ -19,23 +19,18 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     fields = replace(fields, raw={**fields.raw, **changes})
     spec = base_spec(architecture, fields, qkv_bias=bias, out_bias=bias)
     period, window = fields.integer("sliding_window_pattern", _PERIOD), fields.integer("sliding_window", 4096)
-    local = sliding_layers(spec, fields, _local(len(spec.layers), period))
+    local = sliding_layers(spec, fields, but_last_of_each(period, len(spec.layers)))
     return _parallel(windows(spec, fields, window, local), local, fields.number("logit_scale", 0.0625))
 
 
 def _from_gguf(config: GGUFConfig) -> ModelSpec:
     name, fields = "cohere2", config.fields
-    local = _local(fields.integer(f"{name}.block_count", limit=1024), _PERIOD)
+    local = but_last_of_each(_PERIOD, fields.integer(f"{name}.block_count", limit=1024))
     at = f"{name}.attention"
     eps = fields.number(f"{at}.layer_norm_epsilon")
     fields = fields.or_else(**{f"{at}.layer_norm_rms_epsilon": eps, f"{at}.sliding_window_pattern": local})
     spec = base_spec_of_gguf("Cohere2ForCausalLM", name, replace(config, fields=fields))
     return _parallel(spec, local, fields.number(f"{name}.logit_scale", 1.0))
-
-
-def _local(layers: int, period: int) -> list[bool]:
-    """Return which layers have a window: all but the last of each period."""
-    return [(index + 1) % period != 0 for index in range(layers)]
 
 
 def _parallel(spec: ModelSpec, rotated: list[bool], logit_scale: float) -> ModelSpec:

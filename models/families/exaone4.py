@@ -6,7 +6,7 @@ from models.errors import ModelError
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
-from models.families.windows import sliding_layers, windows
+from models.families.windows import but_last_of_each, sliding_layers, windows
 from models.spec import Layer, ModelSpec, each_layer
 
 _PERIOD = 4
@@ -27,7 +27,7 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
     name, fields = "exaone4", config.fields
     layers = fields.integer(f"{name}.block_count", limit=1024)
     has_window = bool(fields.raw.get(f"{name}.attention.sliding_window"))
-    local = [not has_window or (index + 1) % _PERIOD != 0 for index in range(layers)]
+    local = but_last_of_each(_PERIOD, layers) if has_window else [True] * layers
     fields = fields.or_else(**{f"{name}.attention.sliding_window_pattern": local})
     spec = base_spec_of_gguf("Exaone4ForCausalLM", name, replace(config, fields=fields), head_norm=True)
     return _normed(spec, local)
@@ -36,7 +36,7 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
 def _local(fields: Fields, pattern: object, layers: int) -> list[bool]:
     """Return which layers have a window, by a period (the last layer of each has none) or by letters such as "LLLG"."""
     if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
-        return [(index + 1) % pattern != 0 for index in range(layers)]
+        return but_last_of_each(pattern, layers)
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         return [pattern[index % len(pattern)] == "L" and index < layers - 1 for index in range(layers)]
     raise ModelError(

@@ -10,7 +10,7 @@ from models.families.experts import with_experts
 from models.families.family import GGUF_NAMES, GGUF_PACKED, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import rope_from_part, unscaled_of_gguf
-from models.families.windows import sliding_layers
+from models.families.windows import but_last_of_each, sliding_layers
 from models.spec import Attention, Experts, FeedForward, Layer, LayerInputs, ModelSpec, Norm, each_layer
 
 _WITH_IMAGES = ("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
@@ -60,7 +60,7 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     plain = {key: value for key, value in raw.items() if key != "hidden_act" and "rope" not in key}
     spec = base_spec(architecture, replace(fields, raw=plain), qkv_bias=bias, out_bias=bias)
     layers, shared = len(spec.layers), fields.integer("num_kv_shared_layers", 0, least=0)
-    local = sliding_layers(spec, fields, [(index + 1) % _PERIOD != 0 for index in range(layers)])
+    local = sliding_layers(spec, fields, but_last_of_each(_PERIOD, layers))
     local[-1] = False
     size = fields.integer("intermediate_size")
     doubled = fields.flag("use_double_wide_mlp")

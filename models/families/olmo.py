@@ -6,11 +6,13 @@ from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import ropes_by_layer, unscaled_of_gguf
-from models.families.windows import sliding_layers, windows
+from models.families.windows import but_last_of_each, sliding_layers, windows
 from models.spec import Layer, ModelSpec, Rope, each_attention, each_layer
 
 _THETA = 500_000.0
 """The rope_theta of an OLMo 3 model whose config has none."""
+_PERIOD = 4
+"""One layer of OLMo 3 in each period of this many sees all tokens, where a config does not say."""
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
@@ -20,7 +22,7 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     spec = base_spec(architecture, replace(fields, raw=plain), head_norm=True, qkv_bias=bias, out_bias=bias)
     if not third:
         return _normed(spec)
-    sliding = sliding_layers(spec, fields, _usual(len(spec.layers)))
+    sliding = sliding_layers(spec, fields, but_last_of_each(_PERIOD, len(spec.layers)))
     # A rope_theta at the top level of the config applies to the layers without a window, as in transformers.
     thetas = fields.number("rope_theta", _THETA), _THETA
     scaled, local = ropes_by_layer(fields, spec.attention.head_dim, *thetas)
@@ -32,7 +34,7 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
     fields = config.fields
     if not fields.raw.get("olmo2.attention.sliding_window"):
         return _normed(base_spec_of_gguf("Olmo2ForCausalLM", "olmo2", config, head_norm=True))
-    sliding = _usual(fields.integer("olmo2.block_count", limit=1024))
+    sliding = but_last_of_each(_PERIOD, fields.integer("olmo2.block_count", limit=1024))
     fields = fields.or_else(**{"olmo2.attention.sliding_window_pattern": sliding})
     spec = base_spec_of_gguf("Olmo3ForCausalLM", "olmo2", replace(config, fields=fields), head_norm=True)
     rope = spec.attention.rope
@@ -40,11 +42,6 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
     sliding = [layer.attention.window is not None for layer in spec.layers]
     plain = unscaled_of_gguf(fields, "olmo2", fields.number("olmo2.rope.freq_base_swa", rope.theta))
     return _normed(_rotated(spec, sliding, rope, plain))
-
-
-def _usual(layers: int) -> list[bool]:
-    """Return which layers of OLMo 3 have a window: all but every fourth."""
-    return [(index + 1) % 4 != 0 for index in range(layers)]
 
 
 def _rotated(spec: ModelSpec, sliding: list[bool], scaled: Rope, plain: Rope) -> ModelSpec:

@@ -35,6 +35,11 @@ def sliding_layers(spec: ModelSpec, fields: Fields, usual: Sequence[bool] = ()) 
     return [kind == _SLIDING for kind in kinds] if len(kinds) == len(spec.layers) else list(usual)
 
 
+def but_last_of_each(period: int, layers: int) -> list[bool]:
+    """Return True for each of `layers` layers but the last of each period of `period` layers."""
+    return [(index + 1) % period != 0 for index in range(layers)]
+
+
 def windows_of_qwen(spec: ModelSpec, fields: Fields) -> ModelSpec:
     """Return `spec` with Qwen's windows: if they are used, in the layers from max_window_layers on."""
     window = fields.raw.get("sliding_window", 4096) if fields.flag("use_sliding_window") else None
