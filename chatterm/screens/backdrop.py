@@ -16,9 +16,12 @@ from textual.visual import Visual
 
 
 class Backdrop:
-    """Makes a screen, the class after it, draw its backdrop from strips: Textual's way is several times slower."""
+    """Makes a screen, the class after it, open faster over the conversation.
 
-    _is_open = False
+    Its backdrop is drawn from strips, several times as fast as in Textual, and its styles are computed once.
+    """
+
+    _was_shown = False
 
     def render(self) -> Any:
         shown = super().render()  # type: ignore[misc]
@@ -26,8 +29,8 @@ class Backdrop:
 
     def _on_screen_resume(self, event: events.ScreenResume) -> None:
         """Do not apply the stylesheet when the screen opens: mounting its widgets has just done that."""
-        event.refresh_styles = event.refresh_styles and self._is_open
-        self._is_open = True
+        event.refresh_styles = event.refresh_styles and self._was_shown
+        self._was_shown = True
 
 
 class Shaded(Visual):

@@ -14,15 +14,15 @@ class ConvolvingStep:
     """The attention of one step for a network some of whose layers are convolutions (`ConvolutionRows`)."""
 
     def __init__(
-        self, attend: Attention, cache: KVCache, spans: tuple[Span, ...], seen: Tensor | None = None
+        self, attend: Attention, cache: KVCache, spans: tuple[Span, ...], places: Tensor | None = None
     ) -> None:
-        """`attend` computes the layers with attention; `spans` are the rows of the step. `seen` is what `seen` returns,
-        if it is on the device already."""
+        """`attend` computes the layers with attention; `spans` are the rows of the step. `places` are those that the
+        method `seen` would return, where they are on the device already; then `spans` are not needed."""
         self._attend = attend
         self.cache = cache
         self._spans = spans
         self._slots: dict[int, tuple[Tensor, Tensor]] = {}
-        self._places = seen
+        self._places = places
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `models.reference.attention.Attention`."""
@@ -31,7 +31,7 @@ class ConvolvingStep:
     def last_rows(self, layer_index: int, x: Tensor, width: int) -> list[Tensor]:
         """See `models.reference.attention.ConvolutionRows`."""
         if width not in self._slots:  # the same in all layers
-            self._slots[width] = self._seen(width)
+            self._slots[width] = self._look_up(width)
         slots, missing = self._slots[width]
         self.cache.keep(layer_index, slots[-1], x)
         earlier = self.cache.k[layer_index][slots[:-1]].squeeze(2).masked_fill_(missing, 0)
@@ -44,7 +44,7 @@ class ConvolvingStep:
             self._places = places.to(self.cache.device, non_blocking=True)
         return self._places
 
-    def _seen(self, width: int) -> tuple[Tensor, Tensor]:
+    def _look_up(self, width: int) -> tuple[Tensor, Tensor]:
         """Return the slots int64 [width, T] that each row sees, and which of the earlier ones there are not, bool
         [width - 1, T, 1]: those before the first row of a sequence, which have the slot 0."""
         slots = torch.cat([_slots(self.cache, span, width).T for span in self._spans], dim=1)
@@ -54,7 +54,7 @@ class ConvolvingStep:
 
 def convolving(attend: Attention, cache: KVCache, spans: tuple[Span, ...]) -> Attention:
     """Return `attend`, made a `ConvolvingStep` if the cache has the inputs of convolutions."""
-    return attend if all(row.has_v for row in cache.rows) else ConvolvingStep(attend, cache, spans)
+    return ConvolvingStep(attend, cache, spans) if cache.has_convolutions else attend
 
 
 def seen_rows(cache: KVCache, span: Span, most: int) -> Tensor:

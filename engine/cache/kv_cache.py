@@ -49,6 +49,7 @@ class KVCache:
         self.dtype = dtype
         self.device = device
         self.rows = list(rows)
+        self.has_convolutions = not all(row.has_v for row in rows)
         self.is_free = is_free
         self._sources = list(sources or range(len(rows)))
         owners = [layer for layer, source in enumerate(self._sources) if layer == source]

@@ -86,9 +86,8 @@ def _places(names: Sequence[str]) -> list[tuple[int | None, str]]:
     first = 1 + sum(name.startswith("seen_kernel") for name in names)  # kernels before the layers
     before = attends[0] - first if attends else 0
     starts = [at - before for at in attends]
-    if (
-        len(starts) > 1
-    ):  # the last layer has as many kernels as the one of its kind before it, if there is one
+    if len(starts) > 1:
+        # The last layer has as many kernels as the one of its kind before it, or else as the one before it.
         alike = [at for at in range(len(attends) - 1) if names[attends[at]] == names[attends[-1]]]
         at = alike[-1] if alike else len(starts) - 2
         starts.append(starts[-1] + starts[at + 1] - starts[at])
