@@ -25,13 +25,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.formats import FORMATS, random_quantized, read_bytes
-from benchmarks.machine import Budget, Record, copy_bandwidth, describe, synchronize
+from benchmarks.machine import Budget, Record, copy_bandwidth, describe
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.shapes import SHAPES, random_engine, random_prompt, shared_tensors
 from engine import Engine
 from engine.cache.kv_rows import token_bytes
 from engine.execute.compatibility import has_experts
+from engine.kernels.recording import wait_for
 from models.network import Network
 from models.spec import ModelSpec
 
@@ -147,7 +148,7 @@ class Bench:
             began = time.monotonic()
             try:
                 how = peer.prepare(context, self.steps)
-                synchronize(self.device)
+                wait_for(self.device)
             except Exception as error:  # noqa: BLE001 - the other peers are still measured
                 peers.remove(peer)
                 self._skip(shape, context, peer.name, _line(error))

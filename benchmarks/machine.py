@@ -48,12 +48,6 @@ def _driver() -> str | None:
     return shown.splitlines()[0].strip() if shown.strip() else None
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for all work that was launched."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def seconds(function: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
     """Return the median seconds of one call, by device events on a GPU; the first calls are discarded."""
     times: list[float] = []

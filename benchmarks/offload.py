@@ -17,7 +17,7 @@ import time
 
 import torch
 
-from benchmarks.machine import Budget, Record, synchronize
+from benchmarks.machine import Budget, Record
 from benchmarks.options import every_shape, names, numbers, parse, parser_of, rounds
 from benchmarks.prefill import warm_seconds
 from benchmarks.shapes import SHAPES, kv_bytes, random_engine, random_prompt
@@ -25,6 +25,7 @@ from engine import Engine
 from engine.attention.choose import choose_attention
 from engine.cache import host_memory as host_kv
 from engine.cache.host_memory import PromptCosts
+from engine.kernels.recording import wait_for
 from models.spec import ModelSpec
 
 
@@ -40,7 +41,7 @@ def back_seconds(engine: Engine, prompt: list[int]) -> float:
     """Return seconds until all rows of an offloaded prompt are in the cache again."""
     began = time.perf_counter()
     computed = engine.warm(prompt)
-    synchronize(engine.device)
+    wait_for(engine.device)
     spent = time.perf_counter() - began
     if computed:
         raise RuntimeError(f"{computed} of {len(prompt)} tokens had to be computed")

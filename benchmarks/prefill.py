@@ -24,11 +24,12 @@ from typing import Any
 import torch
 
 from benchmarks.formats import FORMATS, random_quantized
-from benchmarks.machine import Budget, Record, describe, matmul_rate, synchronize
+from benchmarks.machine import Budget, Record, describe, matmul_rate
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.shapes import SHAPES, prefill_flops, random_engine, random_prompt, shared_tensors
 from engine import Engine, SamplingParams
+from engine.kernels.recording import wait_for
 from models.spec import ModelSpec
 
 DTYPE = torch.bfloat16
@@ -45,7 +46,7 @@ def warm_seconds(engine: Engine, prompt: list[int]) -> float:
     """Return seconds until the KV of a new prompt is present."""
     began = time.perf_counter()
     computed = engine.warm(prompt)
-    synchronize(engine.device)  # the engine does not wait for results that are not read
+    wait_for(engine.device)  # the engine does not wait for results that are not read
     spent = time.perf_counter() - began
     if computed != len(prompt):
         raise RuntimeError(f"only {computed} of {len(prompt)} tokens were computed")

@@ -17,8 +17,9 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.machine import Record, describe, synchronize
+from benchmarks.machine import Record, describe
 from benchmarks.shapes import SHAPES, random_engine
+from engine.kernels.recording import wait_for
 
 SHORT, LONG = 8, 40
 
@@ -39,7 +40,7 @@ def profiled(run: Callable[[int], object], steps: int, device: torch.device) -> 
         experimental_config=_ExperimentalConfig(profile_all_threads=not gpu),
     ) as session:
         run(steps)
-        synchronize(device)
+        wait_for(device)
     kernels: dict[str, Kernel] = {}
     for event in session.key_averages():
         spent = float(event.self_device_time_total if gpu else event.self_cpu_time_total)

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.formats import BLOCK, FORMATS, random_quantized, read_bytes, stored_bytes
-from benchmarks.machine import Budget, Record, copy_bandwidth, describe, synchronize
+from benchmarks.machine import Budget, Record, copy_bandwidth, describe
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.shapes import SHAPES, kv_bytes, random_model
 from engine.batch import Span, StepBatch
@@ -34,6 +34,7 @@ from engine.build import Pieces, build
 from engine.device import has_pdl
 from engine.execute.build_options import BuildOptions
 from engine.execute.group import Group
+from engine.kernels.recording import wait_for
 from engine.params import SamplingParams
 from models.network import Network
 from models.spec import ModelSpec
@@ -268,10 +269,10 @@ def median_s(run: Callable[[], object], repeats: int, device: torch.device) -> f
     """Return the median seconds of `run`, after two discarded calls."""
     times = []
     for number in range(repeats + 2):
-        synchronize(device)
+        wait_for(device)
         began = time.perf_counter()
         run()
-        synchronize(device)
+        wait_for(device)
         if number >= 2:
             times.append(time.perf_counter() - began)
     return statistics.median(times)

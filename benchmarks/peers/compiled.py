@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.machine import synchronize
+from engine.kernels.recording import wait_for
 from models.network import FeedForwardWeights, LayerWeights, Network
 from models.spec import ModelSpec
 
@@ -214,14 +214,14 @@ class Step:
     def decode(self, context: int, steps: int) -> float:
         """Return seconds per token of `steps` tokens after `context`."""
         self.position.fill_(context)
-        synchronize(self._device)
+        wait_for(self._device)
         began = time.perf_counter()
         for _ in range(steps):
             if self._graph is not None:
                 self._graph.replay()
             else:
                 self._run()
-        synchronize(self._device)
+        wait_for(self._device)
         return (time.perf_counter() - began) / steps
 
 

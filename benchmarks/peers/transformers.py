@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from benchmarks.machine import synchronize
+from engine.kernels.recording import wait_for
 from models.spec import FeedForward, ModelSpec
 
 
@@ -90,12 +90,12 @@ class Transformers:
         for layer in self._cache.layers:
             layer.cumulative_length.fill_(context)
         token = torch.ones(1, 1, dtype=torch.int64, device=self._device)
-        synchronize(self._device)
+        wait_for(self._device)
         began = time.perf_counter()
         for _ in range(steps):
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             token = self._step(token, self._cache).clone()
-        synchronize(self._device)
+        wait_for(self._device)
         return (time.perf_counter() - began) / steps
 
 
@@ -112,10 +112,10 @@ class Prefill:
     def prefill(self, prompt: list[int]) -> float:
         """Return seconds for the whole prompt."""
         ids = torch.tensor([prompt], device=self._device)
-        synchronize(self._device)
+        wait_for(self._device)
         began = time.perf_counter()
         self._network(ids, use_cache=True, logits_to_keep=1)
-        synchronize(self._device)
+        wait_for(self._device)
         return time.perf_counter() - began
 
 
