@@ -221,9 +221,11 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
 def read_bytes(spec: ModelSpec, weights: int) -> int:
     """Return how many of the `weights` bytes are read for one token: all but the experts that are not chosen for it.
 
-    Of an embedding that is not also the output layer, only one row is read.
+    Of an embedding that is not also the output layer, and of that of the layers' inputs, only one row is read.
     """
     unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size
+    if spec.layer_inputs is not None:
+        unread += spec.vocab_size * len(spec.layers) * spec.layer_inputs.size
     return weights - (unread + not_chosen(spec)) * weights // parameters(spec)
 
 

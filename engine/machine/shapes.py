@@ -43,6 +43,68 @@ def _granite_moe(hidden: int, layers: int, heads: int, experts: int) -> dict[str
     )
 
 
+def _granite4(sizes: tuple[int, int, int, int, int, int], scale: float, logits: float) -> dict[str, Any]:
+    return _config(
+        "GraniteMoeHybridForCausalLM",
+        sizes,
+        131_072,
+        True,
+        layer_types=["attention"] * sizes[2],
+        position_embedding_type="rope",
+        rope_theta=1e7,
+        num_local_experts=0,
+        shared_intermediate_size=sizes[1],
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=scale,
+        logits_scaling=logits,
+    )
+
+
+def _layer_types(layers: int, period: int) -> list[str]:
+    """Name the layers if one of each `period` sees all tokens."""
+    return ["sliding_attention" if layer % period else "full_attention" for layer in range(1, layers + 1)]
+
+
+def _gemma4(
+    sizes: tuple[int, int, int, int, int, int], context: int, period: int = 6, **more: Any
+) -> dict[str, Any]:
+    """Build a config in which one layer of each `period` sees all tokens."""
+    return {
+        **_config("Gemma4ForCausalLM", sizes, context, True),
+        "layer_types": _layer_types(sizes[2], period),
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": 30.0,
+        **more,
+    }
+
+
+def _hunyuan(sizes: tuple[int, int, int, int, int, int]) -> dict[str, Any]:
+    rope = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+    return _config(
+        "HunYuanDenseV1ForCausalLM", sizes, 262_144, True, head_dim=128, rope_theta=1e4, rope_scaling=rope
+    )
+
+
+def _lfm2(
+    architecture: str,
+    sizes: tuple[int, int, int, int, int, int],
+    attending: tuple[int, ...],
+    **more: Any,
+) -> dict[str, Any]:
+    """Build a config with attention in the layers `attending`, and short convolutions in the others."""
+    kinds = ["full_attention" if layer in attending else "conv" for layer in range(sizes[2])]
+    return _config(architecture, sizes, 128_000, True, layer_types=kinds, rope_theta=1e6, **more)
+
+
+_GEMMA4_SMALL = {
+    "sliding_window": 512,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262_144,
+}
+_GEMMA4_LARGE = {"sliding_window": 1024, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
 _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "head_dim": 256}
 _QWEN_1_5B = _config("Qwen2ForCausalLM", (1536, 8960, 28, 12, 2, 151_936), 32_768, True)
 _PARTS = [1.0] * 48
@@ -99,6 +161,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
         rope_theta=1e6,
         rope_local_base_freq=1e4,
     ),
+    "gemma4:e2b": _gemma4(
+        (1536, 6144, 35, 8, 1, 262_144),
+        131_072,
+        5,
+        **_GEMMA4_SMALL,
+        num_kv_shared_layers=20,
+        use_double_wide_mlp=True,
+    ),
+    "gemma4:e4b": _gemma4(
+        (2560, 10_240, 42, 8, 2, 262_144), 131_072, **_GEMMA4_SMALL, num_kv_shared_layers=18
+    ),
+    "gemma4:12b": {
+        **_gemma4((3840, 15_360, 48, 16, 8, 262_144), 262_144, **_GEMMA4_LARGE, num_global_key_value_heads=1),
+        "architectures": ["Gemma4UnifiedForCausalLM"],
+    },
+    "gemma4:26b-a4b": _gemma4(
+        (2816, 2112, 30, 16, 8, 262_144),
+        262_144,
+        **_GEMMA4_LARGE,
+        num_global_key_value_heads=2,
+        enable_moe_block=True,
+        num_experts=128,
+        top_k_experts=8,
+        moe_intermediate_size=704,
+    ),
+    "gemma4:31b": _gemma4(
+        (5376, 21_504, 60, 32, 16, 262_144), 262_144, **_GEMMA4_LARGE, num_global_key_value_heads=4
+    ),
     "phi3:3.8b": _config(
         "Phi3ForCausalLM", (3072, 8192, 32, 32, 32, 32_064), 4096, False, sliding_window=2047
     ),
@@ -123,9 +213,73 @@ CONFIGS: dict[str, dict[str, Any]] = {
         attention_multiplier=0.015625,
         logits_scaling=8.0,
     ),
+    "granite4:1b": _granite4((2048, 4096, 40, 16, 4, 100_352), 0.0078125, 8.0),
+    "granite4:3b": _granite4((2560, 8192, 40, 40, 8, 100_352), 0.015625, 10.0),
     "olmo2:1b": _config("Olmo2ForCausalLM", (2048, 8192, 16, 16, 16, 100_352), 4096, False),
     "ernie4.5:0.3b": _config(
         "Ernie4_5ForCausalLM", (1024, 3072, 18, 16, 2, 103_424), 131_072, True, head_dim=128, use_bias=False
+    ),
+    "ministral3:3b": _config(
+        "Ministral3ForCausalLM", (3072, 9216, 26, 32, 8, 131_072), 262_144, True, head_dim=128
+    ),
+    "ministral3:8b": _config(
+        "Ministral3ForCausalLM", (4096, 14_336, 34, 32, 8, 131_072), 262_144, False, head_dim=128
+    ),
+    "ministral3:14b": _config(
+        "Ministral3ForCausalLM", (5120, 16_384, 40, 32, 8, 131_072), 262_144, False, head_dim=128
+    ),
+    "exaone4:1.2b": _config(
+        "Exaone4ForCausalLM",
+        (2048, 4096, 30, 32, 8, 102_400),
+        65_536,
+        True,
+        head_dim=64,
+        rope_theta=1e6,
+        layer_types=["full_attention"] * 30,
+        sliding_window=None,
+    ),
+    "exaone4:32b": _config(
+        "Exaone4ForCausalLM",
+        (5120, 27_392, 64, 40, 8, 102_400),
+        131_072,
+        False,
+        head_dim=128,
+        rope_theta=1e6,
+        layer_types=_layer_types(64, 4),
+        sliding_window=4096,
+    ),
+    "seed-oss:36b": _config(
+        "SeedOssForCausalLM",
+        (5120, 27_648, 64, 80, 8, 155_136),
+        524_288,
+        False,
+        head_dim=128,
+        rope_theta=1e7,
+        attention_bias=True,
+    ),
+    "hunyuan:1.8b": _hunyuan((2048, 6144, 32, 16, 4, 120_818)),
+    "hunyuan:4b": _hunyuan((3072, 8192, 36, 32, 8, 120_818)),
+    "hunyuan:7b": _hunyuan((4096, 14_336, 32, 32, 8, 128_167)),
+    "command-r:7b": _config(
+        "Cohere2ForCausalLM",
+        (4096, 14_336, 32, 32, 8, 256_000),
+        132_096,
+        True,
+        head_dim=128,
+        rope_theta=5e4,
+        sliding_window=4096,
+        sliding_window_pattern=4,
+        logit_scale=0.25,
+    ),
+    "lfm2.5:1.2b": _lfm2("Lfm2ForCausalLM", (2048, 12_288, 16, 32, 8, 65_536), (2, 5, 8, 10, 12, 14)),
+    "lfm2.5:8b-a1b": _lfm2(
+        "Lfm2MoeForCausalLM",
+        (2048, 7168, 24, 32, 8, 128_000),
+        (2, 6, 10, 14, 18, 21),
+        num_dense_layers=2,
+        num_experts=32,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1792,
     ),
     "gpt-oss:20b": _config(
         "GptOssForCausalLM",

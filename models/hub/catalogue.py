@@ -43,19 +43,39 @@ HUB_NAMES = QWEN3 | {
     "smollm2:1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
     "smollm3:3b": "HuggingFaceTB/SmolLM3-3B",
     "mistral:7b": "mistralai/Mistral-7B-Instruct-v0.2",
+    "ministral3:3b": "mistralai/Ministral-3-3B-Instruct-2512-BF16",
+    "ministral3:8b": "mistralai/Ministral-3-8B-Instruct-2512-BF16",
+    "ministral3:14b": "mistralai/Ministral-3-14B-Instruct-2512-BF16",
     "gemma2:2b": "google/gemma-2-2b-it",
     "gemma3:1b": "google/gemma-3-1b-it",
+    "gemma4:e2b": "google/gemma-4-E2B-it",
+    "gemma4:e4b": "google/gemma-4-E4B-it",
+    "gemma4:12b": "google/gemma-4-12B-it",
+    "gemma4:26b-a4b": "google/gemma-4-26B-A4B-it",
+    "gemma4:31b": "google/gemma-4-31B-it",
     "phi3:3.8b": "microsoft/Phi-3-mini-4k-instruct",
     "phi4-mini:3.8b": "microsoft/Phi-4-mini-instruct",
+    "granite4:1b": "ibm-granite/granite-4.0-1b",
+    "granite4:3b": "ibm-granite/granite-4.0-micro",
     "granite3.3:2b": "ibm-granite/granite-3.3-2b-instruct",
     "granite3.1-moe:1b": "ibm-granite/granite-3.1-1b-a400m-instruct",
     "granite3.1-moe:3b": "ibm-granite/granite-3.1-3b-a800m-instruct",
     "olmo2:1b": "allenai/OLMo-2-0425-1B-Instruct",
     "ernie4.5:0.3b": "baidu/ERNIE-4.5-0.3B-PT",
+    "lfm2.5:1.2b": "LiquidAI/LFM2.5-1.2B-Instruct",
+    "lfm2.5:8b-a1b": "LiquidAI/LFM2.5-8B-A1B",
+    "exaone4:1.2b": "LGAI-EXAONE/EXAONE-4.0-1.2B",
+    "exaone4:32b": "LGAI-EXAONE/EXAONE-4.0-32B",
+    "seed-oss:36b": "ByteDance-Seed/Seed-OSS-36B-Instruct",
+    "hunyuan:1.8b": "tencent/Hunyuan-1.8B-Instruct",
+    "hunyuan:4b": "tencent/Hunyuan-4B-Instruct",
+    "hunyuan:7b": "tencent/Hunyuan-7B-Instruct",
+    "command-r:7b": "CohereLabs/c4ai-command-r7b-12-2024",
     "gpt2": "openai-community/gpt2",
     "gpt-oss:20b": "openai/gpt-oss-20b",
 }
-"""Short names of all families. Llama and Gemma require an account on the Hub, and that you accept their licence."""
+"""Short names of all families. Llama, Gemma 2 and 3 and Command R require an account on the Hub, and that you accept
+their licence."""
 
 CHECKPOINT_BYTES = {"gpt-oss:20b": 13_761_264_768}
 """The sizes of checkpoints whose weights are quantised."""
@@ -74,6 +94,20 @@ class HubFile:
 
 def _quantized(model: str, size: str, kind: str, count: int) -> HubFile:
     return HubFile(model, f"Qwen/Qwen3-{size}-GGUF", f"Qwen3-{size}-{kind}.gguf", count)
+
+
+def _gemma4(model: str, size: str, file: str, count: int) -> HubFile:
+    return HubFile(model, f"google/gemma-4-{size}-it-qat-q4_0-gguf", file, count)
+
+
+def _ministral3(size: str, count: int) -> HubFile:
+    name = f"Ministral-3-{size}-Instruct-2512"
+    return HubFile(f"ministral3:{size.lower()}", f"mistralai/{name}-GGUF", f"{name}-Q4_K_M.gguf", count)
+
+
+def _hunyuan(size: str, count: int) -> HubFile:
+    name = f"tencent_Hunyuan-{size}-Instruct"
+    return HubFile(f"hunyuan:{size.lower()}", f"bartowski/{name}-GGUF", f"{name}-Q4_K_M.gguf", count)
 
 
 HUB_FILES = {
@@ -121,6 +155,14 @@ HUB_FILES = {
     "gemma3:1b-q4": HubFile(
         "gemma3:1b", "ggml-org/gemma-3-1b-it-GGUF", "gemma-3-1b-it-Q4_K_M.gguf", 806_058_240
     ),
+    "gemma4:e2b-q4": _gemma4("gemma4:e2b", "E2B", "gemma-4-E2B_q4_0-it.gguf", 3_349_516_256),
+    "gemma4:e4b-q4": _gemma4("gemma4:e4b", "E4B", "gemma-4-E4B_q4_0-it.gguf", 5_154_941_280),
+    "gemma4:12b-q4": _gemma4("gemma4:12b", "12B", "gemma-4-12b-it-qat-q4_0.gguf", 6_975_879_296),
+    "gemma4:26b-a4b-q4": _gemma4("gemma4:26b-a4b", "26B-A4B", "gemma-4-26B_q4_0-it.gguf", 14_439_363_584),
+    "gemma4:31b-q4": _gemma4("gemma4:31b", "31B", "gemma-4-31B_q4_0-it.gguf", 17_651_001_568),
+    "ministral3:3b-q4": _ministral3("3B", 2_147_023_008),
+    "ministral3:8b-q4": _ministral3("8B", 5_198_911_904),
+    "ministral3:14b-q4": _ministral3("14B", 8_239_593_024),
     "phi3:3.8b-q4": HubFile(
         "phi3:3.8b", "microsoft/Phi-3-mini-4k-instruct-gguf", "Phi-3-mini-4k-instruct-q4.gguf", 2_393_231_072
     ),
@@ -129,6 +171,39 @@ HUB_FILES = {
         "ibm-granite/granite-3.3-2b-instruct-GGUF",
         "granite-3.3-2b-instruct-Q4_K_M.gguf",
         1_545_303_328,
+    ),
+    "granite4:1b-q4": HubFile(
+        "granite4:1b", "ibm-granite/granite-4.0-1b-GGUF", "granite-4.0-1b-Q4_K_M.gguf", 1_023_645_440
+    ),
+    "granite4:3b-q4": HubFile(
+        "granite4:3b", "ibm-granite/granite-4.0-micro-GGUF", "granite-4.0-micro-Q4_K_M.gguf", 2_099_502_528
+    ),
+    "lfm2.5:1.2b-q8": HubFile(
+        "lfm2.5:1.2b",
+        "LiquidAI/LFM2.5-1.2B-Instruct-GGUF",
+        "LFM2.5-1.2B-Instruct-Q8_0.gguf",
+        1_246_253_888,
+    ),
+    "lfm2.5:8b-a1b-q4": HubFile(
+        "lfm2.5:8b-a1b", "LiquidAI/LFM2.5-8B-A1B-GGUF", "LFM2.5-8B-A1B-Q4_K_M.gguf", 5_155_564_768
+    ),
+    "exaone4:1.2b-q8": HubFile(
+        "exaone4:1.2b", "LGAI-EXAONE/EXAONE-4.0-1.2B-GGUF", "EXAONE-4.0-1.2B-Q8_0.gguf", 1_363_939_616
+    ),
+    "seed-oss:36b-q4": HubFile(
+        "seed-oss:36b",
+        "bartowski/ByteDance-Seed_Seed-OSS-36B-Instruct-GGUF",
+        "ByteDance-Seed_Seed-OSS-36B-Instruct-Q4_K_M.gguf",
+        21_762_149_024,
+    ),
+    "hunyuan:1.8b-q4": _hunyuan("1.8B", 1_133_084_864),
+    "hunyuan:4b-q4": _hunyuan("4B", 2_607_709_696),
+    "hunyuan:7b-q4": _hunyuan("7B", 4_621_992_960),
+    "command-r:7b-q4": HubFile(
+        "command-r:7b",
+        "bartowski/c4ai-command-r7b-12-2024-GGUF",
+        "c4ai-command-r7b-12-2024-Q4_K_M.gguf",
+        5_057_009_792,
     ),
     "gpt-oss:20b-q4": HubFile(
         "gpt-oss:20b", "ggml-org/gpt-oss-20b-GGUF", "gpt-oss-20b-mxfp4.gguf", 12_109_566_560

@@ -13,8 +13,8 @@ from chatterm.cli import models as model_commands
 from chatterm.cli import show as show_command
 from chatterm.cli.main import call
 from engine.execute.compatibility import not_fused, not_native
-from engine.machine.expected import PROGRAMS, Here
-from engine.machine.shapes import CONFIGS
+from engine.machine.expected import NATIVE, PROGRAMS, Here
+from engine.machine.shapes import CONFIGS, known_shape
 from models.errors import ModelError
 from models.families import registry
 from models.families.registry import load_spec
@@ -24,6 +24,7 @@ from models.hub.inspect import ModelFacts
 from models.hub.sources import LocalModel
 from models.progress import OnProgress, Progress
 from models.units import bytes_text
+from models.weights.slots import parameters
 from tests.models.checkpoints import random_model, tiny_qwen3, write_gguf
 from tests.models.families import FAMILIES
 from tests.models.hub_server import HubServer
@@ -291,6 +292,20 @@ def test_show_of_every_family(
     assert "more for a conversation of" in rows["Memory"]
     assert rows["Speed"].endswith("PU")
     assert rows["Chat template"] == "no: it completes text"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_show_of_the_shapes_of_the_catalogue(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    write_weights(tmp_path)
+    here = Here(torch.device("cpu"), torch.bfloat16, PROGRAMS[NATIVE], True, 46e9, 10**12)
+    monkeypatch.setattr("engine.machine.report.look_here", lambda *_: here)
+    rows, spec = shown_of(str(tmp_path), capsys), known_shape(name)
+    assert (rows["Runs here"], rows["Architecture"]) == ("yes", spec.architecture)
+    assert rows["Memory"].startswith(f"weights {bytes_text(2 * parameters(spec))}, ")
+    assert re.fullmatch(r"about [\d.,]+ tok/s on this CPU", rows["Speed"])
 
 
 UNKNOWN = {

@@ -142,6 +142,13 @@ def test_the_unread_embedding_is_as_small_as_the_other_weights() -> None:
     assert found.tokens_per_s == pytest.approx(46e9 / read)
 
 
+def test_of_the_embedding_of_inputs_of_layers_one_row_is_read() -> None:
+    spec, found = known_shape("gemma4:e2b"), catalogue_speed("gemma4:e2b", ON_A_CPU)
+    unread = 262_144 * 35 * 256
+    read = 2 * (found.parameters - unread) + CONTEXT * token_bytes(spec, torch.bfloat16)
+    assert found.tokens_per_s == pytest.approx(46e9 / read)
+
+
 def test_what_fits_and_crawls() -> None:
     assert catalogue_speed("qwen3:8b", ON_A_CPU).crawls
     assert not catalogue_speed("qwen3:8b-q4", ON_A_CPU).crawls
@@ -169,13 +176,32 @@ PARAMETERS = {
     "mistral:7b": 7_241_732_096,
     "gemma2:2b": 2_614_341_888,
     "gemma3:1b": 999_885_952,
+    "gemma4:e2b": 4_628_569_379,
+    "gemma4:e4b": 7_463_013_418,
+    "gemma4:12b": 11_907_350_320,
+    "gemma4:26b-a4b": 25_233_141_790,
+    "gemma4:31b": 30_697_345_340,
     "phi3:3.8b": 3_821_079_552,
     "phi4-mini:3.8b": 3_836_021_760,
     "granite3.3:2b": 2_533_539_840,
     "granite3.1-moe:1b": 1_334_628_352,
     "granite3.1-moe:3b": 3_298_793_472,
+    "granite4:1b": 1_631_750_144,
+    "granite4:3b": 3_402_836_480,
     "olmo2:1b": 1_484_916_736,
     "ernie4.5:0.3b": 360_748_032,
+    "ministral3:3b": 3_429_006_336,
+    "ministral3:8b": 8_489_553_920,
+    "ministral3:14b": 13_506_073_600,
+    "exaone4:1.2b": 1_279_391_488,
+    "exaone4:32b": 32_003_216_384,
+    "seed-oss:36b": 36_151_104_512,
+    "hunyuan:1.8b": 1_791_080_448,
+    "hunyuan:4b": 4_221_757_440,
+    "hunyuan:7b": 7_504_568_320,
+    "command-r:7b": 8_028_033_024,
+    "lfm2.5:1.2b": 1_170_340_608,
+    "lfm2.5:8b-a1b": 8_467_856_832,
     "gpt2": 124_439_808,
     "gpt-oss:20b": 20_914_757_184,
 }
