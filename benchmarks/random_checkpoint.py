@@ -1,8 +1,10 @@
-"""Write a checkpoint folder with the shapes of a Qwen3 and random weights, for chatterm, vLLM and transformers.
+"""Write a checkpoint with the shapes of a published model and random weights, for chatterm, vLLM and transformers.
 
-    python -m benchmarks.random_checkpoint 0.6B FOLDER [--device cuda] [--tokenizer FOLDER]
+    python -m benchmarks.random_checkpoint 0.6B FOLDER [--device cuda] [--tokenizer FOLDER] [--layers N]
 
-Its texts mean nothing: its tokens are bytes and made-up words, unless the tokenizer of another checkpoint is given.
+The shapes are those of the catalogue (gemma4:e2b, lfm2.5:8b-a1b, ...) and some smaller ones. transformers writes the
+file, so the names of its tensors are those of the published checkpoints; images are left out. Its texts mean nothing:
+its tokens are bytes and made-up words, unless the tokenizer of another checkpoint is given.
 """
 
 import argparse
@@ -13,21 +15,33 @@ from typing import Any
 
 import torch
 
-from benchmarks.shapes import SHAPES, random_model, shared_tensors
-from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, pre_norm_layer, uniform
+from engine.machine.shapes import CONFIGS
+from models.families.registry import FAMILIES
 
-SMALL = uniform(
-    "Qwen3ForCausalLM",
-    layers=12,
-    vocab_size=32_000,
-    hidden_size=512,
-    max_positions=8192,
-    layer=pre_norm_layer(Attention(8, 4, 64, head_norm=Norm(), rope=Rope(1e6)), FeedForward(1536), Norm()),
-    tied=True,
-)
-"""50 million weights: a CPU computes it fast enough for many clients."""
-CHECKPOINTS: dict[str, ModelSpec] = {name: SHAPES[name] for name in ("tiny", "0.6B", "1.7B", "4B", "8B")}
-CHECKPOINTS["small"] = SMALL
+
+def qwen3(
+    hidden: int, feed_forward: int, layers: int, heads: tuple[int, int], vocab_size: int
+) -> dict[str, Any]:
+    """Return the config of a dense Qwen3; `heads` are those of queries and of keys."""
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": feed_forward,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "vocab_size": vocab_size,
+    }
+    return CONFIGS["qwen3:0.6b"] | sizes
+
+
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "tiny": qwen3(64, 128, 2, (4, 2), 272),
+    # 50 million weights: a CPU computes it fast enough for many clients.
+    "small": qwen3(512, 1536, 12, (8, 4), 32_000) | {"head_dim": 64, "max_position_embeddings": 8192},
+    **{size: CONFIGS[f"qwen3:{size.lower()}"] for size in ("0.6B", "1.7B", "4B", "8B")},
+    **CONFIGS,
+}
+"""The configs by name: those of Qwen3 by size alone, too."""
 
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TEMPLATE = (
@@ -38,60 +52,53 @@ _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", 
 
 
 def write_checkpoint(
-    folder: Path, spec: ModelSpec, device: torch.device, tokenizer: Path | None = None, seed: int = 0
+    folder: Path, raw: dict[str, Any], device: torch.device, tokenizer: Path | None = None, seed: int = 0
 ) -> None:
-    """Write a model of `spec` (Qwen3, dense) in bfloat16; `tokenizer` is a folder that has one.
+    """Write a model with the config `raw` in bfloat16; `tokenizer` is a folder that has one.
 
-    The weights are drawn on `device`.
+    The weights are drawn on `device`, normal with a deviation of 0.02; norms are 1.
     """
-    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
 
-    folder.mkdir(parents=True, exist_ok=True)
-    network = random_model(spec, torch.bfloat16, device, 16, seed)
-    tensors = shared_tensors(network)
-    if spec.tied:
-        del tensors["lm_head.weight"]
-    # One at a time: a single tensor of the network becomes several here.
-    save_file(
-        {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
-    folder.joinpath("config.json").write_text(json.dumps(config_of(spec), indent=1))
+    end = raw["vocab_size"] - 1
+    torch.manual_seed(seed)
+    with device:
+        network = AutoModelForCausalLM.from_config(
+            hf_config(raw | {"eos_token_id": end, "bos_token_id": end - 2}), dtype=torch.bfloat16
+        )
+    network.save_pretrained(folder)
     if tokenizer is None:
-        _write_tokenizer(folder, spec.vocab_size)
+        _write_tokenizer(folder, raw["vocab_size"])
         return
     for name in _FILES:
         if (source := tokenizer / name).exists():
             shutil.copy(source, folder / name)
 
 
-def config_of(spec: ModelSpec) -> dict[str, Any]:
-    """Return the config.json of a dense Qwen3."""
-    attention, feed = spec.attention, spec.layers[0].feed_forward
-    assert isinstance(feed, FeedForward)
-    assert attention.rope is not None
-    end = spec.vocab_size - 1
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "num_hidden_layers": len(spec.layers),
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": feed.size,
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads,
-        "head_dim": attention.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": spec.final_norm.eps,
-        "rope_theta": attention.rope.theta,
-        "attention_bias": False,
-        "max_position_embeddings": spec.max_positions,
-        "vocab_size": spec.vocab_size,
-        "tie_word_embeddings": spec.tied,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": end,
-        "bos_token_id": end - 2,
-    }
+def hf_config(raw: dict[str, Any]) -> Any:
+    """Return transformers' config for the fields of a config.json."""
+    from transformers import AutoConfig
+
+    (name,) = raw["architectures"]
+    family = next(family for family in FAMILIES if name in family.architectures)
+    return AutoConfig.for_model(family.model_types[family.architectures.index(name)], **raw)
+
+
+def shortened(raw: dict[str, Any], layers: int) -> dict[str, Any]:
+    """Return a config with the first `layers` layers alone; the share of them that have no KV of their own stays."""
+    before = raw["num_hidden_layers"]
+    found = raw | {"num_hidden_layers": layers}
+    if "layer_types" in raw:
+        found["layer_types"] = raw["layer_types"][:layers]
+    if "num_kv_shared_layers" in raw:
+        found["num_kv_shared_layers"] = raw["num_kv_shared_layers"] * layers // before
+    return found
+
+
+def with_vocabulary(raw: dict[str, Any], size: int) -> dict[str, Any]:
+    """Return a config with the vocabulary of another tokenizer."""
+    keys = ("vocab_size", "vocab_size_per_layer_input")
+    return raw | {key: size for key in keys if key in raw}
 
 
 def _write_tokenizer(folder: Path, size: int) -> None:
@@ -125,8 +132,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokenizer", type=Path, help="a folder with tokenizer.json and its configuration")
+    parser.add_argument("--layers", type=int, help="write fewer layers")
     given = parser.parse_args()
-    write_checkpoint(given.folder, CHECKPOINTS[given.shape], torch.device(given.device), given.tokenizer)
+    raw = CHECKPOINTS[given.shape]
+    if given.layers is not None:
+        raw = shortened(raw, given.layers)
+    write_checkpoint(given.folder, raw, torch.device(given.device), given.tokenizer)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ from tempfile import TemporaryDirectory
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from benchmarks.random_checkpoint import write_checkpoint
+from benchmarks.random_checkpoint import qwen3, write_checkpoint
 from engine import Engine
-from models.spec import Attention, FeedForward, Norm, Rope, pre_norm_layer, uniform
 
 SENTENCE = "the old keeper climbed his stairs; you may find a joke, or quiz vow as a box. "
 """The sentence that is repeated: each letter leads to those that follow it here."""
@@ -60,17 +59,9 @@ def write_repeating(folder: Path, hidden: int = 64, head_dim: int = 16, seed: in
     from safetensors.torch import load_file, save_file
 
     tokenizer = _tokenizer()
-    spec = uniform(
-        "Qwen3ForCausalLM",
-        layers=2,
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=hidden,
-        max_positions=8192,
-        layer=pre_norm_layer(
-            Attention(4, 2, head_dim, head_norm=Norm(), rope=Rope(1e6)), FeedForward(2 * hidden), Norm()
-        ),
-        tied=False,
-    )
+    size = tokenizer.get_vocab_size()
+    raw = qwen3(hidden, 2 * hidden, 2, (4, 2), size)
+    raw |= {"head_dim": head_dim, "max_position_embeddings": 8192, "tie_word_embeddings": False}
     source = folder / "tokenizer"
     source.mkdir(parents=True)
     tokenizer.save(str(source / "tokenizer.json"))
@@ -80,13 +71,13 @@ def write_repeating(folder: Path, hidden: int = 64, head_dim: int = 16, seed: in
         "eos_token": "<|im_end|>",
     }
     (source / "tokenizer_config.json").write_text(json.dumps(names))
-    write_checkpoint(folder, spec, torch.device("cpu"), source, seed)
+    write_checkpoint(folder, raw, torch.device("cpu"), source, seed)
     tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.nn.functional.normalize(torch.randn(spec.vocab_size, hidden, generator=generator))
-    loud = _LOUDNESS * (hidden * spec.attention.heads * head_dim) ** 0.5
+    rows = torch.nn.functional.normalize(torch.randn(size, hidden, generator=generator))
+    loud = _LOUDNESS * (hidden * raw["num_attention_heads"] * head_dim) ** 0.5
     tensors["model.embed_tokens.weight"] = (rows * loud * hidden**0.5).bfloat16()
-    follows = torch.zeros(spec.vocab_size, spec.vocab_size)
+    follows = torch.zeros(size, size)
     for first, second in zip(SENTENCE, SENTENCE[1:] + SENTENCE[0], strict=True):
         follows[_id(tokenizer, second), _id(tokenizer, first)] = 1.0
     for first, second, much in _STEERING:

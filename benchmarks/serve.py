@@ -257,7 +257,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", help="as for chatterm serve; without one, --shape or --peer")
-    parser.add_argument("--shape", help="write a Qwen3 of this size with random weights, and serve it")
+    parser.add_argument(
+        "--shape",
+        help="write random weights of this shape (0.6B, gemma4:e2b, ...), and serve it",
+    )
     parser.add_argument("--tokenizer", type=Path, help="a folder whose tokenizer that gets")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peer", type=Site.of, action="append", default=[], metavar="NAME=URL/MODEL")

@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +193,10 @@ def checkpoint() -> Iterator[Path]:
     """Provide a model that loads at once, with tokens that are words."""
     import torch
 
-    from benchmarks.random_checkpoint import write_checkpoint
-    from benchmarks.shapes import SHAPES
+    from benchmarks.random_checkpoint import CHECKPOINTS, write_checkpoint
 
     with tempfile.TemporaryDirectory(prefix="random-") as folder:
-        write_checkpoint(Path(folder), replace(SHAPES["tiny"], vocab_size=WORDS), torch.device("cpu"))
+        write_checkpoint(Path(folder), CHECKPOINTS["tiny"] | {"vocab_size": WORDS}, torch.device("cpu"))
         yield Path(folder)
 
 

@@ -1,0 +1,61 @@
+"""Random weights in published shapes: every reader of checkpoints finds in them what the shapes say."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.random_checkpoint import hf_config, shortened, with_vocabulary, write_checkpoint
+from engine import Engine, SamplingParams
+from engine.machine.shapes import CONFIGS, known_shape
+from models.families.registry import load_spec, spec_of_hf
+from models.files import ModelFiles
+from models.spec import ModelSpec
+from models.weights.slots import parameters, slots
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "shared_intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_attention_heads": 8,
+    "num_experts": 8,
+    "top_k_experts": 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+}
+
+
+def small(name: str, layers: int) -> dict[str, Any]:
+    """Return a model of the catalogue with fewer and smaller layers."""
+    raw = with_vocabulary(shortened(CONFIGS[name], layers), 320)
+    return raw | {key: value for key, value in SMALL.items() if key in raw}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_transformers_counts_the_same_weights(name: str) -> None:
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(hf_config(CONFIGS[name]))
+    tensors = {id(tensor): tensor.numel() for tensor in network.state_dict(keep_vars=True).values()}
+    assert sum(tensors.values()) == parameters(known_shape(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"), [("gemma4:e2b", 10), ("lfm2.5:8b-a1b", 6), ("granite4:1b", 2), ("hunyuan:1.8b", 2)]
+)
+def test_a_checkpoint_can_be_run(name: str, layers: int, tmp_path: Path) -> None:
+    raw = small(name, layers)
+    write_checkpoint(tmp_path, raw, torch.device("cpu"))
+    assert slots_of(load_spec(ModelFiles(name, folder=tmp_path))) == slots_of(spec_of_hf(raw)[1])
+    engine = Engine.load(str(tmp_path), device="cpu", context=64)
+    try:
+        prompt = engine.tokenizer.encode("lamp")
+        assert len(list(engine.stream(prompt, SamplingParams(temperature=0.0, max_tokens=3)))) == 3
+    finally:
+        engine.close()
+
+
+def slots_of(spec: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
+    return [(slot.group, slot.shape) for slot in slots(spec)]
