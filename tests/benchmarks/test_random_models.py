@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.kv_memory import our_bytes, transformers_bytes
 from benchmarks.random_checkpoint import hf_config, shortened, with_vocabulary, write_checkpoint
 from engine import Engine, SamplingParams
 from engine.machine.shapes import CONFIGS, known_shape
@@ -59,3 +60,11 @@ def test_a_checkpoint_can_be_run(name: str, layers: int, tmp_path: Path) -> None
 
 def slots_of(spec: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
     return [(slot.group, slot.shape) for slot in slots(spec)]
+
+
+def test_the_cache_of_transformers_keeps_the_windows_of_gemma_4() -> None:
+    spec = known_shape("gemma4:31b")
+    local, whole = 50 * 2 * 1023 * 16 * 256 * 2, 10 * 2 * 32_768 * 4 * 512 * 2
+    assert transformers_bytes("gemma4:31b", spec, 32_768) == local + whole
+    plain = known_shape("qwen3:0.6b")
+    assert transformers_bytes("qwen3:0.6b", plain, 1000) == our_bytes(plain, 1000)
