@@ -10,7 +10,8 @@ from chatterm.backends.backend import EngineError, TokenEvent, Tool, ToolCall
 from chatterm.tool_calls.constraint import AnswerConstraint, ToolFormat
 from chatterm.tool_calls.format import call_marks, said_by, tool_format
 from chatterm.tool_calls.grammar import calls_or, free_calls, spell_marks
-from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, CallEnded, Parser
+from chatterm.tool_calls.parser import Parser
+from chatterm.tool_calls.reader import AnswerText, CallArguments, CallBegan, CallEnded
 from engine.params import Constraint
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class CallFilter:
 
     def __init__(self, calling: Calling, before: str = "") -> None:
         """`before` is the part of the answer that was already produced, calls included."""
-        self._parser = Parser(calling.format, [tool.name for tool in calling.tools])
+        self._parser = Parser(calling.format, {tool.name: tool.parameters for tool in calling.tools})
         self.text = ""
         self._in_call = False
         self._take(before)
@@ -111,12 +112,12 @@ class CallFilter:
         """Return the event with only the text that is certain by now not to be part of a call."""
         if event.kind == "reasoning":
             return event
-        was_in_call = self._in_call
+        was_calling = self._in_call or self._parser.is_calling
         prose = self._take(event.text)
         if prose:
             return replace(event, text=prose)
-        in_call = was_in_call or self._in_call
-        return replace(event, text=event.text if in_call else "", kind="call" if in_call else "answer")
+        calling = was_calling or self._in_call or self._parser.is_calling
+        return replace(event, text=event.text if calling else "", kind="call" if calling else "answer")
 
     def _take(self, text: str) -> str:
         prose = ""

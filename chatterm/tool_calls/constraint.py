@@ -4,10 +4,20 @@ from typing import Literal
 
 from msgspec import Struct
 
-ToolFormat = Literal["hermes", "llama3", "mistral", "harmony"]
-"""How a model writes tool calls. hermes: `<tool_call>{json}</tool_call>` (Qwen, Hermes). llama3: the answer is one JSON
-object with "name" and "parameters", maybe after `<|python_tag|>`. mistral: `[TOOL_CALLS][{json}, ...]` or
-`[TOOL_CALLS]name[ARGS]{json}`. harmony: messages of the commentary channel with `to=functions.NAME` in their header."""
+ToolFormat = Literal[
+    "hermes", "llama3", "mistral", "ministral", "hunyuan", "harmony", "gemma4", "pythonic", "seed", "glm"
+]
+"""How a model writes tool calls.
+
+hermes: `<tool_call>{json}</tool_call>` (Qwen, EXAONE 4).
+llama3: the answer is one JSON object with "name" and "parameters", maybe after `<|python_tag|>`.
+mistral: `[TOOL_CALLS][{json}, ...]`. ministral: `[TOOL_CALLS]name[ARGS]{json}` (Ministral 3, Devstral 2).
+hunyuan: `<tool_calls>[{json}, ...]</tool_calls>`.
+harmony: messages of the commentary channel with `to=functions.NAME` in their header.
+gemma4: `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`.
+pythonic: `<|tool_call_start|>[name(key='text')]<|tool_call_end|>` (LFM2).
+seed: `<seed:tool_call><function=name><parameter=key>text</parameter></function></seed:tool_call>`.
+glm: `<tool_call>name<arg_key>key</arg_key><arg_value>text</arg_value></tool_call>`."""
 
 
 class AnswerConstraint(Struct, frozen=True):

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chatterm.tool_calls.constraint import ToolFormat
-from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, Parser
+from chatterm.tool_calls.literals import Schemas
+from chatterm.tool_calls.parser import Parser
+from chatterm.tool_calls.reader import AnswerText, CallArguments, CallBegan
 
 if TYPE_CHECKING:
     from models.text.tokenizer import Tokenizer
@@ -17,8 +19,34 @@ _MARKS = (
     "[TOOL_CALLS]",
     "[ARGS]",
     "[CALL_ID]",
+    "<tool_calls>",
+    "</tool_calls>",
+    "<|tool_call>",
+    "<tool_call|>",
+    '<|"|>',
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
 )
 """Tokens that models write around tool calls."""
+_WRITTEN: tuple[tuple[str, ToolFormat], ...] = (
+    ("[CALL_ID]", "mistral"),
+    ("[ARGS]", "ministral"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|tool_call>", "gemma4"),
+    ("<seed:tool_call>", "seed"),
+    ("<arg_key>", "glm"),
+    ("<tool_calls>", "hunyuan"),
+    ("<|tool_call_start|>", "pythonic"),
+    ("<tool_call>", "hermes"),
+    ("<|python_tag|>", "llama3"),
+)
+"""What the template of each format contains; the first one counts."""
 _IN_HEADERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
 """The same for models whose calls are messages in a channel."""
 
@@ -30,11 +58,10 @@ def tool_format(tokenizer: "Tokenizer") -> ToolFormat | None:
         return None
     if tokenizer.channels is not None:
         return "harmony" if "commentary" in template else None
-    if "[TOOL_CALLS]" in template:
-        return "mistral"
-    if "<tool_call>" in template:
-        return "hermes"
-    return "llama3" if "<|python_tag|>" in template or '"parameters"' in template else None
+    written = next((format for mark, format in _WRITTEN if mark in template), None)
+    if written is None and tokenizer.token_id("<|tool_call_start|>") is not None:
+        return "pythonic"  # the first templates of LFM2 leave the calls to the text of answers
+    return written or ("llama3" if '"parameters"' in template else None)
 
 
 def call_marks(tokenizer: "Tokenizer") -> frozenset[int]:
@@ -43,11 +70,17 @@ def call_marks(tokenizer: "Tokenizer") -> frozenset[int]:
     return frozenset(id for id in found if id is not None)
 
 
+def schemas(tools: Sequence[Mapping[str, Any]]) -> Schemas:
+    """Return the schema of each function's parameters, by its name."""
+    functions = [tool["function"] for tool in tools]
+    return {function["name"]: function.get("parameters") or {} for function in functions}
+
+
 def said_by(
     text: str, format: ToolFormat | None, tools: Sequence[Mapping[str, Any]]
 ) -> tuple[str, list[tuple[str, Any]]]:
     """Parse an answer into its text and its calls, pairs (name, arguments as a value)."""
-    parser = Parser(format, [tool["function"]["name"] for tool in tools])
+    parser = Parser(format, schemas(tools))
     said, names, given = "", list[str](), list[str]()
     for event in parser.push(text) + parser.end():
         match event:

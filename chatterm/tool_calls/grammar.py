@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from chatterm.tool_calls.constraint import AnswerConstraint, ToolFormat
+from chatterm.tool_calls.written import RULES, json_rule, written_call
 from engine.sampling.expression import check_end
 from engine.sampling.impossible import without_impossible
-from engine.sampling.json_form import json_form
 
 _MARK = re.compile("⟦([^⟦⟧]+)⟧")
 _LEAD = re.compile("⟦until ([^⟦⟧]+)⟧")
@@ -23,14 +23,24 @@ _WRITTEN = {"/": "\\/", "\\\n": "\\n"}
 _REFUSED = "The grammar cannot be used: "
 """How the engine's message begins when it refuses a grammar."""
 _AT_LINE = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: ")
-_FUNCTION = re.compile(r'"name": \{"const": "([\w.-]+)"\}|to=functions\.([\w.-]+) ')
-_SEVERAL = {
-    "hermes": 'call ("\\n" call)*',
-    "llama3": 'call ("; " call)*',
-    "mistral": '⟦[TOOL_CALLS]⟧ "[" call (", " call)* "]"',
-    "harmony": "call",
+_FUNCTION = re.compile(
+    r'"name": \{"const": "([\w.-]+)"\}|to=functions\.([\w.-]+) |^call\d+: (?:"<function=" )?"([\w.-]+)"'
+)
+_APART: dict[ToolFormat, tuple[str, str, str, str]] = {
+    "hermes": ("<tool_call>", '"\\n"', '"\\n" ⟦</tool_call>⟧', '"\\n" '),
+    "ministral": ("[TOOL_CALLS]", "", "", ""),
+    "gemma4": ("<|tool_call>", '"call:"', "⟦<tool_call|>⟧", ""),
+    "seed": ("<seed:tool_call>", '"\\n"', '"\\n" ⟦</seed:tool_call>⟧', '"\\n" '),
+    "glm": ("<tool_call>", "", "⟦</tool_call>⟧", ""),
 }
-_ONE = {**dict.fromkeys(_SEVERAL, "call"), "mistral": '⟦[TOOL_CALLS]⟧ "[" call "]"'}
+"""Formats with a mark before each call: the mark, what follows it, what ends the call, and what is between calls."""
+_LISTED: dict[ToolFormat, tuple[str, str, str]] = {
+    "mistral": ("[TOOL_CALLS]", '"["', '"]"'),
+    "hunyuan": ("<tool_calls>", '/\\n?/ "["', '"]" /\\n?/ ⟦</tool_calls>⟧'),
+    "pythonic": ("<|tool_call_start|>", '"["', '"]" ⟦<|tool_call_end|>⟧'),
+}
+"""Formats with one mark before a list of calls: the mark, and what is before and after the list."""
+_TEXT = "TEXT: /(.|\\n)+/"
 _FINAL = {"harmony": '⟦<|channel|>⟧ "final" ⟦<|message|>⟧ '}
 """How an answer begins that is not a call."""
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -39,7 +49,7 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 def forced_calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> AnswerConstraint:
     """Return a constraint to a call of one of these tools; with `parallel`, to one or several calls."""
-    return AnswerConstraint("calls", f"start: calls\n{_calls(format, tools, parallel)}")
+    return AnswerConstraint("calls", f"start: calls\n{_text(format)}{_calls(format, tools, parallel)}")
 
 
 def calls_or(
@@ -61,9 +71,9 @@ def calls_or(
         answer = f"answer: /{expression}/"
     else:
         schema = json.loads(constraint.text) if constraint.text else {"type": "object"}
-        answer = f"answer: {_json(without_impossible(schema))}"
+        answer = f"answer: {json_rule(without_impossible(schema))}"
     known = tools if strict is None else _known(tools, strict)
-    rules = f"{answer}\n{_calls(format, known, parallel)}"
+    rules = f"{answer}\n{_text(format)}{_calls(format, known, parallel)}"
     return AnswerConstraint("calls", f"start: {_FINAL.get(format, '')}answer | calls\n{rules}")
 
 
@@ -78,15 +88,12 @@ def free_calls(
         return None
     rules = _calls(format, _known(tools, strict), parallel)
     if format == "harmony":
-        return AnswerConstraint("calls", f"start: {_FINAL[format]}TEXT? | calls\nTEXT: /(.|\\n)+/\n{rules}")
+        return AnswerConstraint("calls", f"start: {_FINAL[format]}TEXT? | calls\n{_TEXT}\n{rules}")
     if format == "llama3":
         return AnswerConstraint("calls", f"start: TEXT? | calls\nTEXT: /\\s*[^{{\\s](.|\\n)*/\n{rules}")
-    mark, rest = {
-        "hermes": ("<tool_call>", 'body ("\\n" call)*' if parallel else "body"),
-        "mistral": ("[TOOL_CALLS]", '"[" call (", " call)* "]"' if parallel else '"[" call "]"'),
-    }[format]
-    found = re.escape(mark)
-    text = f"TEXT: /(.|\\n)+/ & ~/(.|\\n)*{found}(.|\\n)*/"
+    mark = (_APART.get(format) or _LISTED[format])[0]
+    text = f"{_TEXT} & ~/(.|\\n)*{re.escape(mark)}(.|\\n)*/"
+    rest = _together(format, parallel, is_led=True)
     return AnswerConstraint("calls", f"start: TEXT? | lead {rest}\n{text}\nlead⟦until {mark}⟧\n{rules}")
 
 
@@ -113,31 +120,61 @@ def explain_refusal(error: str, grammar: str) -> str | None:
     if (at := _AT_LINE.match(why)) is None:
         return f"The format of the answer or the parameters of a function cannot be used: {why}"
     function = _FUNCTION.search(grammar.split("\n")[int(at[1]) - 1])
-    what = f"parameters of {function[1] or function[2]}" if function is not None else "JSON schema"
+    what = (
+        f"parameters of {function[1] or function[2] or function[3]}"
+        if function is not None
+        else "JSON schema"
+    )
     return f"The {what} cannot be used: {why[at.end() :]}"
+
+
+def _text(format: ToolFormat) -> str:
+    """Return the terminal of any text if the rules of the calls use it."""
+    return f"{_TEXT}\n" if format in RULES else ""
+
+
+def _together(format: ToolFormat, parallel: bool, is_led: bool = False) -> str:
+    """Return how one call, or with `parallel` several, are written; `is_led`: their first mark has come."""
+    if format in _APART:
+        first, between = "body" if is_led else "call", _APART[format][3]
+        return f"{first} ({between}call)*" if parallel else first
+    if format in _LISTED:
+        mark, opening, closing = _LISTED[format]
+        lead = "" if is_led else f"⟦{mark}⟧ "
+        many = 'call (", " call)*' if parallel else "call"
+        return f"{lead}{opening} {many} {closing}"
+    return 'call ("; " call)*' if parallel and format == "llama3" else "call"
 
 
 def _calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
     """Return the rule `calls` and the rules it uses."""
-    rules = [_call(format, tool["function"]) for tool in tools]
-    names = [f"call{number}" for number in range(len(rules))]
-    lines = [f"{name}: {rule}" for name, rule in zip(names, rules, strict=True)]
-    many, choice = (_SEVERAL if parallel else _ONE)[format], " | ".join(names)
-    if format != "hermes":
+    names = [f"call{number}" for number in range(len(tools))]
+    lines = [
+        line
+        for name, tool in zip(names, tools, strict=True)
+        for line in _call(format, name, tool["function"])
+    ]
+    lines += RULES.get(format, ())
+    many, choice = _together(format, parallel), " | ".join(names)
+    if format not in _APART:
         return "\n".join([f"calls: {many}", f"call: {choice}", *lines])
-    body = f'"\\n" ({choice}) "\\n" ⟦</tool_call>⟧'
-    return "\n".join([f"calls: {many}", "call: ⟦<tool_call>⟧ body", f"body: {body}", *lines])
+    mark, before, after, _ = _APART[format]
+    return "\n".join([f"calls: {many}", f"call: ⟦{mark}⟧ body", f"body: {before} ({choice}) {after}", *lines])
 
 
-def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
-    """Return the rule for one call of this function."""
+def _call(format: ToolFormat, rule: str, function: Mapping[str, Any]) -> list[str]:
+    """Return the rule called `rule` for one call of this function, and the rules that it uses."""
+    if format in RULES:
+        return written_call(format, rule, function["name"], function["parameters"])
     possible = without_impossible(function["parameters"])
     parameters = {"enum": []} if possible is False else dict(possible)
     if parameters == NO_PARAMETERS:  # a model would invent some
         parameters["additionalProperties"] = False
     if format == "harmony":
         header = f'⟦<|channel|>⟧ "commentary to=functions.{function["name"]} " ⟦<|constrain|>⟧ "json" ⟦<|message|>⟧'
-        return f"{header} {_json(parameters)} ⟦<|call|>⟧"
+        return [f"{rule}: {header} {json_rule(parameters)} ⟦<|call|>⟧"]
+    if format == "ministral":
+        return [f'{rule}: "{function["name"]}" ⟦[ARGS]⟧ {json_rule(parameters)}']
     key = "parameters" if format == "llama3" else "arguments"
     parameters["$id"] = _schema_id(parameters)  # references in it are to it, not to what is around it
     parameters.pop("$schema", None)  # in older versions $id does not count where $ref is
@@ -147,7 +184,7 @@ def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
         "required": ["name", key],
         "additionalProperties": False,
     }
-    return _json(whole)
+    return [f"{rule}: {json_rule(whole)}"]
 
 
 def _schema_id(schema: Mapping[str, Any]) -> str:
@@ -162,10 +199,3 @@ def _known(tools: Sequence[Mapping[str, Any]], strict: Collection[str]) -> list[
 
 def _lenient(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"function": {"name": tool["function"]["name"], "parameters": {"type": "object"}}}
-
-
-def _json(schema: Any) -> str:
-    """Write a schema into a grammar. JSON escapes its text, so nothing in it is taken for a mark."""
-    if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": json_form(json.dumps(schema))}
-    return f"%json {json.dumps(schema)}"

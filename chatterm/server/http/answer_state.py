@@ -1,13 +1,14 @@
 """Answer state, independent of the wire format: pieces of the engine become parts of answers."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
 from chatterm.server.service import Delta, Logprob, Piece, Reason, Started, Usage
-from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, CallEnded, Event, Parser
+from chatterm.tool_calls.literals import Schemas
+from chatterm.tool_calls.parser import Parser
+from chatterm.tool_calls.reader import AnswerText, CallArguments, CallBegan, CallEnded, Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +144,12 @@ class AnswerState:
 class Collector:
     """Gathers the pieces of one generation, whose answers are numbered from `first`."""
 
-    def __init__(self, count: int, tools: Collection[str], first: int = 0) -> None:
-        """`tools`: names of the functions that the model may call."""
+    def __init__(self, count: int, tools: Schemas, first: int = 0) -> None:
+        """`tools`: the functions that the model may call."""
         self.states = [AnswerState(first + number) for number in range(count)]
         self.started: Started | None = None
         self._tools = tools
-        self._parsers = [Parser(None, ()) for _ in range(count)]
+        self._parsers = [Parser(None, {}) for _ in range(count)]
 
     def take(self, piece: Piece) -> tuple[AnswerState, list[Part]] | None:
         """Add a piece; return its answer and the new parts of that, or None if it concerns all answers."""

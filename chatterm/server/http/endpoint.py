@@ -27,6 +27,7 @@ from chatterm.server.service import (
     Service,
     Started,
 )
+from chatterm.tool_calls.format import schemas
 
 log = logging.getLogger("chatterm.server")
 
@@ -194,8 +195,7 @@ class _Work:
         self._collectors: list[Collector] = []
         first = 0
         for generation in asked.generations:
-            tools = [tool["function"]["name"] for tool in generation.tools]
-            self._collectors.append(Collector(generation.count, tools, first))
+            self._collectors.append(Collector(generation.count, schemas(generation.tools), first))
             first += generation.count
 
     @property

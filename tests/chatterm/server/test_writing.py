@@ -10,7 +10,7 @@ from chatterm.server.http.answer_state import AnswerState, Finished, Totals
 from chatterm.server.http.openai.chat import ChatRenderer
 from chatterm.server.service import Usage
 from chatterm.server.write_coalescing import GatheringTransport
-from chatterm.tool_calls.parser import AnswerText
+from chatterm.tool_calls.reader import AnswerText
 
 
 @pytest.mark.parametrize("with_usage", [False, True])

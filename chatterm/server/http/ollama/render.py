@@ -11,7 +11,7 @@ from chatterm.server.http.answer_state import AnswerItem, AnswerState, Likelihoo
 from chatterm.server.http.openai.chat import logprob_object
 from chatterm.server.http.sse import line
 from chatterm.server.service import Logprob, RequestError
-from chatterm.tool_calls.parser import AnswerText, CallEnded
+from chatterm.tool_calls.reader import AnswerText, CallEnded
 
 
 def stamp() -> str:

@@ -29,7 +29,7 @@ from chatterm.server.http.openai.completions_base import (
 )
 from chatterm.server.http.renderer import ParsedRequest
 from chatterm.server.service import Logprob, ServedModel, TokenLogprob
-from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan
+from chatterm.tool_calls.reader import AnswerText, CallArguments, CallBegan
 
 
 class ChatRequest(CompletionsRequest, kw_only=True):

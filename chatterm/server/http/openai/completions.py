@@ -20,7 +20,7 @@ from chatterm.server.http.openai.completions_base import (
 )
 from chatterm.server.http.renderer import ParsedRequest
 from chatterm.server.service import Logprob, ServedModel
-from chatterm.tool_calls.parser import AnswerText
+from chatterm.tool_calls.reader import AnswerText
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Prompt = str | list[str] | list[int] | list[list[int]]

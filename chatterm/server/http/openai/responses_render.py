@@ -13,7 +13,7 @@ from chatterm.server.http.openai.chat import logprob_object
 from chatterm.server.http.openai.common import new_id
 from chatterm.server.http.sse import event
 from chatterm.server.service import Logprob, RequestError
-from chatterm.tool_calls.parser import AnswerText, CallArguments, CallBegan, CallEnded
+from chatterm.tool_calls.reader import AnswerText, CallArguments, CallBegan, CallEnded
 
 _PREFIX = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 
