@@ -15,7 +15,8 @@ from models.text.tokenizer import TextStream
 class Output:
     """Turns the tokens of one answer into events.
 
-    Line breaks around the think markers belong to the template, not to the text, and are left out. A stop string
+    Line breaks around the think markers belong to the template, not to the text, and are left out, and so does the
+    label of the thinking. A stop string
     ends the answer and is not part of it; text that may still become one is held back. Only the answer is searched
     for stop strings, not the reasoning.
     """
@@ -34,6 +35,8 @@ class Output:
     """The kind of the latest token, and so of the text held back."""
     _held: str = ""
     _fresh: bool = False
+    _label: str = ""
+    """The rest of the label that may come next."""
 
     def __post_init__(self) -> None:
         self._fresh = self.thinking.inside
@@ -50,12 +53,15 @@ class Output:
             )
         if marker:
             self._fresh = True
+            self._label = self.thinking.label if self.thinking.inside else ""
             text = self._until_stop(self.stream.flush()) if kind == "answer" else self.stream.flush()
             if self.thinking.over:
                 text += self.flush()
                 self.stopped = True
             return TokenEvent(f"{text}\n\n" if self.thinking.breaks else text, token_id, kind)
         text = self.stream.push(token_id)
+        if self._label:
+            text = self._after_label(text)
         if self._fresh:
             text = text.lstrip("\n")
             self._fresh = not text
@@ -78,6 +84,12 @@ class Output:
         """Return the text held back, with incomplete characters as replacement characters. Push no more after it."""
         held, self._held = self._held, ""
         return "" if self.stopped else held + self.stream.flush()
+
+    def _after_label(self, text: str) -> str:
+        """Return what of the thinking's first text is not its label; hold back what may be a part of that."""
+        whole = self.thinking.label.removesuffix(self._label) + text
+        self._label = self.thinking.label.removeprefix(whole) if self.thinking.label.startswith(whole) else ""
+        return "" if self._label else whole.removeprefix(self.thinking.label)
 
     def _until_stop(self, text: str) -> str:
         if not self.stop:

@@ -52,7 +52,8 @@ class Outputs:
         if (channels := known.channels) is not None:
             spells = known.token_bytes if channels.channel in shown else None
             return ChannelTracker(channels, spells, inside=inside_think)
-        return ThinkTracker(known.think_start, known.think_end, inside=inside_think)
+        label = known.think_markers.label if known.think_markers is not None else ""
+        return ThinkTracker(known.think_start, known.think_end, inside=inside_think, label=label)
 
     def _guide(self, constraint: Constraint, inside_think: bool, thinks: bool) -> Guide | ChannelGuide:
         from engine.sampling.grammar import Grammars  # only when needed, because its library takes memory

@@ -14,6 +14,8 @@ class Tracker:
 
     inside: bool = field(default=False, kw_only=True)
     """Whether the next token belongs to the thinking; at first, whether the prompt ended there."""
+    label: str = field(default="", kw_only=True)
+    """The text after the opening marker that is no thinking yet."""
     given: bool = field(init=False)
     """The initial value of `inside`."""
     count: int = field(default=0, init=False)

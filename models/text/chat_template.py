@@ -78,6 +78,8 @@ class ChatTemplate:
         }
         if enable_thinking is not None:
             names["enable_thinking"] = enable_thinking
+        if enable_thinking is False:
+            names.setdefault("thinking_budget", 0)  # what Seed-OSS's template asks
         request = json.dumps(names).encode() + b"\n"
         with self._lock:
             reply = self._ask(request)

@@ -9,7 +9,7 @@ from tokenizers import decoders
 END_OF_TURN = frozenset({
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>",
     "<|end_of_turn|>", "<|end_of_sentence|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]", "<eos>", "</s>",
-    "<｜end▁of▁sentence｜>", "<turn|>",
+    "<｜end▁of▁sentence｜>", "<turn|>", "<|tool_response>", "<|observation|>", "[|endofturn|]", "<seed:eos>",
 })  # fmt: skip
 """Special tokens with these names end a turn in every model that has them."""
 
@@ -53,13 +53,18 @@ class ThinkMarkers:
     """The text between the thinking and the closing mark."""
     after_close: str
     """The text between the closing mark and the answer."""
+    label: str = ""
+    """The text between the opening mark and the thinking, which says that thinking follows."""
 
 
 THINK_MARKERS = (
     ThinkMarkers("<think>", "</think>", "\n", "\n\n"),
     ThinkMarkers("[THINK]", "[/THINK]", "", ""),
+    ThinkMarkers("<seed:think>", "</seed:think>", "", "\n"),
+    ThinkMarkers("<|channel>", "<channel|>", "\n", "", "thought\n"),
 )
-"""The marks of Qwen3, SmolLM3, DeepSeek-R1's distillations and others; the marks of Magistral."""
+"""The marks of Qwen3, SmolLM3, DeepSeek-R1's distillations and others; of Magistral and Ministral 3; of Seed-OSS; of
+Gemma 4."""
 
 META_SPACE = "\u2581"
 """The character by which SentencePiece writes a space."""

@@ -23,10 +23,10 @@ OPERATIONS = (
 )
 
 
-@pytest.mark.parametrize("seed", seeds(3))
+@pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.parametrize("think_cache", ["exact", "mask"])
 def test_random_conversations(folder: Path, seed: int, think_cache: str) -> None:
-    rng, markers = Random(seed), (0, 1, None)[seed % 3]
+    rng, markers = Random(seed), (0, 1, None, 3)[seed % 4]
     blocks = rng.choice([None, 110])
     tokenizer = harmony_tokenizer() if markers is None else tiny_tokenizer(markers=THINK_MARKERS[markers])
     with tiny_engine(folder, CONFIG, tokenizer, context=420, num_blocks=blocks) as engine:

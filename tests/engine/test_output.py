@@ -18,11 +18,10 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 def push_all(
     tokenizer: Tokenizer, text: str, *, inside: bool = False, stop: tuple[str, ...] = ()
 ) -> list[TokenEvent]:
-    output = Output(
-        tokenizer.stream(), ThinkTracker(tokenizer.think_start, tokenizer.think_end, inside=inside), stop
-    )
     markers = tokenizer.think_markers
     assert markers is not None
+    start, end = tokenizer.think_start, tokenizer.think_end
+    output = Output(tokenizer.stream(), ThinkTracker(start, end, inside=inside, label=markers.label), stop)
     text = text.replace("<think>", markers.open).replace("</think>", markers.close)
     events = []
     for id in tokenizer.encode(text):
@@ -48,10 +47,22 @@ def test_a_prompt_that_opened_the_span_leaves_the_stream_inside(tokenizer: Token
     assert (text_of(events, "reasoning"), text_of(events, "answer")) == ("hm", "yes")
 
 
+@pytest.mark.parametrize(
+    ("said", "thought"),
+    [("thought\nhm", "hm"), ("thought\n\nhm", "hm"), ("thoughts", "thoughts"), ("th", ""), ("hm", "hm")],
+)
+def test_the_label_of_the_thinking_is_no_text(said: str, thought: str) -> None:
+    events = push_all(tiny_tokenizer(markers=THINK_MARKERS[3]), f"<think>{said}</think>thought\nyes")
+    assert (text_of(events, "reasoning"), text_of(events, "answer")) == (thought, "thought\nyes")
+
+
 def test_only_the_first_span_is_thinking(tokenizer: Tokenizer) -> None:
     events = push_all(tokenizer, "<think>a</think>b<think>c</think>")
     special = tokenizer.think_start in tokenizer._special
-    assert text_of(events, "answer") == ("bc" if special else "b<think>c</think>")
+    markers = tokenizer.think_markers
+    assert markers is not None
+    opening, closing = markers.open, markers.close
+    assert text_of(events, "answer") == ("bc" if special else f"b{opening}c{closing}")
 
 
 def test_without_markers_in_the_vocabulary_everything_is_answer(tokenizer: Tokenizer) -> None:

@@ -229,11 +229,12 @@ def scripted(engine: TinyEngine, script: list[int], params: SamplingParams, thin
     return chat.last
 
 
-@pytest.mark.parametrize("kind", ["think", "marked", "harmony"])
+@pytest.mark.parametrize("kind", ["think", "marked", "labelled", "harmony"])
 def test_the_constraint_begins_where_the_thinking_ends(tmp_path: Path, kind: str) -> None:
     tokenizer = {
         "think": tiny_tokenizer,
         "marked": lambda: tiny_tokenizer(markers=THINK_MARKERS[1]),
+        "labelled": lambda: tiny_tokenizer(markers=THINK_MARKERS[3]),
         "harmony": harmony_tokenizer,
     }[kind]()
     with tiny_engine(tmp_path, CONFIG, tokenizer) as engine:

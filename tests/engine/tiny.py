@@ -83,9 +83,8 @@ HARMONY = """\
 
 def with_markers(template: str, markers: ThinkMarkers) -> str:
     """A template of ours that writes other markers around thinking."""
-    empty = f"{markers.open}{markers.before_close * 2}{markers.close}{markers.after_close}".replace(
-        "\n", "\\n"
-    )
+    between = markers.label or markers.before_close * 2
+    empty = f"{markers.open}{between}{markers.close}{markers.after_close}".replace("\n", "\\n")
     template = template.replace("<think>\\n\\n</think>\\n\\n", empty)
     return template.replace("<think>", markers.open).replace("</think>", markers.close)
 
@@ -104,7 +103,9 @@ def tiny_parts(
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True) for text in (*SPECIAL, *special)])
-    backend.add_tokens([AddedToken(text, special=text[0] == "[") for text in (markers.open, markers.close)])
+    backend.add_tokens(
+        [AddedToken(text, special=text[0] == "[" or "|" in text) for text in (markers.open, markers.close)]
+    )
     end = backend.token_to_id("<|im_end|>")
     names = {"eos_token": "<|im_end|>"}
     return TokenizerParts(backend, names, frozenset([end]), with_markers(template, markers))
@@ -250,7 +251,8 @@ def say(engine: TinyEngine, thought: str | None, answer: str) -> list[int]:
         return engine.tokenizer.encode(f"{span}<|channel|>final<|message|>{answer}<|return|>")
     marks = engine.tokenizer.think_markers
     assert marks is not None
-    span = f"{marks.open}{marks.before_close}{thought}{marks.before_close}{marks.close}{marks.after_close}"
+    lead, end = marks.label or marks.before_close, f"{marks.before_close}{marks.close}{marks.after_close}"
+    span = f"{marks.open}{lead}{thought}{end}"
     text = answer if thought is None else f"{span}{answer}"
     return engine.tokenizer.encode(text + "<|im_end|>")
 

@@ -326,6 +326,8 @@ def test_in_the_harmony_format_one_message_is_no_turn(special: bool) -> None:
         (["[THINK]", "[/THINK]"], "", "[THINK]"),
         (["<think>", "</think>", "[THINK]", "[/THINK]"], "", "<think>"),
         (["<think>", "</think>", "[THINK]", "[/THINK]"], "{{ '[THINK]' }}", "[THINK]"),
+        (["<seed:think>", "</seed:think>"], "", "<seed:think>"),
+        (["<|channel>", "<channel|>"], "", "<|channel>"),
         (["<think>", "[/THINK]"], "{{ '<think>' }}", None),
         ([], "<think></think>", None),
     ],
@@ -333,7 +335,7 @@ def test_in_the_harmony_format_one_message_is_no_turn(special: bool) -> None:
 def test_think_markers_are_tokens_that_the_template_writes(
     tokens: list[str], template: str, found: str | None
 ) -> None:
-    backend = tokenizers.Tokenizer(BPE({"a": 0}, []))
+    backend = tokenizers.Tokenizer(BPE({"é": 0}, []))
     backend.add_tokens([AddedToken(text, special=False) for text in tokens])
     made = Tokenizer(TokenizerParts(backend_with_decoder(backend), {}, frozenset(), template or None))
     assert (made.think_markers.open if made.think_markers is not None else None) == found
