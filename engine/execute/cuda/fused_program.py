@@ -39,39 +39,20 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_divided, not_fused
 from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed, wants_norm
 from engine.execute.cuda.all_reduce import AllReduce
-from engine.execute.cuda.attend_mma import (
-    attend_mma,
-    by_tensor_cores,
-    can_use_tensor_cores,
-    choose_own_cut,
-    choose_shared_cut,
-)
-from engine.execute.cuda.convolution import convolve, most_seen, seen_in_step
-from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, Partials, attend, parts_left
-from engine.execute.cuda.experts import ExpertStep, activation, apart
+from engine.execute.cuda.experts import ExpertStep, apart
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.kernel_configs import KernelConfigs, table_cuts
 from engine.execute.cuda.many_row_linear import WideProducts
-from engine.execute.cuda.packed import matrix_args, ordered_plane_args, packed_embedding, packed_product
+from engine.execute.cuda.packed import matrix_args, packed_embedding, packed_product
 from engine.execute.cuda.prefill import OnHost, run_layers
-from engine.execute.cuda.prefix_groups import KVShape, choose_sharing
+from engine.execute.cuda.prefix_groups import KVShape
 from engine.execute.cuda.slots import StepInput
-from engine.execute.cuda.tiles import (
-    FEW,
-    FUSED,
-    FUSED_MOST,
-    MOST_CHUNKS,
-    SMALLEST,
-    SMALLEST_OUTPUTS,
-    choose_chunking,
-    choose_chunkings,
-    most_chunks,
-)
+from engine.execute.cuda.step_attention import StepAttention
+from engine.execute.cuda.step_products import StepProducts
+from engine.execute.cuda.tiles import FEW, FUSED, FUSED_MOST
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import has_warpgroups, split_alike
-from engine.kernels.triton.linear import linear_kernel
-from engine.kernels.triton.packed_linear import packed_linear_kernel
-from models.network import ConvolutionWeights, ExpertWeights, Linear, Network, Weight
+from models.network import ExpertWeights, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, ModelSpec
 from models.weights.formats.blocks import COLUMNS
@@ -119,34 +100,24 @@ class FusedDecoder:
         """`pdl` turns on programmatic dependent launch (sm_90 and later). With `deterministic`, many rows run as steps
         of FEW, so each row has the bits that it has alone. `on_host` computes the experts in host memory; `cuts` says
         how kernels are cut (None: by the tables); `exchange` connects the other ranks of a divided network."""
-        spec, heads = network.spec, network.spec.attention
+        spec = network.spec
         self._network = network
         self._reference = Decoder(network, packed_product, embedding=packed_embedding)
         scale = torch.tensor(spec.embedding_scale, dtype=network.dtype)  # rounded as in the reference
         self._embedding_scale = float(scale)
-        self._cache = cache
         self._given = given
-        self._pdl = pdl
         self._deterministic = deterministic
         self._on_host = on_host
         self._exchange = exchange
-        self.cuts = cuts or table_cuts(network.device)
-        self._wide = WideProducts(pdl, self.cuts, has_warpgroups(network.device))
-        self._machine = (1, 0)
-        if network.device.type == "cuda":
-            device = torch.cuda.get_device_properties(network.device)
-            self._machine = device.multi_processor_count, device.shared_memory_per_multiprocessor
-        self._q_heads, self._kv_heads, self._dim = heads.heads, heads.kv_heads, heads.head_dim
-        row_bytes = 2 * cache.row.nbytes
-        kv = KVShape(self._q_heads // self._kv_heads, cache.block_size, row_bytes)
-        self.kv = None if deterministic else kv
+        cuts = cuts or table_cuts(network.device)
+        self._wide = WideProducts(pdl, cuts, has_warpgroups(network.device))
         vocab, size = spec.vocab_size, spec.hidden_size
         most = max(given.active.shape[0], FEW)  # a single sequence has several rows when guesses are checked
         # Each of a few rows computes its own experts; with many rows the experts are shared, and products are grouped
         # by expert.
         packed = any(weight.planes is not None for weight in network.parts(Weight))
-        self._small = _largest(spec) * 2 * size <= FUSED_MOST
-        alike = packed or self._small
+        small = _largest(spec) * 2 * size <= FUSED_MOST
+        alike = packed or small
         self._fused = FUSED if alike and not has_experts(spec) else FEW
         few = min(most, self._fused)
 
@@ -154,23 +125,26 @@ class FusedDecoder:
             return torch.zeros(shape, dtype=dtype, device=network.device)
 
         self._x = buffer(most, size)
-        self._out = buffer(few, size)
-        self._prepared = buffer(few, size)
-        self._square_sums = buffer(few * triton.cdiv(size, SMALLEST_OUTPUTS), dtype=torch.float32)
-        self._part = buffer(few if exchange is not None else 0, size, dtype=torch.float32)
         self._projected = buffer(few * max(layer.projections.rows for layer in network.layers))
-        self._mixed = buffer(most * max(layer.mixer.out.columns for layer in network.layers))
         self._inner = buffer(few * _largest(spec))
-        self._seen = buffer(most, most_seen(spec), dtype=torch.int32)
         self._experts = ExpertStep(network, few, pdl) if has_experts(spec) else None
         self._logits = buffer(most if deterministic else few, vocab)
-        parts = max(
-            rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
-            for rows in {few, min(most, 31), min(most, 127), most}
-        )
-        self._partial = buffer(parts * self._q_heads * self._dim, dtype=torch.float32)
-        self._lse = buffer(parts * self._q_heads, dtype=torch.float32)
-        self._alone = buffer(most, dtype=torch.int32), buffer(16, dtype=torch.int32).fill_(-1)
+        self._products = StepProducts(network, few, pdl, cuts, exchange)
+        self._attention = StepAttention(network, cache, (few, most), pdl, cuts, small, not deterministic)
+
+    @property
+    def cuts(self) -> KernelConfigs:
+        """How the kernels are cut."""
+        return self._products.cuts
+
+    @cuts.setter
+    def cuts(self, cuts: KernelConfigs) -> None:
+        self._products.cuts = self._attention.cuts = cuts
+
+    @property
+    def kv(self) -> KVShape | None:
+        """See `DecodeProgram`."""
+        return self._attention.kv
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
         """Enqueue a step of `rows` rows, the size of a graph, not the number of sequences; return logits [rows, vocab].
@@ -226,11 +200,6 @@ class FusedDecoder:
         )
         split_alike(kernel)
 
-    def _see(self, given: StepInput, rows: int) -> None:
-        """Look up for all convolutions, if there are any, where the rows of the step find those before them."""
-        if self._seen.numel():
-            seen_in_step(given, self._seen[:rows], self._cache.block_size)
-
     def _few(
         self,
         given: StepInput,
@@ -242,22 +211,23 @@ class FusedDecoder:
         alone: StepInput | None = None,
     ) -> None:
         network, whole = self._network, self._network.spec
+        products, attention = self._products, self._attention
         layers = list(zip(whole.layers, network.layers, strict=True))
         norms = [normed(spec.attention_norm, layer.attention_norm) for spec, layer in layers]
         norms.append((whole.final_norm, network.final_norm))
         programs = 0  # that have prepared x for the next norm
-        self._see(given, rows)
+        attention.begin(given, rows)
         for index, (spec, layer) in enumerate(layers):
             first, feed, weights = layer.projections, spec.feed_forward, layer.feed_forward
             projected = self._projected[: rows * first.rows].view(rows, first.rows)
-            self._linear(rows, x, first, projected, norm=norms[index], prepared=programs)
-            parts = self._attend(given, rows, index, projected, limit, own, alone)
+            products.run(rows, x, first, projected, norm=norms[index], prepared=programs)
+            parts = attention.run(given, rows, index, projected, limit, own, alone)
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
             following = (
                 norm if not isinstance(weights, ExpertWeights) and wants_norm(weights.gate_up) else None
             )
-            programs = self._add(rows, self._mixed, layer.mixer.out, x, after, scale, following, parts)
+            programs = products.add(rows, attention.mixed, layer.mixer.out, x, after, scale, following, parts)
             if isinstance(weights, ExpertWeights):
                 assert isinstance(feed, Experts)
                 assert norm is not None
@@ -265,13 +235,13 @@ class FusedDecoder:
                 continue
             assert isinstance(feed, FeedForward)
             inner = self._inner[: rows * feed.size].view(rows, feed.size)
-            self._linear(rows, x, weights.gate_up, inner, norm=norm, gate=feed, prepared=programs)
+            products.run(rows, x, weights.gate_up, inner, norm=norm, gate=feed, prepared=programs)
             after = normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
             consumer = network.head if index + 1 == len(layers) else layers[index + 1][1].projections
             following = norms[index + 1] if wants_norm(consumer) else None
-            programs = self._add(rows, inner, weights.down, x, after, scale, following)
+            programs = products.add(rows, inner, weights.down, x, after, scale, following)
         scale, cap = whole.logit_scale, whole.logit_cap or 0.0
-        self._linear(rows, x, network.head, logits, norm=norms[-1], scale=scale, cap=cap, prepared=programs)
+        products.run(rows, x, network.head, logits, norm=norms[-1], scale=scale, cap=cap, prepared=programs)
 
     def _mix(
         self,
@@ -285,14 +255,15 @@ class FusedDecoder:
         scale: float,
     ) -> None:
         """Compute the feed-forward of a layer with experts. The output of the shared expert is added last."""
-        shared, experts, eps, exchange = weights.shared, self._experts, norm[0].eps, self._exchange
+        shared, experts, products = weights.shared, self._experts, self._products
+        eps, exchange = norm[0].eps, self._exchange
         assert experts is not None
-        out = x if exchange is None else self._part.zero_()
+        out = x if exchange is None else products.part.zero_()
         experts.route(spec, weights, norm[1], eps, given.active, x, rows)
         inner = self._inner
         if shared is not None and spec.shared is not None:
             inner = inner[: rows * spec.shared.size].view(rows, spec.shared.size)
-            self._linear(rows, x, shared.gate_up, inner, norm=norm, gate=spec.shared)
+            products.run(rows, x, shared.gate_up, inner, norm=norm, gate=spec.shared)
         if weights.on_host:
             assert self._on_host is not None
             here, seen = x[:rows], torch.empty_like(x[:rows])
@@ -302,195 +273,23 @@ class FusedDecoder:
         else:
             experts.multiply(spec, weights, norm[1], eps, x, rows, scale, out)
         if shared is not None:
-            self._linear(rows, inner, shared.down, out, residual=out, scale=scale)
+            products.run(rows, inner, shared.down, out, residual=out, scale=scale)
         if exchange is not None:
             exchange.add(out[:rows], x[:rows], x[:rows])
 
     def _many(self, rows: int, limit: int, own: int) -> Tensor:
-        def attend(index: int, projected: Tensor) -> Tensor:
-            self._attend(self._given, rows, index, projected, limit, own)
-            size = self._network.layers[index].mixer.out.columns
-            return self._mixed[: rows * size].view(rows, size)
+        attention = self._attention
 
-        self._see(self._given, rows)
+        def attend(index: int, projected: Tensor) -> Tensor:
+            attention.run(self._given, rows, index, projected, limit, own)
+            size = self._network.layers[index].mixer.out.columns
+            return attention.mixed[: rows * size].view(rows, size)
+
+        attention.begin(self._given, rows)
         # A decode step never fetches experts, however many rows it has.
         on_host = None if self._on_host is None else OnHost(self._on_host, False, self._given.active)
         hidden = run_layers(self._network, self._x[:rows], attend, on_host, self._wide, self._exchange)
         return self._reference.logits(hidden)
-
-    def _add(
-        self,
-        rows: int,
-        given: Tensor,
-        layer: Linear,
-        x: Tensor,
-        after: Normed | None,
-        scale: float,
-        following: Normed | None,
-        parts: Partials | None = None,
-    ) -> int:
-        """Add `scale` times the product, normed if there is an `after`, to x. With `parts`, it combines its input.
-
-        Return the number of programs that have prepared x for the norm `following`; 0 if it is not prepared.
-        """
-        exchange, here = self._exchange, x[:rows]
-        if after is None and exchange is None:
-            if len(layer.parts) > 1:
-                following = None
-            programs = self._linear(
-                rows, given, layer, x, residual=x, scale=scale, following=following, parts=parts
-            )
-            return 0 if following is None else programs
-        if exchange is None:
-            self._linear(rows, given, layer, self._out, parts=parts)
-        else:
-            self._linear(rows, given, layer, self._part, scale=scale if after is None else 1.0, parts=parts)
-            if after is None:
-                exchange.add(self._part[:rows], here, here)
-                return 0
-            exchange.add(self._part[:rows], None, self._out[:rows])
-        assert after is not None
-        kernel = add_norm(self._out, x, AddNorm(after, scale, None), here, x, self._pdl)
-        split_alike(kernel)
-        return 0
-
-    def _linear(
-        self,
-        rows: int,
-        x: Tensor,
-        layer: Linear,
-        out: Tensor,
-        *,
-        norm: Normed | None = None,
-        residual: Tensor | None = None,
-        gate: FeedForward | None = None,
-        scale: float = 1.0,
-        cap: float = 0.0,
-        prepared: int = 0,
-        following: Normed | None = None,
-        parts: Partials | None = None,
-    ) -> int:
-        """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
-
-        With `prepared`, that many programs have prepared x for the norm. A layer of one part prepares its output for
-        the norm `following`. With `parts`, x is not read but combined from them.
-        """
-        gated, stride, first, programs = gate is not None, out.shape[1], 0, 0
-        weighs = norm or following
-        for number, weight in enumerate(layer.parts):
-            outputs = weight.rows // (2 if gated else 1)
-            kind = weight.format if weight.planes is not None else None
-            tile = self.cuts.product(rows, outputs, weight.columns, gated, kind)
-            limit = {}
-            if kind is None:
-                launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
-            else:
-                launch = packed_linear_kernel
-                matrix = {**ordered_plane_args(weight), "STRIDE": stride, "LANES": tile.lanes}
-                if rows > FEW // 2 and tile.lanes > 1 and tile.warps >= 8:  # so that two programs fit
-                    limit = {"maxnreg": 128}
-            programs = triton.cdiv(outputs, tile.outputs(gated))
-            kernel = launch[(programs,)](
-                self._prepared if prepared else x,
-                bias=weight.data if layer.bias is None else layer.bias[first:],
-                norm_weight=weighs[1].weight if weighs is not None else x,
-                residual=x if residual is None else residual.view(-1)[first:],
-                out=out.view(-1)[first:],
-                COUNT=rows,
-                N=outputs,
-                K=weight.columns,
-                EPS=norm[0].eps if norm is not None else 0.0,
-                NORM=norm is not None,
-                BIAS=layer.bias is not None,
-                GATED=gated,
-                RESIDUAL=residual is not None,
-                WARPS=tile.warps,
-                TILES=tile.tiles,
-                AHEAD=tile.ahead,
-                PDL=self._pdl,
-                OFFSET=weighs[0].offset if weighs is not None else 0.0,
-                **matrix,
-                GATE=activation(gate),
-                **(parts.arguments() if parts is not None else {}),
-                SCALE=scale,
-                CAP=cap,
-                prepared=self._prepared,
-                square_sums=self._square_sums,
-                PREPARED=prepared,
-                PREPARES=programs if following is not None else 0,
-                LEADS=number == 0 and len(layer.parts) > 1,
-                FOLLOWS=number > 0,
-                num_warps=tile.warps,
-                launch_pdl=self._pdl,
-                **limit,
-            )
-            split_alike(kernel)
-            first += outputs
-        return programs
-
-    def _attend(
-        self,
-        given: StepInput,
-        rows: int,
-        index: int,
-        projected: Tensor,
-        limit: int,
-        own: int = 0,
-        alone: StepInput | None = None,
-    ) -> Partials | None:
-        """Attend, or convolve: projected [rows, ...] -> `_mixed`. What is kept of the new tokens goes into the cache.
-
-        With `alone`, which presents each row as the only one in its block, K and V are written first, because rows of
-        the same step read them. Parts are returned if they are to be combined by the next product.
-        """
-        mixer = self._network.layers[index].mixer
-        if isinstance(mixer, ConvolutionWeights):
-            convolve(mixer, projected, self._cache.k[index], self._seen, self._mixed, self._pdl)
-            return None
-        spec, layer = self._network.spec.layers[index].attention, mixer
-        shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine, self._small)
-        step = AttentionInput(
-            projected,
-            layer.head_norm,
-            layer.rotary,
-            self._cache.k[index],
-            self._cache.v[index],
-            given.active,
-            given.tables,
-            given.counters,
-            self._partial,
-            self._lse,
-            layer.sinks,
-            self._cache.told(index),
-        )
-        itemsize = self._cache.k[index].element_size()
-        sharing = None
-        if own and self.kv is not None and spec.window is None and layer.sinks is None:
-            sharing = choose_sharing(rows, self.kv.group)
-        if sharing is not None:
-            cut = choose_shared_cut(shape, rows, sharing, own, itemsize)
-            attend_mma(shape, step, self._mixed, rows, sharing, cut, given.shared, given.members)
-            return None
-        usual = by_tensor_cores(shape, step, rows, limit)
-        split = self.cuts.split(rows, spec, shape.dim, usual, can_use_tensor_cores(shape, step))
-        by_tensor = usual if split is None else split.tensor_cores
-
-        def launch(step: AttentionInput, out: Tensor | None, limit: int, overlaps: bool) -> None:
-            if by_tensor:
-                cut = choose_own_cut(shape, rows, limit, itemsize, split)
-                attend_mma(shape, step, out, rows, None, cut, *self._alone, overlaps=overlaps)
-            else:
-                cuts = choose_chunkings(rows, limit, self._kv_heads, spec.window, split)
-                attend(shape, step, out, rows, cuts, overlaps)
-
-        if alone is not None:
-            written = replace(step, tables=alone.tables, counters=alone.counters)
-            launch(written, None, SMALLEST, True)
-        parts = None
-        if rows == 1 and not by_tensor and self.cuts.combines(layer.out):
-            parts = parts_left(step, spec, choose_chunking(limit, self._kv_heads, split))
-        launch(step, self._mixed if parts is None else None, limit, alone is None)
-        return parts
 
 
 def _largest(spec: ModelSpec) -> int:

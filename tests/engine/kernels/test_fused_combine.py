@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType as GGUF
 
 pytest.importorskip("triton")
 
-from engine.execute.cuda import fused_program
+from engine.execute.cuda import step_attention
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.kernel_configs import KernelConfigs, numbers
 from engine.execute.cuda.plain_program import PlainDecoder
@@ -62,14 +62,14 @@ def laned_cuts(decoder: FusedDecoder) -> KernelConfigs:
 def combined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of every launch that combined the parts of the attention before a product."""
     rows: list[int] = []
-    attend: Callable[..., None] = fused_program.attend
+    attend: Callable[..., None] = step_attention.attend
 
     def counted(shape: Any, given: Any, out: Any, count: int, *others: Any) -> None:
         if out is not None:
             rows.append(count)
         attend(shape, given, out, count, *others)
 
-    monkeypatch.setattr(fused_program, "attend", counted)
+    monkeypatch.setattr(step_attention, "attend", counted)
     return rows
 
 

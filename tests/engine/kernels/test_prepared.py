@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from engine.execute.cuda import fused_program
+from engine.execute.cuda import fused_program, step_products
 from engine.execute.cuda.packed import plane_args
 from engine.execute.cuda.tiles import Tile
 from engine.kernels.triton.linear import linear_kernel
@@ -123,7 +123,7 @@ def test_a_step_in_which_products_prepare_what_follows_gives_the_same(
     decoder = fused(case, model)
     usual, written = case.run(decoder, [2, 0, 1], 8)
     monkeypatch.setattr(fused_program, "wants_norm", lambda layer: True)
-    monkeypatch.setattr(fused_program, "linear_kernel", Kernel(launch))
+    monkeypatch.setattr(step_products, "linear_kernel", Kernel(launch))
     logits, cache = case.run(decoder, [2, 0, 1], 8)
     normed = [number for number, is_prepared in enumerate(prepared) if is_prepared]
     assert normed == [2, 4, 6, 8], "all but the first, whose input is the embedding"

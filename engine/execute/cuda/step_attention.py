@@ -1,0 +1,147 @@
+"""The attention and the convolutions of a decode step, between the two products around them.
+
+The plain twins are in `models/reference/decoder.py` and `engine/attention/sdpa.py`. `fused_program.py` calls them.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.cache.kv_cache import KVCache
+from engine.execute.cuda.attend_mma import (
+    attend_mma,
+    by_tensor_cores,
+    can_use_tensor_cores,
+    choose_own_cut,
+    choose_shared_cut,
+)
+from engine.execute.cuda.convolution import convolve, most_seen, seen_in_step
+from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, Partials, attend, parts_left
+from engine.execute.cuda.kernel_configs import KernelConfigs
+from engine.execute.cuda.prefix_groups import KVShape, choose_sharing
+from engine.execute.cuda.slots import StepInput
+from engine.execute.cuda.tiles import (
+    FEW,
+    MOST_CHUNKS,
+    SMALLEST,
+    choose_chunking,
+    choose_chunkings,
+    most_chunks,
+)
+from models.network import ConvolutionWeights, Network
+
+
+class StepAttention:
+    """Attends and convolves in all layers, which share its buffers."""
+
+    def __init__(
+        self,
+        network: Network,
+        cache: KVCache,
+        sizes: tuple[int, int],
+        pdl: bool,
+        cuts: KernelConfigs,
+        small: bool,
+        shares: bool,
+    ) -> None:
+        """Allocate for steps of at most `sizes` rows: of those that keep each row's bits, and of all others.
+
+        `small` is as in `AttentionShape`; `shares` says whether sequences may read a common prefix together.
+        """
+        heads, (few, most) = network.spec.attention, sizes
+
+        def buffer(*shape: int, dtype: torch.dtype = network.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=network.device)
+
+        self.cuts = cuts
+        self._network = network
+        self._cache = cache
+        self._pdl = pdl
+        self._small = small
+        self._machine = (1, 0)
+        if network.device.type == "cuda":
+            device = torch.cuda.get_device_properties(network.device)
+            self._machine = device.multi_processor_count, device.shared_memory_per_multiprocessor
+        kv = KVShape(heads.groups, cache.block_size, 2 * cache.row.nbytes)
+        self.kv = kv if shares else None
+        """See `DecodeProgram`."""
+        self.mixed = buffer(most * max(layer.mixer.out.columns for layer in network.layers))
+        """The result of the last layer computed: [rows, inputs of its output projection], side by side."""
+        self._seen = buffer(most, most_seen(network.spec), dtype=torch.int32)
+        parts = max(
+            rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
+            for rows in {few, min(most, 31), min(most, 127), most}
+        )
+        self._partial = buffer(parts * heads.heads * heads.head_dim, dtype=torch.float32)
+        self._lse = buffer(parts * heads.heads, dtype=torch.float32)
+        self._alone = buffer(most, dtype=torch.int32), buffer(16, dtype=torch.int32).fill_(-1)
+
+    def begin(self, given: StepInput, rows: int) -> None:
+        """Look up for all convolutions, if there are any, where the rows of the step find those before them."""
+        if self._seen.numel():
+            seen_in_step(given, self._seen[:rows], self._cache.block_size)
+
+    def run(
+        self,
+        given: StepInput,
+        rows: int,
+        index: int,
+        projected: Tensor,
+        limit: int,
+        own: int = 0,
+        alone: StepInput | None = None,
+    ) -> Partials | None:
+        """Attend, or convolve: projected [rows, ...] -> `mixed`. What is kept of the new tokens goes into the cache.
+
+        With `alone`, which presents each row as the only one in its block, K and V are written first, because rows of
+        the same step read them. Parts are returned if they are to be combined by the next product.
+        """
+        mixer = self._network.layers[index].mixer
+        if isinstance(mixer, ConvolutionWeights):
+            convolve(mixer, projected, self._cache.k[index], self._seen, self.mixed, self._pdl)
+            return None
+        spec, layer = self._network.spec.layers[index].attention, mixer
+        shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine, self._small)
+        step = AttentionInput(
+            projected,
+            layer.head_norm,
+            layer.rotary,
+            self._cache.k[index],
+            self._cache.v[index],
+            given.active,
+            given.tables,
+            given.counters,
+            self._partial,
+            self._lse,
+            layer.sinks,
+            self._cache.told(index),
+        )
+        itemsize = self._cache.k[index].element_size()
+        sharing = None
+        if own and self.kv is not None and spec.window is None and layer.sinks is None:
+            sharing = choose_sharing(rows, self.kv.group)
+        if sharing is not None:
+            cut = choose_shared_cut(shape, rows, sharing, own, itemsize)
+            attend_mma(shape, step, self.mixed, rows, sharing, cut, given.shared, given.members)
+            return None
+        usual = by_tensor_cores(shape, step, rows, limit)
+        split = self.cuts.split(rows, spec, shape.dim, usual, can_use_tensor_cores(shape, step))
+        by_tensor = usual if split is None else split.tensor_cores
+
+        def launch(step: AttentionInput, out: Tensor | None, limit: int, overlaps: bool) -> None:
+            if by_tensor:
+                cut = choose_own_cut(shape, rows, limit, itemsize, split)
+                attend_mma(shape, step, out, rows, None, cut, *self._alone, overlaps=overlaps)
+            else:
+                cuts = choose_chunkings(rows, limit, spec.kv_heads, spec.window, split)
+                attend(shape, step, out, rows, cuts, overlaps)
+
+        if alone is not None:
+            written = replace(step, tables=alone.tables, counters=alone.counters)
+            launch(written, None, SMALLEST, True)
+        parts = None
+        if rows == 1 and not by_tensor and self.cuts.combines(layer.out):
+            parts = parts_left(step, spec, choose_chunking(limit, spec.kv_heads, split))
+        launch(step, self.mixed if parts is None else None, limit, alone is None)
+        return parts

@@ -1,0 +1,153 @@
+"""The products of a decode step of few rows, each fused with the operations before and after it.
+
+The plain twin is `Decoder` in `models/reference/decoder.py`. `fused_program.py` calls them.
+"""
+
+import torch
+import triton
+from torch import Tensor
+
+from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm
+from engine.execute.cuda.all_reduce import AllReduce
+from engine.execute.cuda.decode_attention import Partials
+from engine.execute.cuda.experts import activation
+from engine.execute.cuda.kernel_configs import KernelConfigs
+from engine.execute.cuda.packed import ordered_plane_args
+from engine.execute.cuda.tiles import FEW, SMALLEST_OUTPUTS
+from engine.kernels.triton.launch import split_alike
+from engine.kernels.triton.linear import linear_kernel
+from engine.kernels.triton.packed_linear import packed_linear_kernel
+from models.network import Linear, Network
+from models.spec import FeedForward
+
+
+class StepProducts:
+    """Launches the products of steps of up to so many rows; all layers share its buffers."""
+
+    def __init__(
+        self, network: Network, rows: int, pdl: bool, cuts: KernelConfigs, exchange: AllReduce | None
+    ) -> None:
+        """`pdl` turns on programmatic dependent launch. `exchange` connects the other ranks of a divided network."""
+        size = network.spec.hidden_size
+
+        def buffer(*shape: int, dtype: torch.dtype = network.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=network.device)
+
+        self.cuts = cuts
+        self._pdl = pdl
+        self._exchange = exchange
+        self._out = buffer(rows, size)
+        self._prepared = buffer(rows, size)
+        self._square_sums = buffer(rows * triton.cdiv(size, SMALLEST_OUTPUTS), dtype=torch.float32)
+        self.part = buffer(rows if exchange is not None else 0, size, dtype=torch.float32)
+        """The summands of a divided network, before the ranks are summed."""
+
+    def add(
+        self,
+        rows: int,
+        given: Tensor,
+        layer: Linear,
+        x: Tensor,
+        after: Normed | None,
+        scale: float,
+        following: Normed | None,
+        parts: Partials | None = None,
+    ) -> int:
+        """Add `scale` times the product, normed if there is an `after`, to x. With `parts`, it combines its input.
+
+        Return the number of programs that have prepared x for the norm `following`; 0 if it is not prepared.
+        """
+        exchange, here = self._exchange, x[:rows]
+        if after is None and exchange is None:
+            if len(layer.parts) > 1:
+                following = None
+            programs = self.run(
+                rows, given, layer, x, residual=x, scale=scale, following=following, parts=parts
+            )
+            return 0 if following is None else programs
+        if exchange is None:
+            self.run(rows, given, layer, self._out, parts=parts)
+        else:
+            self.run(rows, given, layer, self.part, scale=scale if after is None else 1.0, parts=parts)
+            if after is None:
+                exchange.add(self.part[:rows], here, here)
+                return 0
+            exchange.add(self.part[:rows], None, self._out[:rows])
+        assert after is not None
+        kernel = add_norm(self._out, x, AddNorm(after, scale, None), here, x, self._pdl)
+        split_alike(kernel)
+        return 0
+
+    def run(
+        self,
+        rows: int,
+        x: Tensor,
+        layer: Linear,
+        out: Tensor,
+        *,
+        norm: Normed | None = None,
+        residual: Tensor | None = None,
+        gate: FeedForward | None = None,
+        scale: float = 1.0,
+        cap: float = 0.0,
+        prepared: int = 0,
+        following: Normed | None = None,
+        parts: Partials | None = None,
+    ) -> int:
+        """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
+
+        With `prepared`, that many programs have prepared x for the norm. A layer of one part prepares its output for
+        the norm `following`. With `parts`, x is not read but combined from them.
+        """
+        gated, stride, first, programs = gate is not None, out.shape[1], 0, 0
+        weighs = norm or following
+        for number, weight in enumerate(layer.parts):
+            outputs = weight.rows // (2 if gated else 1)
+            kind = weight.format if weight.planes is not None else None
+            tile = self.cuts.product(rows, outputs, weight.columns, gated, kind)
+            limit = {}
+            if kind is None:
+                launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
+            else:
+                launch = packed_linear_kernel
+                matrix = {**ordered_plane_args(weight), "STRIDE": stride, "LANES": tile.lanes}
+                if rows > FEW // 2 and tile.lanes > 1 and tile.warps >= 8:  # so that two programs fit
+                    limit = {"maxnreg": 128}
+            programs = triton.cdiv(outputs, tile.outputs(gated))
+            kernel = launch[(programs,)](
+                self._prepared if prepared else x,
+                bias=weight.data if layer.bias is None else layer.bias[first:],
+                norm_weight=weighs[1].weight if weighs is not None else x,
+                residual=x if residual is None else residual.view(-1)[first:],
+                out=out.view(-1)[first:],
+                COUNT=rows,
+                N=outputs,
+                K=weight.columns,
+                EPS=norm[0].eps if norm is not None else 0.0,
+                NORM=norm is not None,
+                BIAS=layer.bias is not None,
+                GATED=gated,
+                RESIDUAL=residual is not None,
+                WARPS=tile.warps,
+                TILES=tile.tiles,
+                AHEAD=tile.ahead,
+                PDL=self._pdl,
+                OFFSET=weighs[0].offset if weighs is not None else 0.0,
+                **matrix,
+                GATE=activation(gate),
+                **(parts.arguments() if parts is not None else {}),
+                SCALE=scale,
+                CAP=cap,
+                prepared=self._prepared,
+                square_sums=self._square_sums,
+                PREPARED=prepared,
+                PREPARES=programs if following is not None else 0,
+                LEADS=number == 0 and len(layer.parts) > 1,
+                FOLLOWS=number > 0,
+                num_warps=tile.warps,
+                launch_pdl=self._pdl,
+                **limit,
+            )
+            split_alike(kernel)
+            first += outputs
+        return programs
