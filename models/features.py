@@ -36,6 +36,7 @@ class Feature(Enum):
     EXPERT_SCALES = "a scale for each expert"
     EXPERT_NORMS = "norms of the chosen or shared experts alone"
     ACTIVATION = "an activation other than SiLU"
+    LEARNED_ACTIVATION = "an activation with learned parameters"
     UNGATED = "a feed-forward without a gate"
     CLAMP = "a SiLU with a clamp, a gain or an offset"
     FEED_FORWARD_BIAS = "biases of the feed-forward"
@@ -128,6 +129,7 @@ def of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
         return {Feature.EXPERTS} | _true(choice) | of_feed_forward(spec.expert) | shared
     found = {
         Feature.ACTIVATION: spec.activation != "silu",
+        Feature.LEARNED_ACTIVATION: spec.activation == "xielu",
         Feature.UNGATED: not spec.gated,
         Feature.CLAMP: (spec.limit, spec.gain, spec.up_offset) != (None, 1.0, 0.0),
         Feature.FEED_FORWARD_BIAS: spec.bias,

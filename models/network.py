@@ -129,6 +129,8 @@ class FeedForwardWeights:
 
     gate_up: Linear
     down: Linear
+    alphas: Tensor | None = None
+    """[2]: xIELU's alpha_p and alpha_n, before their softplus; None if the spec has them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "xielu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +158,8 @@ class FeedForward:
     """Before the activation, gate is clamped to at most `limit`, and up to the range from -`limit` to `limit`."""
     up_offset: float = 0.0
     """Added to up after the clamp."""
+    alphas: tuple[float, float] | None = None
+    """xIELU's alpha_p and alpha_n, before their softplus; None: those in the checkpoint. Only without a gate."""
 
 
 @dataclass(frozen=True, slots=True)

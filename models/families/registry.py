@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelError
 from models.families import (
+    apertus,
     cohere2,
     ernie,
     exaone4,
@@ -61,6 +62,7 @@ FAMILIES: tuple[Family, ...] = (
     lfm2.FAMILY,
     lfm2.SPARSE,
     cohere2.FAMILY,
+    apertus.FAMILY,
 )
 
 

@@ -58,7 +58,7 @@ _ACTIVATIONS = (
     "mlp_hidden_act",
     "hidden_activation_fn",
 )
-_KNOWN_ACTIVATION = re.compile(r"silu|swish|relu|gelu.*")
+_KNOWN_ACTIVATION = re.compile(r"silu|swish|relu|gelu.*|xielu")
 
 _KINDS = {
     **dict.fromkeys(

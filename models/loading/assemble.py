@@ -147,5 +147,7 @@ def _feed_forward(
 
 def _dense(store: TensorStore, at: str, expert: int | None = None) -> FeedForwardWeights:
     return FeedForwardWeights(
-        store.linear(f"{at}gate_up", expert=expert), store.linear(f"{at}down", True, expert)
+        store.linear(f"{at}gate_up", expert=expert),
+        store.linear(f"{at}down", True, expert),
+        store.plain.get(f"{at}alphas"),
     )

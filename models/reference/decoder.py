@@ -42,6 +42,9 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 
+_XIELU_BETA = 0.5
+_XIELU_EPS = -1e-6
+
 
 class Decoder:
     """A network without a KV cache or an attention kernel: both are supplied through the attention seam.
@@ -246,7 +249,11 @@ class Decoder:
         )
 
     def _feed(self, spec: FeedForward, weights: FeedForwardWeights, x: Tensor) -> Tensor:
-        return self._linear(weights.down, _activated(spec, self._linear(weights.gate_up, x)))
+        inner = self._linear(weights.gate_up, x)
+        if spec.activation == "xielu":
+            given = torch.tensor(spec.alphas, dtype=x.dtype) if weights.alphas is None else weights.alphas
+            return self._linear(weights.down, _xielu(given, inner))
+        return self._linear(weights.down, _activated(spec, inner))
 
     def _mix(self, index: int, spec: Experts, weights: ExpertWeights, x: Tensor) -> Tensor:
         """Compute the chosen experts of each token, one expert after the other, and add the shared one."""
@@ -324,6 +331,14 @@ def _in_best_groups(spec: Experts, ranked: Tensor) -> Tensor:
     best = scores.topk(spec.chosen_groups, dim=-1).indices
     is_out = torch.ones_like(scores, dtype=torch.bool).scatter_(-1, best, False)
     return grouped.masked_fill(is_out.unsqueeze(-1), -torch.inf).flatten(-2)
+
+
+def _xielu(alphas: Tensor, x: Tensor) -> Tensor:
+    """Apply xIELU (Huang and Schlag 2024) in the dtype of x: a parabola above 0, and an exponential below."""
+    alpha_p, alpha_n = F.softplus(alphas)
+    alpha_n = _XIELU_BETA + alpha_n
+    below = (torch.expm1(x.clamp(max=_XIELU_EPS)) - x) * alpha_n
+    return torch.where(x > 0, alpha_p * x * x, below) + _XIELU_BETA * x
 
 
 def _rounded(factor: float, x: Tensor) -> float:

@@ -18,7 +18,7 @@ Names omit the prefix of a layer. {field} stands for weight or bias; a name with
 OF_VOCABULARY = ("embedding", "layer_embedding", "head")
 """Parts with a row for each token."""
 
-_WHOLE_NAMES = ("sinks", "selection_bias", "router_norm", "expert_scales", "scalar")
+_WHOLE_NAMES = ("sinks", "selection_bias", "router_norm", "expert_scales", "scalar", "alpha_p", "alpha_n")
 """Parts whose names in a checkpoint are whole, without a field to be added."""
 
 
@@ -172,6 +172,9 @@ def _feed_forward(prefix: str, spec: FeedForward, hidden: int) -> Iterator[Slot]
     parts = {f"{prefix}gate": spec.size} if spec.gated else {}
     yield from _linear(f"{prefix}gate_up", {**parts, f"{prefix}up": spec.size}, hidden, spec.bias)
     yield from _linear(f"{prefix}down", {f"{prefix}down": hidden}, spec.size, spec.bias)
+    if spec.activation == "xielu" and spec.alphas is None:
+        for start, part in enumerate(("alpha_p", "alpha_n")):
+            yield Slot(part, "weight", f"{prefix}alphas", start, 1, (1,))
 
 
 def _experts(spec: Experts, hidden: int) -> Iterator[Slot]:

@@ -235,6 +235,8 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
+        if ".act_fn." in name:  # Apertus: they are metadata
+            continue
         weight = parameter.float()
         if arch == "granitemoe":  # whose converter uses names of other families
             for own, other in _NAMES_OF_GRANITE.items():
@@ -360,6 +362,12 @@ def write_gguf(
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if arch == "apertus":
+        curves = [layer.mlp.act_fn for layer in model.model.layers]
+        writer.add_xielu_alpha_p([curve.alpha_p.item() for curve in curves])
+        writer.add_xielu_alpha_n([curve.alpha_n.item() for curve in curves])
+        writer.add_xielu_beta([curve.beta.item() for curve in curves])
+        writer.add_xielu_eps([curve.eps.item() for curve in curves])
     if arch == "ernie4_5-moe":
         writer.add_expert_count(config.moe_num_experts)
         writer.add_expert_used_count(config.moe_k)

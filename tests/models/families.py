@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from transformers import (
+    ApertusConfig,
     Cohere2Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
@@ -330,6 +331,8 @@ FAMILIES: dict[str, Any] = {
         head_dim=24,
         attention_bias=True,
     ),
+    "apertus": tiny(ApertusConfig),
+    "apertus biases": tiny(ApertusConfig, head_dim=24, attention_bias=True, tie_word_embeddings=True),
     "lfm2": tiny_lfm2(),
     "lfm2 biases": tiny_lfm2(conv_bias=True, conv_L_cache=7, block_ffn_dim_multiplier=1.3),
     "lfm2 moe": tiny_lfm2_moe(),
@@ -508,6 +511,7 @@ GGUF: dict[str, dict[str, Any]] = {
     "hunyuan": {},
     "hunyuan biases": {},
     "cohere2": {"cohere2.attention.sliding_window": 12, "cohere2.logit_scale": 0.0625},
+    "apertus": {},
     "lfm2": {},
     "lfm2 biases": {},
     "lfm2 moe": {},

@@ -152,7 +152,9 @@ class PlainNetwork:
             for part in ("gate", "up", "down")
         )
         inner = self._linear(up, x, spec.bias)
-        if spec.gated:
+        if spec.activation == "xielu":
+            inner = self._xielu(at, spec, inner)
+        elif spec.gated:
             given = self._linear(gate, x, spec.bias)
             if spec.limit is not None:
                 given, inner = given.clamp(max=spec.limit), inner.clamp(-spec.limit, spec.limit)
@@ -160,6 +162,12 @@ class PlainNetwork:
         else:
             inner = activated(spec.activation, inner, spec.gain)
         return self._linear(down, inner, spec.bias)
+
+    def _xielu(self, at: str, spec: FeedForward, x: Tensor) -> Tensor:
+        stored = [self._get(f"{at}alpha_{part}") for part in "pn"] if spec.alphas is None else spec.alphas
+        above, below = ((1 + torch.as_tensor(alpha, dtype=torch.float64).exp()).log() for alpha in stored)
+        curve = (x.clamp(max=-1e-6).exp() - 1 - x) * (below + 0.5)
+        return torch.where(x > 0, above * x.square(), curve) + x / 2
 
     def _mixture(self, at: str, spec: Experts, x: Tensor) -> Tensor:
         """[hidden] -> [hidden]"""

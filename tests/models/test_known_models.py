@@ -368,6 +368,29 @@ OF_COMMAND_R = {
     Feature.NO_ROPE,
     Feature.MIXED_LAYERS,
 }
+APERTUS = {  # 8B-Instruct-2509
+    "architectures": ["ApertusForCausalLM"],
+    "attention_bias": False,
+    "hidden_act": "xielu",
+    "hidden_size": 4096,
+    "intermediate_size": 21504,
+    "max_position_embeddings": 65536,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 12000000,
+    "tie_word_embeddings": False,
+    "vocab_size": 131072,
+}
+OF_APERTUS = {Feature.HEAD_NORM, Feature.UNGATED, Feature.ACTIVATION, Feature.LEARNED_ACTIVATION}
 OF_EXAONE = {
     Feature.HEAD_NORM,
     Feature.NORM_PLACE,
@@ -449,6 +472,7 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (DEVSTRAL_2, 125_025_988_608, set()),
         (HUNYUAN, 7_504_568_320, {Feature.HEAD_NORM, Feature.NORM_ROTATED}),
         (COMMAND_R7B, 8_028_033_024, OF_COMMAND_R),
+        (APERTUS, 8_053_338_176, OF_APERTUS),
         (LFM_2, 1_170_340_608, OF_LFM_2),
         (LFM_2_MOE, 8_339_930_560, OF_LFM_2 | {Feature.EXPERTS, Feature.SELECTION_BIAS}),
     ],
@@ -589,6 +613,7 @@ def test_granite_multiplies() -> None:
         (LFM_2, {"norm_eps": "x"}, ["norm_eps"]),
         (LFM_2_MOE, {"routed_scaling_factor": 2.5}, ["routed_scaling_factor", "only 1"]),
         (COMMAND_R7B, {"sliding_window_pattern": "LLLG"}, ["sliding_window_pattern", "a whole number"]),
+        (APERTUS, {"hidden_act": "silu"}, ["hidden_act silu", "xielu"]),
         (PHI_4_MINI, {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "89"]),
     ],
 )
@@ -604,7 +629,7 @@ def test_what_cannot_be_run_is_one_line(
 KNOWN = [
     *(LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE),
     *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE, GPT_OSS),
-    *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN, DEVSTRAL_2, COMMAND_R7B, LFM_2, LFM_2_MOE),
+    *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN, DEVSTRAL_2, COMMAND_R7B, APERTUS, LFM_2, LFM_2_MOE),
 ]
 READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
 JUNK: tuple[Any, ...] = (

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    ApertusConfig,
     Cohere2Config,
     Exaone4Config,
     Gemma3Config,
@@ -375,6 +376,7 @@ BF16_CONFIGS = {
     ),
     "hunyuan": (tiny(HunYuanDenseV1Config, hidden_size=384, intermediate_size=768, head_dim=64), None),
     "cohere2": (tiny(Cohere2Config, hidden_size=384, intermediate_size=768, sliding_window=12), None),
+    "apertus": (tiny(ApertusConfig, hidden_size=384, intermediate_size=768), None),
     "lfm2": (tiny_lfm2(hidden_size=384, intermediate_size=768), None),
     "lfm2 moe": (tiny_lfm2_moe(hidden_size=384, intermediate_size=768, moe_intermediate_size=128), None),
     "granite4": (tiny_granite4(hidden_size=384, shared_intermediate_size=768), None),

@@ -124,6 +124,14 @@ inputs = st.builds(
 
 
 any_feeds = feeds | experts()
+learned = st.builds(
+    FeedForward,
+    size=st.sampled_from([8, 12]),
+    activation=st.just("xielu"),
+    gated=st.just(False),
+    bias=st.booleans(),
+    alphas=st.sampled_from([None, (0.5, -1.0)]),
+)
 
 
 convolutions = st.builds(
@@ -199,7 +207,7 @@ def specs(
     layers = st.builds(
         Layer,
         mixers | convolutions if mixed else mixers,
-        feeds,
+        feeds | learned if mixed else feeds,
         maybe_norms,
         maybe_norms,
         maybe_norms,
