@@ -6,6 +6,8 @@ from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "xielu"]
+XIELU_BETA = 0.5
+"""The slope at 0 of xIELU (Huang and Schlag 2024)."""
 
 
 @dataclass(frozen=True, slots=True)

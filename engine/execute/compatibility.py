@@ -32,6 +32,7 @@ NATIVE = frozenset(
         Feature.ROUTER_BIAS,
         Feature.SELECTION_BIAS,
         Feature.ACTIVATION,
+        Feature.LEARNED_ACTIVATION,
         Feature.UNGATED,
         Feature.CLAMP,
         Feature.FEED_FORWARD_BIAS,
@@ -49,7 +50,12 @@ NATIVE = frozenset(
 )
 """Features that the native CPU kernels compute. A feature that is not listed, such as a new one, is refused."""
 
-FUSED = NATIVE - {Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM} | {Feature.CONVOLUTION}
+FUSED = NATIVE - {
+    Feature.LEARNED_POSITIONS,
+    Feature.LEARNED_ACTIVATION,
+    Feature.UNGATED,
+    Feature.LAYER_NORM,
+} | {Feature.CONVOLUTION}
 """Features that the fused GPU kernels compute."""
 
 FUSED_HEADS = (64, 96, 128, 256)

@@ -8,7 +8,7 @@ from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import NAMES, Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import rope_parameters
-from models.spec import FeedForward, ModelSpec, each_layer
+from models.spec import XIELU_BETA, FeedForward, ModelSpec, each_layer
 
 _ROPE = {
     "rope_type": "llama3",
@@ -19,7 +19,6 @@ _ROPE = {
     "high_freq_factor": 4.0,
 }
 """The rotation of a config without any."""
-_BETA = 0.5
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
@@ -39,8 +38,8 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
 def _from_gguf(config: GGUFConfig) -> ModelSpec:
     spec = base_spec_of_gguf("ApertusForCausalLM", "apertus", config, head_norm=True)
     p, n, beta = (_by_layer(config.fields, f"xielu.{name}", spec) for name in ("alpha_p", "alpha_n", "beta"))
-    if set(beta) != {_BETA}:
-        raise ModelError(f"xielu.beta in {config.fields.where} is not {_BETA}, which is not supported.")
+    if set(beta) != {XIELU_BETA}:
+        raise ModelError(f"xielu.beta in {config.fields.where} is not {XIELU_BETA}, which is not supported.")
     return _curved(spec, list(zip(p, n, strict=True)))
 
 

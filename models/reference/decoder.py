@@ -23,7 +23,7 @@ from models.reference.collective import Collective
 from models.reference.products import choose_product
 from models.reference.rope import StepPositions, rotate
 from models.reference.tiled import TiledProduct, embed
-from models.spec import Activation, Experts, FeedForward, Layer, Norm, ShortConvolution
+from models.spec import XIELU_BETA, Activation, Experts, FeedForward, Layer, Norm, ShortConvolution
 from models.spec import Attention as AttentionSpec
 
 QuantizedProduct = Callable[[Tensor, Sequence[Weight], Tensor | None], Tensor]
@@ -42,7 +42,6 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 
-_XIELU_BETA = 0.5
 _XIELU_EPS = -1e-6
 
 
@@ -336,9 +335,9 @@ def _in_best_groups(spec: Experts, ranked: Tensor) -> Tensor:
 def _xielu(alphas: Tensor, x: Tensor) -> Tensor:
     """Apply xIELU (Huang and Schlag 2024) in the dtype of x: a parabola above 0, and an exponential below."""
     alpha_p, alpha_n = F.softplus(alphas)
-    alpha_n = _XIELU_BETA + alpha_n
+    alpha_n = XIELU_BETA + alpha_n
     below = (torch.expm1(x.clamp(max=_XIELU_EPS)) - x) * alpha_n
-    return torch.where(x > 0, alpha_p * x * x, below) + _XIELU_BETA * x
+    return torch.where(x > 0, alpha_p * x * x, below) + XIELU_BETA * x
 
 
 def _rounded(factor: float, x: Tensor) -> float:

@@ -3,6 +3,7 @@
 import ctypes
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.native import library as native
@@ -16,7 +17,7 @@ from models.network import (
     NormWeights,
     Weight,
 )
-from models.spec import Attention, Experts, FeedForward, Layer, Norm
+from models.spec import XIELU_BETA, Attention, Experts, FeedForward, Layer, Norm
 
 
 class NativeStructs:
@@ -97,6 +98,8 @@ class NativeStructs:
         return self.linear(Linear((*router.parts, *gate.parts), torch.cat(biases)))
 
     def _feed(self, spec: FeedForward, weights: FeedForwardWeights) -> native.Feed:
+        alphas = torch.tensor(spec.alphas or (0.0, 0.0)) if weights.alphas is None else weights.alphas
+        above, below = F.softplus(alphas.float()).tolist()
         return native.Feed(
             gate_up=self.linear(weights.gate_up),
             down=self.linear(weights.down),
@@ -105,6 +108,8 @@ class NativeStructs:
             gain=spec.gain,
             limit=spec.limit or 0.0,
             up_offset=spec.up_offset,
+            alpha_p=above,
+            alpha_n=XIELU_BETA + below,
         )
 
     def linear(self, linear: Linear) -> native.Linear:

@@ -32,6 +32,14 @@ struct Relu {
   Floats of(Floats x) const { return x < 0.0f ? Floats{} : x; }
 };
 
+struct Xielu {
+  float alpha_p, alpha_n;
+  Floats of(Floats x) const {
+    const Floats below = (exponential(x < -1e-6f ? x : splat(-1e-6f)) - 1.0f - x) * alpha_n;
+    return (x > 0.0f ? alpha_p * x * x : below) + 0.5f * x;
+  }
+};
+
 // How up combines with the activation: not at all, as a factor, or as a factor that is clamped and shifted (gate is
 // capped, too).
 struct NoUp {
@@ -86,6 +94,8 @@ void gate(const ct_feed& feed, const float* given, const float* up, int32_t n, f
       return gate_by(GeluTanh{}, feed, given, up, n, out);
     case CT_RELU:
       return gate_by(Relu{}, feed, given, up, n, out);
+    case CT_XIELU:
+      return gate_by(Xielu{feed.alpha_p, feed.alpha_n}, feed, given, up, n, out);
     default:
       return gate_by(Silu{}, feed, given, up, n, out);
   }

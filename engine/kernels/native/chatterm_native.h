@@ -75,7 +75,7 @@ struct ct_attention {
   int32_t unused;
 };
 
-enum ct_activation : int32_t { CT_SILU = 0, CT_GELU = 1, CT_GELU_TANH = 2, CT_RELU = 3 };
+enum ct_activation : int32_t { CT_SILU = 0, CT_GELU = 1, CT_GELU_TANH = 2, CT_RELU = 3, CT_XIELU = 4 };
 
 // down(activation(gate) * up), with gate above up in one layer, or down(activation(up)) if not gated. The columns of
 // down are the inner size. If gated, gate is first capped at `limit`, up is clamped to +-limit, and up_offset is added
@@ -88,6 +88,8 @@ struct ct_feed {
   float gain;   // if not 1, the activation is x * sigmoid(gain * x), whatever `activation` says
   float limit;  // 0: no limit
   float up_offset;
+  float alpha_p;  // xIELU: x / 2 + alpha_p * x^2 above 0, and x / 2 + alpha_n * (exp(x) - 1 - x) below
+  float alpha_n;
   int32_t unused;
 };
 

@@ -86,7 +86,7 @@ class Attention(ctypes.Structure):
     ]
 
 
-ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu")
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu", "xielu")
 """In the order of ct_activation."""
 
 
@@ -96,7 +96,7 @@ class Feed(ctypes.Structure):
     _fields_: ClassVar = [
         *_fields_of_type(Linear, "gate_up", "down"),
         *_fields_of_type(_Int, "activation", "gated"),
-        *_fields_of_type(_Float, "gain", "limit", "up_offset"),
+        *_fields_of_type(_Float, "gain", "limit", "up_offset", "alpha_p", "alpha_n"),
         ("unused", _Int),
     ]
 
