@@ -38,6 +38,7 @@ class Feature(Enum):
     ACTIVATION = "an activation other than SiLU"
     LEARNED_ACTIVATION = "an activation with learned parameters"
     UNGATED = "a feed-forward without a gate"
+    SPARSE_GATE = "gates that are mostly 0"
     CLAMP = "a SiLU with a clamp, a gain or an offset"
     FEED_FORWARD_BIAS = "biases of the feed-forward"
     LAYER_NORM = "LayerNorm"
@@ -48,6 +49,8 @@ class Feature(Enum):
     NORM_ROUNDING = "norms that are rounded after their weight"
     RESIDUAL_SCALE = "scaled residuals"
     LAYER_SCALE = "scaled layers"
+    LAUREL = "residuals of low rank"
+    STREAMS = "several residual streams"
     LAYER_INPUTS = "embeddings for every layer"
     EMBEDDING_SCALE = "scaled embeddings"
     LOGIT_SCALE = "scaled logits"
@@ -62,6 +65,7 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
     """Return every feature that `spec` requires."""
     found = {
         Feature.LEARNED_POSITIONS: spec.learned_positions,
+        Feature.STREAMS: spec.altup is not None,
         Feature.LAYER_INPUTS: spec.layer_inputs is not None,
         Feature.EMBEDDING_SCALE: spec.embedding_scale != 1.0,
         Feature.LOGIT_SCALE: spec.logit_scale != 1.0,
@@ -78,6 +82,7 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
             {
                 Feature.RESIDUAL_SCALE: layer.residual_scale != 1.0,
                 Feature.LAYER_SCALE: layer.scalar,
+                Feature.LAUREL: layer.laurel is not None,
                 Feature.PARALLEL: layer.parallel,
                 Feature.NORM_PLACE: None in before or after != (None, None),
             }
@@ -131,6 +136,7 @@ def of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
         Feature.ACTIVATION: spec.activation != "silu",
         Feature.LEARNED_ACTIVATION: spec.activation == "xielu",
         Feature.UNGATED: not spec.gated,
+        Feature.SPARSE_GATE: spec.cutoff is not None,
         Feature.CLAMP: (spec.limit, spec.gain, spec.up_offset) != (None, 1.0, 0.0),
         Feature.FEED_FORWARD_BIAS: spec.bias,
     }

@@ -177,6 +177,38 @@ class LayerInputWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LaurelWeights:
+    """The weights of a residual beside the mixer."""
+
+    left: Linear
+    right: Linear
+    norm: NormWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AltUpWeights:
+    """The weights with which a layer predicts and corrects the streams of AltUp."""
+
+    norm: NormWeights
+    router: Linear
+    """hidden -> streams"""
+    predict: Linear
+    """streams -> streams * streams"""
+    correct: Linear
+    """streams -> streams"""
+    scale: Tensor
+    """[hidden]: multiplies the first stream for the input of its own that a layer has"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamWeights:
+    """The projections that make the streams of AltUp but the first, and those that join them again."""
+
+    inputs: tuple[Linear, ...]
+    outputs: tuple[Linear, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """The weights of one layer; a norm is None where the spec has none."""
 
@@ -189,6 +221,8 @@ class LayerWeights:
     input: InputWeights | None = None
     scalar: Tensor | None = None
     """[1]"""
+    laurel: LaurelWeights | None = None
+    altup: AltUpWeights | None = None
 
     @property
     def attention(self) -> AttentionWeights:
@@ -217,6 +251,7 @@ class Network:
     position_embedding: Tensor | None = None
     """[positions, hidden]"""
     layer_inputs: LayerInputWeights | None = None
+    streams: StreamWeights | None = None
     share: Share | None = None
     """Which part of a larger network this is, if several ranks compute one; `spec` then describes this part."""
 

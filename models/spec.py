@@ -160,6 +160,9 @@ class FeedForward:
     """Before the activation, gate is clamped to at most `limit`, and up to the range from -`limit` to `limit`."""
     up_offset: float = 0.0
     """Added to up after the clamp."""
+    cutoff: float | None = None
+    """Before the activation, mean + `cutoff` * standard deviation of a row of gate is subtracted from it, and what is
+    below 0 becomes 0; None: nothing is subtracted."""
     alphas: tuple[float, float] | None = None
     """xIELU's alpha_p and alpha_n, before their softplus; None: those in the checkpoint. Only without a gate."""
 
@@ -220,6 +223,15 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class Laurel:
+    """A residual beside the mixer (LAuReL, Menghani et al. 2024): given + norm(right(left(given))), with given the
+    input of the mixer, and left and right projections to `rank` numbers and back."""
+
+    rank: int
+    norm: Norm = Norm()
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """x = x + post_norm(mixer(norm(x))), then the same with the feed-forward; a norm that is None does nothing.
 
@@ -238,6 +250,8 @@ class Layer:
     scalar: bool = False
     """Whether a number of the checkpoint multiplies the layer's result."""
     parallel: bool = False
+    laurel: Laurel | None = None
+    """Added to the sum with the mixer, which is then divided by 2 ** 0.5; None: nothing is."""
 
     @property
     def attention(self) -> Attention:
@@ -255,13 +269,35 @@ class LayerInputs:
         (norm(projection(x) * hidden_size ** -0.5) + embedding(token) * size ** 0.5) * 2 ** -0.5
 
     where `norm` covers the numbers of one layer. Each layer adds post_norm(out(activation(gate(x)) * input)) to its
-    result x, before the scalar.
+    result x, before the scalar. With AltUp, x is its first stream times a learned vector,
+    and the sum goes to the other streams.
     """
 
     size: int
     activation: Activation = "gelu_tanh"
     norm: Norm = Norm()
     post_norm: Norm = Norm()
+    vocab_size: int | None = None
+    """The number of embeddings; tokens beyond them have that of token 0. None: every token has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class AltUp:
+    """Alternating updates (Baykal et al. 2023): streams x[0], x[1], ... of hidden states, the first of which layers
+    compute.
+
+    x[0] is the embedding, the others are projections of it, scaled to its root mean square. With
+
+        r(x) = tanh(router(norm(x) / hidden_size)), one number for each stream,
+
+    a layer predicts p[i] = x[i] + the sum of predict(r(x[0]))[i, j] * x[j], computes y from p[0], and corrects to
+    x[i] = p[i] + (1 + correct(r(y))[i]) * (y - p[0]). After the last layer, the other streams are projected and scaled
+    to the root mean square of the first, and the mean of all goes to the final norm.
+    """
+
+    count: int
+    """The number of streams."""
+    norm: Norm = Norm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +321,8 @@ class ModelSpec:
     learned_positions: bool = False
     """Whether a learned vector for each position is added to the embedding."""
     layer_inputs: LayerInputs | None = None
+    altup: AltUp | None = None
+    """Not with layers that have a scalar."""
 
     @property
     def attention(self) -> Attention:
@@ -345,11 +383,15 @@ def norms(spec: ModelSpec) -> frozenset[Norm]:
     found: set[Norm | None] = {spec.final_norm}
     if (inputs := spec.layer_inputs) is not None:
         found |= {inputs.norm, inputs.post_norm}
+    if spec.altup is not None:
+        found.add(spec.altup.norm)
     for attention in spec.attentions.values():
         found |= {attention.head_norm, attention.v_norm}
     for layer in set(spec.layers):
         found |= {layer.attention_norm, layer.feed_forward_norm}
         found |= {layer.attention_post_norm, layer.feed_forward_post_norm}
+        if layer.laurel is not None:
+            found.add(layer.laurel.norm)
         if isinstance(layer.feed_forward, Experts):
             found |= set(layer.feed_forward.norms.values())
     return frozenset(norm for norm in found if norm is not None)

@@ -1,14 +1,13 @@
 """Apertus: an ungated feed-forward with xIELU, whose two parameters are learned for each layer, and normed heads."""
 
 from dataclasses import replace
-from math import isfinite
 
 from models.errors import ModelError
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import NAMES, Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import rope_parameters
-from models.spec import XIELU_BETA, FeedForward, ModelSpec, each_layer
+from models.spec import XIELU_BETA, FeedForward, Layer, ModelSpec, each_layer
 
 _ROPE = {
     "rope_type": "llama3",
@@ -37,30 +36,22 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
 
 def _from_gguf(config: GGUFConfig) -> ModelSpec:
     spec = base_spec_of_gguf("ApertusForCausalLM", "apertus", config, head_norm=True)
-    p, n, beta = (_by_layer(config.fields, f"xielu.{name}", spec) for name in ("alpha_p", "alpha_n", "beta"))
+    fields, layers = config.fields, len(spec.layers)
+    p, n, beta = (fields.by_layer(f"xielu.{name}", layers) for name in ("alpha_p", "alpha_n", "beta"))
     if set(beta) != {XIELU_BETA}:
-        raise ModelError(f"xielu.beta in {config.fields.where} is not {XIELU_BETA}, which is not supported.")
+        raise ModelError(f"xielu.beta in {fields.where} is not {XIELU_BETA}, which is not supported.")
     return _curved(spec, list(zip(p, n, strict=True)))
-
-
-def _by_layer(fields: Fields, key: str, spec: ModelSpec) -> list[float]:
-    """Return a number for each layer, from a list or from one number for all. Raises ModelError."""
-    value = fields.raw.get(key)
-    found = value if isinstance(value, list) else [value] * len(spec.layers)
-    if len(found) != len(spec.layers) or not all(isinstance(x, int | float) and isfinite(x) for x in found):
-        raise ModelError(f"{key} in {fields.where} is {str(value)[:60]}; it must be a number for each layer.")
-    return [float(x) for x in found]
 
 
 def _curved(spec: ModelSpec, alphas: list[tuple[float, float]] | list[None]) -> ModelSpec:
     """Return `spec` with xIELU in every layer."""
-    return each_layer(
-        spec,
-        lambda i, layer: replace(
-            layer,
-            feed_forward=FeedForward(layer.feed_forward.size, "xielu", gated=False, alphas=alphas[i]),
-        ),
-    )
+
+    def curved(index: int, layer: Layer) -> Layer:
+        assert isinstance(layer.feed_forward, FeedForward)
+        feed = replace(layer.feed_forward, activation="xielu", gated=False, alphas=alphas[index])
+        return replace(layer, feed_forward=feed)
+
+    return each_layer(spec, curved)
 
 
 FAMILY = Family(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 from models.errors import ModelError
@@ -33,11 +34,24 @@ class Fields:
             raise self._wrong(key, value, "a number above 0")
         return float(value)
 
+    def number_or_none(self, key: str) -> float | None:
+        return None if self.raw.get(key) is None else self.number(key)
+
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
         value = self._value(key, None)
         if not isinstance(value, list) or len(value) != count:
             raise self._wrong(key, value, f"a list of {count} numbers")
         return tuple(Fields({key: item}, self.where).number(key) for item in value)
+
+    def by_layer(self, key: str, layers: int) -> list[float]:
+        """Return a number of any sign for each layer, from a list or from one number for all."""
+        value = self._value(key, None)
+        found = value if isinstance(value, list) else [value] * layers
+        if len(found) != layers or any(type(each) not in (int, float) or isnan(each) for each in found):
+            raise ModelError(
+                f"{key} in {self.where} is {str(value)[:60]!r}; it must be a number for each of the {layers} layers."
+            )
+        return [float(each) for each in found]
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._value(key, default)

@@ -72,8 +72,8 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
         window=None if raw["sliding_window"] is None else fields.integer("sliding_window"),
         ropes=(whole, local),
         scale=fields.number("query_pre_attn_scalar") ** -0.5,
-        score_cap=_cap(fields, "attn_logit_softcapping") if not is_3 else None,
-        logit_cap=_cap(fields, "final_logit_softcapping"),
+        score_cap=fields.number_or_none("attn_logit_softcapping") if not is_3 else None,
+        logit_cap=fields.number_or_none("final_logit_softcapping"),
     )
 
 
@@ -85,7 +85,7 @@ def _from_gguf(config: GGUFConfig, name: str) -> ModelSpec:
     window = fields.raw.get(f"{name}.attention.sliding_window", None if is_3 else _DEFAULTS["sliding_window"])
     period = _PERIOD_3 if is_3 else _PERIOD_2
     caps = {f"{name}.attn_logit_softcapping": 50.0, f"{name}.final_logit_softcapping": 30.0}
-    score_cap, logit_cap = (_cap(_with(fields, {} if is_3 else caps), key) for key in caps)
+    score_cap, logit_cap = (_with(fields, {} if is_3 else caps).number_or_none(key) for key in caps)
     width = spec.hidden_size / attention.heads if layers in _LARGEST else attention.head_dim
     local = fields.number(f"{name}.rope.freq_base_swa", _LOCAL_THETA)
     return _gemma(
@@ -149,10 +149,6 @@ def _global_layers(fields: Fields, layers: int, period: int) -> set[int]:
             f"{layers} layers."
         )
     return {i for i, kind in enumerate(kinds) if kind == "full_attention"}
-
-
-def _cap(fields: Fields, key: str) -> float | None:
-    return None if fields.raw.get(key) is None else fields.number(key)
 
 
 def _with(fields: Fields, defaults: dict[str, Any]) -> Fields:

@@ -49,11 +49,7 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
         sliding_window=1024 if is_unified else 512,
     )
     raw = fields.raw
-    if raw["hidden_activation"] != "gelu_pytorch_tanh":
-        raise ModelError(
-            f"hidden_activation {str(raw['hidden_activation'])[:60]} in {fields.where} is not supported; supported: "
-            "gelu_pytorch_tanh."
-        )
+    check_activation(fields)
     if raw.get("use_bidirectional_attention") not in (None, "vision"):
         raise ModelError(f"{fields.where} requires attention to later tokens, which is not supported.")
     bias = fields.flag("attention_bias")
@@ -76,7 +72,7 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
             f"vocab_size_per_layer_input in {fields.where} is {raw['vocab_size_per_layer_input']}, not vocab_size "
             f"({spec.vocab_size}), which is not supported."
         )
-    spec = replace(spec, logit_cap=_cap(fields, "final_logit_softcapping"))
+    spec = replace(spec, logit_cap=fields.number_or_none("final_logit_softcapping"))
     return _gemma4(spec, _attentions(spec, fields, local), local, sizes, shared, experts, inputs)
 
 
@@ -125,7 +121,7 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
         )
     local = [bool(slides) for slides in local]
     kv_heads, sizes = (
-        _by_layer(fields, f"{name}.{key}", layers)
+        by_layer(fields, f"{name}.{key}", layers)
         for key in ("attention.head_count_kv", "feed_forward_length")
     )
     first = {f"{name}.attention.head_count_kv": kv_heads[0], f"{name}.feed_forward_length": sizes[0]}
@@ -147,13 +143,21 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
     if count:
         chosen = fields.integer(f"{name}.expert_used_count")
         experts = _experts(spec, count, chosen, fields.integer(f"{name}.expert_feed_forward_length"))
-    spec = replace(spec, logit_cap=_cap(fields, f"{name}.final_logit_softcapping"))
+    spec = replace(spec, logit_cap=fields.number_or_none(f"{name}.final_logit_softcapping"))
     shared = fields.integer(f"{name}.attention.shared_kv_layers", 0, least=0)
     inputs = fields.integer(f"{name}.embedding_length_per_layer_input", 0, least=0)
     return _gemma4(spec, attentions, local, sizes, shared, experts, inputs)
 
 
-def _by_layer(fields: Fields, key: str, layers: int) -> list[int]:
+def check_activation(fields: Fields) -> None:
+    """Raise ModelError unless the activation is the one of all Gemmas."""
+    if (given := fields.raw.get("hidden_activation")) not in (None, "gelu_pytorch_tanh"):
+        raise ModelError(
+            f"hidden_activation {str(given)[:60]} in {fields.where} is not supported; supported: gelu_pytorch_tanh."
+        )
+
+
+def by_layer(fields: Fields, key: str, layers: int) -> list[int]:
     """Return a whole number for each layer, from a list or from one number for all."""
     given = fields.raw.get(key)
     if not isinstance(given, list) or len(given) != layers:
@@ -163,7 +167,7 @@ def _by_layer(fields: Fields, key: str, layers: int) -> list[int]:
 
 def _experts(spec: ModelSpec, count: int, chosen: int, size: int) -> Experts:
     """Return the experts, without the MLP beside them; the router sees norm(x) * weight * hidden_size ** -0.5."""
-    norm = _norm(spec)
+    norm = rounded_norm(spec)
     return Experts(
         count,
         chosen,
@@ -188,24 +192,17 @@ def _gemma4(
     inputs: int,
 ) -> ModelSpec:
     """Return the network: the last `shared` layers read the keys and values of the last layer of their kind before."""
-    norm, own = _norm(spec), len(spec.layers) - shared
-    sources = {is_local: index for index, is_local in enumerate(local[: max(own, 0)])}
-    if missing := set(local) - sources.keys():
-        kind = "with" if missing.pop() else "without"
-        raise ModelError(
-            f"The last {shared} of {len(local)} layers share keys and values, but no layer {kind} a window has any; "
-            "the config is damaged: download it again."
-        )
+    norm, sources = rounded_norm(spec), kv_givers(local, shared)
 
     def layer(index: int, given: Layer) -> Layer:
         mlp = FeedForward(sizes[index], "gelu_tanh")
         mixture = given.feed_forward
         feed = replace(mixture, shared=mlp) if isinstance(mixture, Experts) else mlp
         attention = replace(attentions[index], scale=1.0, head_norm=norm)
-        if index < own:
+        if sources[index] is None:
             attention = replace(attention, v_norm=Norm(norm.eps))
         else:
-            attention = replace(attention, v_is_k=False, kv_from=sources[local[index]])
+            attention = replace(attention, v_is_k=False, kv_from=sources[index])
         before = None if experts is not None else norm
         return Layer(attention, feed, norm, norm, before, norm, scalar=True)
 
@@ -219,12 +216,25 @@ def _gemma4(
     )
 
 
-def _norm(spec: ModelSpec) -> Norm:
+def kv_givers(local: Sequence[bool], shared: int) -> list[int | None]:
+    """Return for each of the last `shared` layers the last layer of its kind before them, None for the others.
+
+    `local` says which layers have a window. Raises ModelError if there is no such layer.
+    """
+    own = len(local) - shared
+    givers = {is_local: index for index, is_local in enumerate(local[: max(own, 0)])}
+    if missing := set(local) - givers.keys():
+        kind = "with" if missing.pop() else "without"
+        raise ModelError(
+            f"The last {shared} of {len(local)} layers share keys and values, but no layer {kind} a window has any; "
+            "the config is damaged: download it again."
+        )
+    return [None if index < own else givers[is_local] for index, is_local in enumerate(local)]
+
+
+def rounded_norm(spec: ModelSpec) -> Norm:
+    """Return the norm of `spec`, rounded after its weight as in all Gemmas."""
     return replace(spec.final_norm, rounds_last=True)
-
-
-def _cap(fields: Fields, key: str) -> float | None:
-    return None if fields.raw.get(key) is None else fields.number(key)
 
 
 _EXPERTS = {

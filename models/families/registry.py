@@ -9,6 +9,7 @@ from models.families import (
     ernie,
     exaone4,
     gemma,
+    gemma3n,
     gemma4,
     gpt2,
     gpt_oss,
@@ -63,6 +64,7 @@ FAMILIES: tuple[Family, ...] = (
     lfm2.SPARSE,
     cohere2.FAMILY,
     apertus.FAMILY,
+    gemma3n.FAMILY,
 )
 
 

@@ -26,7 +26,6 @@ _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (_INDEXED, ("index_topk", "attention.indexer.top_k")),
     (_LINEAR, ("linear_num_value_heads", "linear_attn_config", "lightning_attn")),
     ("recurrent layers", ("lru_width", "rescale_every", "head_size_divisor", "wkv.head_size")),
-    ("several residual streams", ("altup_num_inputs", "altup.num_inputs")),
     (_PARALLEL, ("parallel_attn", "use_parallel_residual")),
     ("clamped queries, keys and values", ("clip_qkv", "attention.clamp_kqv")),
     ("LayerNorm of query and key heads", ("qk_layernorm",)),

@@ -6,20 +6,35 @@ from torch import Tensor
 
 from models.loading.plan import LoadPlan
 from models.network import (
+    AltUpWeights,
     AttentionWeights,
     ConvolutionWeights,
     ExpertWeights,
     FeedForwardWeights,
     InputWeights,
+    LaurelWeights,
     LayerInputWeights,
     LayerWeights,
     Linear,
     Network,
     NormWeights,
+    StreamWeights,
     Weight,
 )
 from models.reference.rope import rotary_table
-from models.spec import Attention, Experts, Layer, LayerInputs, Norm, Rope, ShortConvolution, ropes
+from models.spec import (
+    AltUp,
+    Attention,
+    Experts,
+    Laurel,
+    Layer,
+    LayerInputs,
+    ModelSpec,
+    Norm,
+    Rope,
+    ShortConvolution,
+    ropes,
+)
 
 Tables = dict[tuple[Rope, int], Tensor]
 """Rotary tables by rope and width; layers with the same rope and width share one."""
@@ -66,7 +81,7 @@ def assemble(plan: LoadPlan, store: TensorStore) -> Network:
         spec=spec,
         embedding=embedding,
         layers=tuple(
-            _layer(store, f"layers.{i}.", layer, spec.layer_inputs, tables, i in plan.host_layers)
+            _layer(store, f"layers.{i}.", layer, spec, tables, i in plan.host_layers)
             for i, layer in enumerate(spec.layers)
         ),
         final_norm=store.norm("final_norm"),
@@ -74,6 +89,7 @@ def assemble(plan: LoadPlan, store: TensorStore) -> Network:
         positions=positions,
         position_embedding=store.plain.get("position_embedding.weight"),
         layer_inputs=_layer_inputs(store, spec.layer_inputs),
+        streams=_streams(store, spec.altup),
         share=plan.share,
     )
 
@@ -86,7 +102,7 @@ def _layer_inputs(store: TensorStore, spec: LayerInputs | None) -> LayerInputWei
 
 
 def _layer(
-    store: TensorStore, at: str, spec: Layer, inputs: LayerInputs | None, tables: Tables, on_host: bool
+    store: TensorStore, at: str, spec: Layer, whole: ModelSpec, tables: Tables, on_host: bool
 ) -> LayerWeights:
     return LayerWeights(
         mixer=_mixer(store, at, spec.mixer, tables),
@@ -95,9 +111,38 @@ def _layer(
         feed_forward_norm=store.norm_if(f"{at}feed_forward_norm", spec.feed_forward_norm),
         attention_post_norm=store.norm_if(f"{at}attention_post_norm", spec.attention_post_norm),
         feed_forward_post_norm=store.norm_if(f"{at}feed_forward_post_norm", spec.feed_forward_post_norm),
-        input=_input(store, at, inputs),
+        input=_input(store, at, whole.layer_inputs),
         scalar=store.plain.get(f"{at}scalar"),
+        laurel=_laurel(store, at, spec.laurel),
+        altup=_altup(store, at, whole.altup),
     )
+
+
+def _streams(store: TensorStore, spec: AltUp | None) -> StreamWeights | None:
+    if spec is None:
+        return None
+    inputs, outputs = (
+        tuple(store.linear(f"{part}.{index}") for index in range(spec.count - 1))
+        for part in ("stream_in", "stream_out")
+    )
+    return StreamWeights(inputs, outputs)
+
+
+def _laurel(store: TensorStore, at: str, spec: Laurel | None) -> LaurelWeights | None:
+    if spec is None:
+        return None
+    left, right = (store.linear(f"{at}laurel_{side}") for side in ("left", "right"))
+    return LaurelWeights(left, right, store.norm(f"{at}laurel_norm"))
+
+
+def _altup(store: TensorStore, at: str, spec: AltUp | None) -> AltUpWeights | None:
+    if spec is None:
+        return None
+    router, predict, correct = (
+        store.linear(f"{at}altup_{part}") for part in ("router", "predict", "correct")
+    )
+    norm, scale = store.norm(f"{at}altup_norm"), store.plain[f"{at}altup_scale"]
+    return AltUpWeights(norm, router, predict, correct, scale)
 
 
 def _input(store: TensorStore, at: str, spec: LayerInputs | None) -> InputWeights | None:

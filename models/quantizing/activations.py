@@ -117,8 +117,15 @@ def places(network: Network) -> Iterator[tuple[Place, Linear]]:
     """Yield the linear layers that may be quantised, by the group of their weights; the head is left out."""
     if (inputs := network.layer_inputs) is not None:
         yield ("layer_projection.weight", None), inputs.projection
+    if (streams := network.streams) is not None:
+        for index, (given, out) in enumerate(zip(streams.inputs, streams.outputs, strict=True)):
+            yield (f"stream_in.{index}.weight", None), given
+            yield (f"stream_out.{index}.weight", None), out
     for index, layer in enumerate(network.layers):
         at = f"layers.{index}."
+        if layer.laurel is not None:
+            yield (f"{at}laurel_left.weight", None), layer.laurel.left
+            yield (f"{at}laurel_right.weight", None), layer.laurel.right
         if layer.input is not None:
             yield (f"{at}input_gate.weight", None), layer.input.gate
             yield (f"{at}input_out.weight", None), layer.input.out

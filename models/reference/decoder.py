@@ -1,5 +1,6 @@
 """Compute any `Network` in plain torch, on any device: the reference against which every faster executor is tested."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -8,14 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.network import (
+    AltUpWeights,
     AttentionWeights,
     ConvolutionWeights,
     ExpertWeights,
     FeedForwardWeights,
+    LaurelWeights,
     LayerWeights,
     Linear,
     Network,
     NormWeights,
+    StreamWeights,
     Weight,
 )
 from models.reference.attention import Attention, ConvolutionRows
@@ -23,7 +27,7 @@ from models.reference.collective import Collective
 from models.reference.products import choose_product
 from models.reference.rope import StepPositions, rotate
 from models.reference.tiled import TiledProduct, embed
-from models.spec import XIELU_BETA, Activation, Experts, FeedForward, Layer, Norm, ShortConvolution
+from models.spec import XIELU_BETA, Activation, Experts, FeedForward, Laurel, Layer, Norm, ShortConvolution
 from models.spec import Attention as AttentionSpec
 
 QuantizedProduct = Callable[[Tensor, Sequence[Weight], Tensor | None], Tensor]
@@ -82,12 +86,22 @@ class Decoder:
         network, spec, step = self.network, self.spec, StepPositions(positions)
         x = self.embed(token_ids, positions)
         inputs = self._layer_inputs(token_ids, x)
+        if network.streams is not None:
+            x = self._spread(network.streams, x)
         for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
+            given = None if inputs is None else inputs[:, index]
+            if weights.altup is not None:
+                predicted = self._predict(weights.altup, x)
+                out = self._layer(index, layer, weights, predicted[0], step, attention)
+                x = self._correct(weights, predicted, out, given)
+                continue
             x = self._layer(index, layer, weights, x, step, attention)
-            if inputs is not None:
-                x = self._add_input(weights, x, inputs[:, index])
+            if given is not None:
+                x = x + self._of_input(weights, x, given)
             if weights.scalar is not None:
                 x = x * weights.scalar
+        if network.streams is not None:
+            x = self._join(network.streams, x)
         return _norm(spec.final_norm, network.final_norm, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -127,17 +141,54 @@ class Decoder:
             return None
         shape = (len(x), len(self.spec.layers), spec.size)
         projected = self._linear(weights.projection, x) * self.spec.hidden_size**-0.5
+        if spec.vocab_size is not None:
+            token_ids = torch.where(token_ids < spec.vocab_size, token_ids, 0)
         looked_up = self._look_up(weights.embedding, token_ids)
         looked_up = looked_up * _rounded(spec.size**0.5, x)
         return (_norm(spec.norm, weights.norm, projected.view(shape)) + looked_up.view(shape)) * 2**-0.5
 
-    def _add_input(self, weights: LayerWeights, x: Tensor, given: Tensor) -> Tensor:
-        """Add a layer's own input [T, size] to its result x [T, hidden_size]."""
+    def _of_input(self, weights: LayerWeights, x: Tensor, given: Tensor) -> Tensor:
+        """Return what a layer's own input [T, size] adds to its result x [T, hidden_size]."""
         spec, parts = self.spec.layer_inputs, weights.input
         assert spec is not None
         assert parts is not None
         gated = _ACTIVATIONS[spec.activation](self._linear(parts.gate, x)) * given
-        return x + _norm(spec.post_norm, parts.post_norm, self._linear(parts.out, gated))
+        return _norm(spec.post_norm, parts.post_norm, self._linear(parts.out, gated))
+
+    def _spread(self, weights: StreamWeights, x: Tensor) -> Tensor:
+        """Make the streams [count, T, hidden_size] of AltUp from the first [T, hidden_size]."""
+        return torch.stack([x, *(_of_magnitude(self._linear(each, x), x) for each in weights.inputs)])
+
+    def _join(self, weights: StreamWeights, streams: Tensor) -> Tensor:
+        """Join the streams [count, T, hidden_size] of AltUp: -> [T, hidden_size]."""
+        first = streams[0]
+        others = zip(weights.outputs, streams[1:], strict=True)
+        return torch.stack(
+            [first, *(_of_magnitude(self._linear(each, x), first) for each, x in others)]
+        ).mean(0)
+
+    def _route(self, weights: AltUpWeights, x: Tensor) -> Tensor:
+        """Return one number from -1 to 1 for each row and stream: [T, hidden_size] -> [T, count]."""
+        assert self.spec.altup is not None
+        given = _norm(self.spec.altup.norm, weights.norm, x) * self.spec.hidden_size**-1.0
+        return self._linear(weights.router, given).float().tanh().to(x.dtype)
+
+    def _predict(self, weights: AltUpWeights, streams: Tensor) -> Tensor:
+        """Mix the streams [count, T, hidden_size] before a layer: -> the same shape."""
+        count = len(streams)
+        mixed = self._linear(weights.predict, self._route(weights, streams[0])).view(-1, count, count)
+        return torch.matmul(streams.permute(1, 2, 0), mixed.mT).permute(2, 0, 1) + streams
+
+    def _correct(self, weights: LayerWeights, predicted: Tensor, out: Tensor, given: Tensor | None) -> Tensor:
+        """Correct the streams that were predicted [count, T, hidden_size] by the result of a layer [T, hidden_size],
+        whose own input is `given` [T, size]: -> the streams after the layer."""
+        altup = weights.altup
+        assert altup is not None
+        shares = self._linear(altup.correct, self._route(altup, out)) + 1.0
+        streams = (out - predicted[0]) * shares.T[:, :, None] + predicted
+        if given is not None:
+            streams[1:] += self._of_input(weights, streams[0] * altup.scale, given)
+        return streams
 
     def _sum(self, x: Tensor) -> Tensor:
         """Sum a partial result over all ranks."""
@@ -161,6 +212,8 @@ class Decoder:
             out = self._attend(index, spec.mixer, weights.attention, given, step, attention)
         out = self._sum(out)
         x = x + _scale(_norm(spec.attention_post_norm, weights.attention_post_norm, out), spec.residual_scale)
+        if spec.laurel is not None and weights.laurel is not None:
+            x = (x + self._beside(spec.laurel, weights.laurel, given)) / math.sqrt(2)
         if not spec.parallel:
             given = _norm(spec.feed_forward_norm, weights.feed_forward_norm, x)
         feed, parts = spec.feed_forward, weights.feed_forward
@@ -172,6 +225,10 @@ class Decoder:
             out = self._sum(self._feed(feed, parts, given))
         out = _norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, out)
         return x + _scale(out, spec.residual_scale)
+
+    def _beside(self, spec: Laurel, weights: LaurelWeights, x: Tensor) -> Tensor:
+        """Compute the residual beside a mixer from the mixer's input: [T, hidden_size] -> the same shape."""
+        return x + _norm(spec.norm, weights.norm, self._linear(weights.right, self._linear(weights.left, x)))
 
     def _attend(
         self,
@@ -310,6 +367,9 @@ def _activated(spec: FeedForward, inner: Tensor) -> Tensor:
     if not spec.gated:
         return _activate(spec, inner)
     gate, up = inner.chunk(2, dim=-1)
+    if spec.cutoff is not None:
+        deviation = gate.std(-1, keepdim=True, correction=0)
+        gate = F.relu(gate - (gate.mean(-1, keepdim=True) + deviation * _rounded(spec.cutoff, gate)))
     if spec.limit is not None:
         gate, up = gate.clamp(max=spec.limit), up.clamp(-spec.limit, spec.limit)
     return _activate(spec, gate).mul_(up + spec.up_offset if spec.up_offset else up)
@@ -340,8 +400,14 @@ def _xielu(alphas: Tensor, x: Tensor) -> Tensor:
     return torch.where(x > 0, alpha_p * x * x, below) + XIELU_BETA * x
 
 
+def _of_magnitude(x: Tensor, like: Tensor) -> Tensor:
+    """Scale x [T, size] to the root mean squares of the rows of `like`."""
+    wanted = like.square().mean(-1, keepdim=True) ** 0.5
+    return x * wanted / x.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt()
+
+
 def _rounded(factor: float, x: Tensor) -> float:
-    """Round the scale of an embedding to the dtype of x, as in training."""
+    """Round a constant to the dtype of x, as in training."""
     return float(torch.tensor(factor, dtype=x.dtype))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from models.spec import Attention, Experts, FeedForward, Layer, LayerInputs, ModelSpec, Norm, ShortConvolution
+from models.spec import AltUp, Attention, Experts, FeedForward, Layer, ModelSpec, Norm, ShortConvolution
 
 Names = Mapping[str, str]
 """The checkpoint's names for each `Slot.part`. "layers" is the prefix of a layer, with {} for its number; names of a
@@ -18,8 +18,17 @@ Names omit the prefix of a layer. {field} stands for weight or bias; a name with
 OF_VOCABULARY = ("embedding", "layer_embedding", "head")
 """Parts with a row for each token."""
 
-_WHOLE_NAMES = ("sinks", "selection_bias", "router_norm", "expert_scales", "scalar", "alpha_p", "alpha_n")
+_WHOLE_NAMES = (
+    *("sinks", "selection_bias", "router_norm", "expert_scales", "scalar"),
+    *("alpha_p", "alpha_n", "altup_scale"),
+)
 """Parts whose names in a checkpoint are whole, without a field to be added."""
+
+_PLAIN = (
+    *("position_embedding", "router", "shared_gate", "filters"),
+    *("altup_router", "altup_predict", "altup_correct"),
+)
+"""Matrices that are never held in blocks, as they are small or not multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +56,8 @@ class Slot:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it may be held in blocks: not the router, the gate of the shared expert, learned positions and the
-        filters of a convolution."""
-        plain = self.part in ("position_embedding", "router", "shared_gate", "filters")
-        return self.field == "weight" and len(self.shape) == 2 and not plain
+        """Whether it may be held in blocks: not those in `_PLAIN`."""
+        return self.field == "weight" and len(self.shape) == 2 and self.part not in _PLAIN
 
     @property
     def split(self) -> Literal["rows", "columns"]:
@@ -80,11 +87,14 @@ def slots(spec: ModelSpec) -> Iterator[Slot]:
         yield Slot("position_embedding", "weight", "position_embedding.weight", 0, rows, (rows, hidden))
     if (inputs := spec.layer_inputs) is not None:
         rows = len(spec.layers) * inputs.size
-        yield from _linear("layer_embedding", {"layer_embedding": vocab}, rows)
+        yield from _linear("layer_embedding", {"layer_embedding": inputs.vocab_size or vocab}, rows)
         yield from _linear("layer_projection", {"layer_projection": rows}, hidden)
         yield from _norm("layer_input_norm", inputs.norm, inputs.size)
+    for index in range(spec.altup.count - 1 if spec.altup is not None else 0):
+        for part in (f"stream_in.{index}", f"stream_out.{index}"):
+            yield from _linear(part, {part: hidden}, hidden)
     for index, layer in enumerate(spec.layers):
-        for slot in _layer(layer, spec.layer_inputs, hidden):
+        for slot in _layer(layer, spec, hidden):
             yield replace(slot, group=f"layers.{index}.{slot.group}", layer=index)
     yield from _norm("final_norm", spec.final_norm, hidden)
     if not spec.tied:
@@ -123,7 +133,8 @@ def layer_parameters(spec: ModelSpec) -> int:
     return sum(prod(slot.shape) for slot in slots(spec) if computes(slot))
 
 
-def _layer(layer: Layer, inputs: LayerInputs | None, hidden: int) -> Iterator[Slot]:
+def _layer(layer: Layer, spec: ModelSpec, hidden: int) -> Iterator[Slot]:
+    inputs, laurel = spec.layer_inputs, layer.laurel
     yield from _norm("attention_norm", layer.attention_norm, hidden)
     if isinstance(layer.mixer, ShortConvolution):
         yield from _convolution(layer.mixer, hidden)
@@ -140,8 +151,23 @@ def _layer(layer: Layer, inputs: LayerInputs | None, hidden: int) -> Iterator[Sl
         yield from _linear("input_gate", {"input_gate": inputs.size}, hidden)
         yield from _linear("input_out", {"input_out": hidden}, inputs.size)
         yield from _norm("input_post_norm", inputs.post_norm, hidden)
+    if laurel is not None:
+        yield from _linear("laurel_left", {"laurel_left": laurel.rank}, hidden)
+        yield from _linear("laurel_right", {"laurel_right": hidden}, laurel.rank)
+        yield from _norm("laurel_norm", laurel.norm, hidden)
+    if spec.altup is not None:
+        yield from _altup(spec.altup, hidden)
     if layer.scalar:
         yield Slot("scalar", "weight", "scalar", 0, 1, (1,))
+
+
+def _altup(spec: AltUp, hidden: int) -> Iterator[Slot]:
+    count = spec.count
+    yield from _norm("altup_norm", spec.norm, hidden)
+    yield from _linear("altup_router", {"altup_router": count}, hidden)
+    yield from _linear("altup_predict", {"altup_predict": count * count}, count)
+    yield from _linear("altup_correct", {"altup_correct": count}, count)
+    yield Slot("altup_scale", "weight", "altup_scale", 0, hidden, (hidden,))
 
 
 def _attention(spec: Attention, hidden: int) -> Iterator[Slot]:

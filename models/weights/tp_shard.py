@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from models.errors import ModelError
-from models.features import Feature
+from models.features import Feature, features
 from models.spec import ModelSpec
 from models.weights.checkpoint import Blocks, StoredTensor, copy_parts
 from models.weights.matching import match
 from models.weights.share import UNIT, Share, SharePart
 from models.weights.slots import OF_VOCABULARY, Names, Slot
+
+_UNDIVIDED = frozenset({Feature.CONVOLUTION, Feature.SPARSE_GATE, Feature.STREAMS})
 
 
 def shard(
@@ -20,11 +22,11 @@ def shard(
 ) -> tuple[Share, list[StoredTensor]]:
     """Return the share of rank `rank` of `ranks` in the network `spec`, and its tensors.
 
-    Raises ModelError unless the tensors are exactly the network's, and for short convolutions.
+    Raises ModelError unless the tensors are exactly the network's, and for what is not divided.
     """
-    if len(spec.attentions) < len(spec.layers):
+    if undivided := sorted(feature.value for feature in features(spec) & _UNDIVIDED):
         raise ModelError(
-            f"A model with {Feature.CONVOLUTION.value} cannot be divided among devices; leave out --tensor-parallel."
+            f"A model with {undivided[0]} cannot be divided among devices; leave out --tensor-parallel."
         )
     tensors = list(tensors)
     places = match(spec, tensors, names)

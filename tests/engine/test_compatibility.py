@@ -17,9 +17,11 @@ from models.loading.assemble import assemble as network_of
 from models.loading.plan import LoadPlan, Target
 from models.network import Network
 from models.spec import (
+    AltUp,
     Attention,
     Experts,
     FeedForward,
+    Laurel,
     LayerInputs,
     ModelSpec,
     Norm,
@@ -78,6 +80,9 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.EXPERTS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64))),
     Feature.EXACT_ROUTER: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), exact_router=True)),
     Feature.ROUTER_BIAS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), router_bias=True)),
+    Feature.SPARSE_GATE: changed(a_spec(), feed_forward=FeedForward(64, cutoff=1.5)),
+    Feature.LAUREL: changed(a_spec(), laurel=Laurel(8)),
+    Feature.STREAMS: replace(a_spec(), altup=AltUp(2)),
     Feature.CLAMP: changed(a_spec(), feed_forward=FeedForward(64, limit=7.0)),
     Feature.SELECTION_BIAS: changed(
         a_spec(), feed_forward=Experts(4, 2, FeedForward(64), selection_bias=True)

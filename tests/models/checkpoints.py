@@ -1,5 +1,6 @@
 """Small random checkpoints, written by transformers and gguf, and a plain attention to run them with."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -53,7 +54,14 @@ def tiny_llama(**changes: Any) -> LlamaConfig:
     return LlamaConfig(**(values | changes))
 
 
-_NEAR_1 = ("ln_1.weight", "ln_2.weight", "ln_f.weight", "router.scale", "per_expert_scale")
+_NEAR_1 = (
+    "correct_output_scale",
+    "ln_1.weight",
+    "ln_2.weight",
+    "ln_f.weight",
+    "router.scale",
+    "per_expert_scale",
+)
 """What parameters other than norms are near 1."""
 _OFFSET_NORMS = ("gemma2", "gemma3", "gemma3_text")
 """Types of models that store the difference of norms from 1."""
@@ -205,6 +213,7 @@ _GGUF_ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4",
     "lfm2_moe": "lfm2moe",
@@ -238,6 +247,13 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
         if ".act_fn." in name:  # Apertus: they are metadata
             continue
         weight = parameter.float()
+        if stacked := re.fullmatch(
+            r"(model\.altup_(?:unembed_)?projections)\.(\d)\.weight", name
+        ):  # Gemma 3n
+            if int(stacked[2]):
+                continue
+            name = f"{stacked[1]}.weight"
+            weight = torch.stack([each.weight.detach().float() for each in model.get_submodule(stacked[1])])
         if arch == "granitemoe":  # whose converter uses names of other families
             for own, other in _NAMES_OF_GRANITE.items():
                 name = name.replace(own, other)

@@ -1,6 +1,7 @@
 """Tiny configs of all families with every quirk turned on; texts exceed their windows and original positions."""
 
 import math
+from statistics import NormalDist
 from typing import Any
 
 from transformers import (
@@ -10,6 +11,7 @@ from transformers import (
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4TextConfig,
     Gemma4UnifiedTextConfig,
@@ -167,6 +169,34 @@ def tiny_gemma4_unified(**changes: Any) -> Gemma4UnifiedTextConfig:
     return Gemma4UnifiedTextConfig(**{k: v for k, v in (values | changes).items() if k not in left_out})
 
 
+def tiny_gemma3n(**changes: Any) -> Gemma3nTextConfig:
+    """Return six layers; the first two have sparse gates, the last three keys and values of earlier ones."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "sliding_window": 7,
+        "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 3,
+        "altup_num_inputs": 3,
+        "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0, 0.0, 0.0],
+        "final_logit_softcapping": 5.0,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        "pad_token_id": None,
+    }
+    return Gemma3nTextConfig(**(values | changes))
+
+
 def tiny_gpt2(**changes: Any) -> GPT2Config:
     """Return three layers of four heads."""
     values: dict[str, Any] = {
@@ -309,6 +339,14 @@ FAMILIES: dict[str, Any] = {
     "gemma4": tiny_gemma4(),
     "gemma4 moe": tiny_gemma4_moe(),
     "gemma4 unified": tiny_gemma4_unified(),
+    "gemma3n": tiny_gemma3n(),
+    "gemma3n small": tiny_gemma3n(
+        vocab_size_per_layer_input=VOCAB_SIZE - 20,
+        laurel_rank=8,
+        altup_num_inputs=2,
+        num_kv_shared_layers=0,
+        intermediate_size=[96, 64, 96, 64, 32, 96],
+    ),
     "gpt2": tiny_gpt2(),
     "ernie": tiny_ernie(),
     "ernie moe": tiny_ernie_moe(),
@@ -421,6 +459,9 @@ PLAINER: dict[str, Any] = {
         layer_types=["sliding_attention"] * 4,
         tie_word_embeddings=True,
     ),
+    "gemma3n gates": tiny_gemma3n(activation_sparsity_pattern=[0.0] * 6),
+    "gemma3n windows": tiny_gemma3n(sliding_window=256),
+    "gemma3n caps": tiny_gemma3n(final_logit_softcapping=500.0),
     "gemma4 shared": tiny_gemma4(use_double_wide_mlp=False),
     "gemma4 windows": tiny_gemma4(sliding_window=256),
     "gemma4 rope": tiny_gemma4(rope_parameters=GEMMA4_PARTIAL),
@@ -505,6 +546,15 @@ GGUF: dict[str, dict[str, Any]] = {
         "gemma4.expert_feed_forward_length": 40,
     },
     "gemma4 unified": GEMMA4_GGUF | {"gemma4.attention.head_count_kv": [2, 2, 1] * 2},
+    "gemma3n": {
+        "gemma3n.attention.sliding_window_pattern": [True, True, False] * 2,
+        "gemma3n.attention.shared_kv_layers": 3,
+        "gemma3n.embedding_length_per_layer_input": 8,
+        "gemma3n.altup.num_inputs": 3,
+        "gemma3n.activation_sparsity_scale": [NormalDist().inv_cdf(0.9), 0.0, *[-math.inf] * 4],
+        "gemma3n.final_logit_softcapping": 5.0,
+        "gemma3n.rope.freq_base_swa": 100.0,
+    },
     "exaone4": {"exaone4.attention.sliding_window": 12},
     "exaone4 whole": {},
     "seed oss": {},

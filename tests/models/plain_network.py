@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.spec import (
     Activation,
+    AltUp,
     Attention,
     Experts,
     FeedForward,
@@ -40,17 +41,56 @@ class PlainNetwork:
             x = x + self._get("position_embedding.weight")[: len(tokens)]
         kept: dict[int, tuple[Tensor, Tensor]] = {}
         inputs = self._inputs(tokens, x)
-        for index, layer in enumerate(spec.layers):
+        if spec.altup is not None:
+            x = self._streams(spec.altup, x, inputs, kept)
+        for index, layer in enumerate(spec.layers if spec.altup is None else ()):
             x = self._layer(index, layer, x, kept)
-            if (of_layer := spec.layer_inputs) is not None:
-                at = f"layers.{index}."
-                gate = activated(of_layer.activation, self._linear(f"{at}input_gate", x))
-                out = self._linear(f"{at}input_out", gate * inputs[:, index])
-                x = x + self._norm(f"{at}input_post_norm", of_layer.post_norm, out)
+            x = x + self._of_input(index, x, inputs[:, index])
             x = x * self._get(f"layers.{index}.scalar") if layer.scalar else x
         x = self._norm("final_norm", spec.final_norm, x)
         logits = x @ self._get("embedding.weight" if spec.tied else "head.weight").T * spec.logit_scale
         return logits if spec.logit_cap is None else spec.logit_cap * torch.tanh(logits / spec.logit_cap)
+
+    def _of_input(self, index: int, x: Tensor, given: Tensor) -> Tensor:
+        """Return what the input [tokens, size] of a layer adds to its result x, which is 0 without any."""
+        spec, at = self.spec.layer_inputs, f"layers.{index}."
+        if spec is None:
+            return torch.zeros_like(x)
+        gate = activated(spec.activation, self._linear(f"{at}input_gate", x))
+        return self._norm(
+            f"{at}input_post_norm", spec.post_norm, self._linear(f"{at}input_out", gate * given)
+        )
+
+    def _streams(
+        self, spec: AltUp, x: Tensor, inputs: Tensor, kept: dict[int, tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Compute the layers of a network with AltUp: [tokens, hidden] -> the same shape."""
+
+        def like(given: Tensor, other: Tensor) -> Tensor:
+            sizes = (each.square().mean(-1, keepdim=True).sqrt() for each in (other, given))
+            return given * next(sizes) / next(sizes)
+
+        def routed(at: str, given: Tensor) -> Tensor:
+            normed = self._norm(f"{at}altup_norm", spec.norm, given) / self.spec.hidden_size
+            return torch.tanh(self._linear(f"{at}altup_router", normed))
+
+        others = range(spec.count - 1)
+        streams = [x, *(like(self._linear(f"stream_in.{i}", x), x) for i in others)]
+        for index, layer in enumerate(self.spec.layers):
+            at = f"layers.{index}."
+            mixing = self._linear(f"{at}altup_predict", routed(at, streams[0]))
+            predicted = [
+                streams[i] + sum(mixing[:, i * spec.count + j, None] * streams[j] for j in range(spec.count))
+                for i in range(spec.count)
+            ]
+            out = self._layer(index, layer, predicted[0], kept)
+            shares = self._linear(f"{at}altup_correct", routed(at, out))
+            streams = [p + (1 + shares[:, i, None]) * (out - predicted[0]) for i, p in enumerate(predicted)]
+            first = streams[0] * self._get(f"{at}altup_scale")
+            added = self._of_input(index, first, inputs[:, index])
+            streams = [streams[0], *(stream + added for stream in streams[1:])]
+        ends = [like(self._linear(f"stream_out.{i}", streams[i + 1]), streams[0]) for i in others]
+        return torch.stack([streams[0], *ends]).mean(0)
 
     def _inputs(self, tokens: list[int], x: Tensor) -> Tensor:
         """Return the inputs of all layers [tokens, layers, size], size 0 without any."""
@@ -58,7 +98,8 @@ class PlainNetwork:
         if spec is None:
             return torch.empty(len(x), len(self.spec.layers), 0)
         shape = (len(x), -1, spec.size)
-        looked_up = self._get("layer_embedding.weight")[tokens] * math.sqrt(spec.size)
+        known = [token if token < (spec.vocab_size or token + 1) else 0 for token in tokens]
+        looked_up = self._get("layer_embedding.weight")[known] * math.sqrt(spec.size)
         projected = self._linear("layer_projection", x / math.sqrt(self.spec.hidden_size))
         normed = self._norm("layer_input_norm", spec.norm, projected.view(shape))
         return (normed + looked_up.view(shape)) / math.sqrt(2)
@@ -89,6 +130,9 @@ class PlainNetwork:
         else:
             out = self._attention(index, layer.mixer, given, kept)
         x = x + self._norm(f"{at}attention_post_norm", layer.attention_post_norm, out) * layer.residual_scale
+        if layer.laurel is not None:
+            low = self._linear(f"{at}laurel_right", self._linear(f"{at}laurel_left", given))
+            x = (x + given + self._norm(f"{at}laurel_norm", layer.laurel.norm, low)) / math.sqrt(2)
         if not layer.parallel:
             given = self._norm(f"{at}feed_forward_norm", layer.feed_forward_norm, x)
         if isinstance(layer.feed_forward, Experts):
@@ -156,6 +200,10 @@ class PlainNetwork:
             inner = self._xielu(at, spec, inner)
         elif spec.gated:
             given = self._linear(gate, x, spec.bias)
+            if spec.cutoff is not None:
+                mean = given.mean(-1, keepdim=True)
+                deviation = (given - mean).square().mean(-1, keepdim=True).sqrt()
+                given = (given - mean - spec.cutoff * deviation).clamp(min=0)
             if spec.limit is not None:
                 given, inner = given.clamp(max=spec.limit), inner.clamp(-spec.limit, spec.limit)
             inner = (inner + spec.up_offset) * activated(spec.activation, given, spec.gain)

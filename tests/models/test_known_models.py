@@ -391,6 +391,53 @@ APERTUS = {  # 8B-Instruct-2509
     "vocab_size": 131072,
 }
 OF_APERTUS = {Feature.HEAD_NORM, Feature.UNGATED, Feature.ACTIVATION, Feature.LEARNED_ACTIVATION}
+GEMMA_3N: dict[str, Any] = {  # E4B-it
+    "architectures": ["Gemma3nForConditionalGeneration"],
+    "text_config": {
+        "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 25,
+        "altup_active_idx": 0,
+        "altup_correct_scale": True,
+        "altup_num_inputs": 4,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2048,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": [16384] * 35,
+        "laurel_rank": 64,
+        "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+        "max_position_embeddings": 32768,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 15,
+        "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "sliding_window": 512,
+        "vocab_size": 262400,
+        "vocab_size_per_layer_input": 262144,
+    },
+}
+GEMMA_3N_TEXT: dict[str, Any] = {"architectures": ["Gemma3nForCausalLM"], **GEMMA_3N["text_config"]}
+OF_GEMMA_3N = {
+    Feature.STREAMS,
+    Feature.LAUREL,
+    Feature.SPARSE_GATE,
+    Feature.LAYER_INPUTS,
+    Feature.SHARED_KV,
+    Feature.HEAD_NORM,
+    Feature.VALUE_NORM,
+    Feature.NORM_PLACE,
+    Feature.NORM_ROUNDING,
+    Feature.ACTIVATION,
+    Feature.SCALE,
+    Feature.WINDOW,
+    Feature.EMBEDDING_SCALE,
+    Feature.LOGIT_CAP,
+    Feature.MIXED_LAYERS,
+}
 OF_EXAONE = {
     Feature.HEAD_NORM,
     Feature.NORM_PLACE,
@@ -473,6 +520,7 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (HUNYUAN, 7_504_568_320, {Feature.HEAD_NORM, Feature.NORM_ROTATED}),
         (COMMAND_R7B, 8_028_033_024, OF_COMMAND_R),
         (APERTUS, 8_053_338_176, OF_APERTUS),
+        (GEMMA_3N, 6_835_235_568, OF_GEMMA_3N),
         (LFM_2, 1_170_340_608, OF_LFM_2),
         (LFM_2_MOE, 8_339_930_560, OF_LFM_2 | {Feature.EXPERTS, Feature.SELECTION_BIAS}),
     ],
@@ -534,6 +582,21 @@ def test_command_r7b_rotates_the_layers_with_a_window_alone() -> None:
     assert (spec.tied, spec.logit_scale) == (True, 0.25)
     types = [*["sliding_attention"] * 3, "full_attention"] * 8
     assert hf(COMMAND_R7B | {"layer_types": types, "sliding_window_pattern": None}) == spec
+
+
+def test_gemma_3n_has_its_defaults_and_shares_keys_and_values() -> None:
+    spec, text = hf(GEMMA_3N), GEMMA_3N["text_config"]
+    defaults = {"layer_types", "activation_sparsity_pattern", "intermediate_size", "head_dim", "vocab_size"}
+    without = {key: value for key, value in text.items() if key not in defaults}
+    assert hf(GEMMA_3N | {"text_config": without}) == spec
+    assert replace(hf(GEMMA_3N_TEXT), architecture=spec.architecture) == spec
+    assert [layer.attention.kv_from for layer in spec.layers] == [None] * 20 + [18, 18, 18, 18, 19] * 3
+    assert [layer.attention.window for layer in spec.layers] == [512, 512, 512, 512, None] * 7
+    assert [layer.attention.rope for layer in spec.layers[3:5]] == [Rope(1e4), Rope(1e6)]
+    cutoffs = [layer.feed_forward.cutoff for layer in spec.layers]
+    assert cutoffs == [pytest.approx(1.6448536)] * 10 + [None] * 25
+    assert spec.layer_inputs is not None
+    assert (spec.layer_inputs.size, spec.layer_inputs.vocab_size) == (256, 262144)
 
 
 def test_ministral_3_scales_queries_beyond_the_original_context() -> None:
@@ -613,6 +676,15 @@ def test_granite_multiplies() -> None:
         (LFM_2, {"norm_eps": "x"}, ["norm_eps"]),
         (LFM_2_MOE, {"routed_scaling_factor": 2.5}, ["routed_scaling_factor", "only 1"]),
         (COMMAND_R7B, {"sliding_window_pattern": "LLLG"}, ["sliding_window_pattern", "a whole number"]),
+        (GEMMA_3N, {"text_config": {"altup_active_idx": 1}}, ["altup_active_idx"]),
+        (GEMMA_3N, {"text_config": {"altup_correct_scale": False}}, ["altup_correct_scale"]),
+        (
+            GEMMA_3N,
+            {"text_config": {"activation_sparsity_pattern": [0.5]}},
+            ["activation_sparsity_pattern", "35"],
+        ),
+        (GEMMA_3N, {"text_config": {"activation_sparsity_pattern": [1.0] * 35}}, ["below 1"]),
+        (GEMMA_3N, {"text_config": {"num_kv_shared_layers": 35}}, ["no layer", "damaged"]),
         (APERTUS, {"hidden_act": "silu"}, ["hidden_act silu", "xielu"]),
         (PHI_4_MINI, {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "89"]),
     ],
@@ -629,7 +701,18 @@ def test_what_cannot_be_run_is_one_line(
 KNOWN = [
     *(LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE),
     *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE, GPT_OSS),
-    *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN, DEVSTRAL_2, COMMAND_R7B, APERTUS, LFM_2, LFM_2_MOE),
+    *(
+        GRANITE_4,
+        EXAONE_4,
+        SEED_OSS,
+        HUNYUAN,
+        DEVSTRAL_2,
+        COMMAND_R7B,
+        APERTUS,
+        GEMMA_3N_TEXT,
+        LFM_2,
+        LFM_2_MOE,
+    ),
 ]
 READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
 JUNK: tuple[Any, ...] = (

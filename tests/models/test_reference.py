@@ -24,9 +24,11 @@ from models.loading.plan import Target, needed_bytes, plan_tensors
 from models.network import Network
 from models.reference.decoder import Decoder
 from models.spec import (
+    AltUp,
     Attention,
     Experts,
     FeedForward,
+    Laurel,
     Layer,
     LayerInputs,
     ModelSpec,
@@ -120,10 +122,13 @@ inputs = st.builds(
     activation=st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"]),
     norm=norms,
     post_norm=norms,
+    vocab_size=st.sampled_from([None, VOCAB - 2]),
 )
+altups = st.builds(AltUp, st.integers(2, 4), norms)
 
 
 any_feeds = feeds | experts()
+sparse = feeds.map(lambda feed: replace(feed, cutoff=0.5) if feed.gated else feed)
 learned = st.builds(
     FeedForward,
     size=st.sampled_from([8, 12]),
@@ -207,14 +212,21 @@ def specs(
     layers = st.builds(
         Layer,
         mixers | convolutions if mixed else mixers,
-        feeds | learned if mixed else feeds,
+        feeds | sparse | learned if mixed else feeds,
         maybe_norms,
         maybe_norms,
         maybe_norms,
         maybe_norms,
         st.sampled_from([1.0, 0.25]),
-        *([st.booleans()] * 2 if mixed else []),
+        *(
+            [st.booleans()] * 2 + [st.none() | st.builds(Laurel, st.sampled_from([2, 4]), norms)]
+            if mixed
+            else []
+        ),
     ).map(lambda layer: replace(layer, feed_forward_norm=None) if layer.parallel else layer)
+    altup = draw(st.none() | altups) if mixed else None
+    if altup is not None:
+        layers = layers.map(lambda layer: replace(layer, scalar=False))
     drawn = draw(st.lists(layers, min_size=1, max_size=3))
     return ModelSpec(
         "Random",
@@ -229,6 +241,7 @@ def specs(
         logit_cap=draw(st.none() | st.sampled_from([1.0, 30.0])),
         learned_positions=draw(st.booleans()),
         layer_inputs=draw(st.none() | inputs) if mixed else None,
+        altup=altup,
     )
 
 

@@ -45,7 +45,7 @@ CONFIGS = {
     and not config.model_type.startswith("gemma4")
 }
 """Those of Gemma 4 are written in one way only (see test_gemma4.py)."""
-BY_LAYER = ("gemma3_text", "olmo3")
+BY_LAYER = ("gemma3_text", "gemma3n_text", "olmo3")
 """The families that have parameters for each kind of layer."""
 OF_LAYERS = {
     "full_attention": {"rope_type": "linear", "rope_theta": 3e4, "factor": 2.0},

@@ -36,7 +36,7 @@ from tests.models.quantized_models import CASES, write
 
 CPU = torch.device("cpu")
 TOKENS = [3, 141, 59, 26, 5, 35, 89, 79, 3, 23, 84, 62, 64, 33, 83, 27, 95, 0, 28, 159]
-WHOLE = ("lfm2", "lfm2 biases", "lfm2 moe")
+WHOLE = ("lfm2", "lfm2 biases", "lfm2 moe", "gemma3n", "gemma3n small")
 """Families that are not divided."""
 CONFIGS = {
     "qwen3": tiny_qwen3(),
