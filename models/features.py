@@ -10,9 +10,11 @@ class Feature(Enum):
     """A feature. Its value completes the sentence "this model has ..." that a user reads."""
 
     WINDOW = "a sliding window"
+    CHUNKS = "attention within chunks"
     SCALE = "a scale of its own for attention scores"
     SCORE_CAP = "capped attention scores"
     QUERY_SCALING = "queries that are scaled by their positions"
+    NEXT_POSITION = "queries that are scaled by the position after their own"
     SINKS = "attention sinks"
     HEAD_NORM = "norms of query and key heads"
     NORM_ALL_HEADS = "norms of all query or key heads together"
@@ -33,6 +35,7 @@ class Feature(Enum):
     EXPERT_GROUPS = "experts that are chosen in groups"
     EXPERT_SCALE = "a scale for the chosen experts"
     ROUTER_INPUT = "a router with a norm or a scale of its own"
+    EXPERT_INPUTS = "weights of experts that multiply their inputs"
     EXPERT_SCALES = "a scale for each expert"
     EXPERT_NORMS = "norms of the chosen or shared experts alone"
     ACTIVATION = "an activation other than SiLU"
@@ -42,6 +45,7 @@ class Feature(Enum):
     CLAMP = "a SiLU with a clamp, a gain or an offset"
     FEED_FORWARD_BIAS = "biases of the feed-forward"
     LAYER_NORM = "LayerNorm"
+    NO_WEIGHT = "norms without weights"
     NORM_OFFSET = "norm weights stored as offsets"
     MIXED_EPS = "norms with different epsilons"
     PARALLEL = "attention beside the feed-forward"
@@ -97,9 +101,11 @@ def _of_mixer(spec: Attention | ShortConvolution) -> set[Feature]:
     rope = spec.rope
     found = {
         Feature.WINDOW: spec.window is not None,
+        Feature.CHUNKS: spec.chunk is not None,
         Feature.SCALE: spec.scale is not None,
         Feature.SCORE_CAP: spec.score_cap is not None,
         Feature.QUERY_SCALING: spec.query_scaling is not None,
+        Feature.NEXT_POSITION: spec.query_scaling is not None and spec.query_scaling.offset != 0,
         Feature.SINKS: spec.sinks,
         Feature.SHARED_KV: spec.kv_from is not None,
         Feature.HEAD_NORM: spec.head_norm is not None,
@@ -128,6 +134,7 @@ def of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
             Feature.EXPERT_GROUPS: spec.groups > 1,
             Feature.EXPERT_SCALE: spec.scale != 1.0,
             Feature.ROUTER_INPUT: (spec.router_norm, spec.router_scale) != (None, 1.0),
+            Feature.EXPERT_INPUTS: spec.scales_inputs,
             Feature.EXPERT_SCALES: spec.expert_scales,
             Feature.EXPERT_NORMS: bool(spec.norms.keys() - {"router_norm"}),
         }
@@ -147,6 +154,7 @@ def _of_norm(norm: Norm) -> set[Feature]:
     return _true(
         {
             Feature.LAYER_NORM: norm.kind == "layer" or norm.bias,
+            Feature.NO_WEIGHT: not norm.weighted,
             Feature.NORM_OFFSET: norm.offset != 0.0,
             Feature.NORM_ROUNDING: norm.rounds_last,
         }

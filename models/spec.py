@@ -19,6 +19,8 @@ class Norm:
     offset: float = 0.0
     """Added to the stored weight: some checkpoints store its difference from 1."""
     bias: bool = False
+    weighted: bool = True
+    """Whether it has a weight; without one it has no bias, and norms the heads of q and k."""
     rounds_last: bool = False
     """Whether the result is rounded to the dtype only after it is multiplied by the weight; an offset implies this."""
 
@@ -57,11 +59,13 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class QueryScaling:
-    """A scale of queries, 1 + beta * log(1 + floor(position / positions)): `get_llama_4_attn_scale` in transformers."""
+    """A scale of queries, 1 + beta * log(1 + floor((position + offset) / positions)): `get_llama_4_attn_scale` in
+    transformers."""
 
     beta: float
     positions: int
     """The context length before its extension: up to it, queries are not changed."""
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,9 @@ class Attention:
     """None: no rotation in this layer."""
     window: int | None = None
     """A row sees itself and the `window` - 1 rows before it; None: all rows before it."""
+    chunk: int | None = None
+    """A row sees itself and those rows before it whose number divided by `chunk`, rounded down, is the same; None: all
+    rows before it. Not together with `window`."""
     scale: float | None = None
     """Multiplies the scores; None: head_dim ** -0.5."""
     score_cap: float | None = None
@@ -122,7 +129,8 @@ class Attention:
     @property
     def is_plain(self) -> bool:
         """Whether it is a softmax over all preceding rows with the usual scale: every attention kernel computes it."""
-        return (self.window, self.scale, self.score_cap, self.sinks) == (None, None, None, False)
+        unusual = self.window, self.chunk, self.scale, self.score_cap
+        return unusual == (None,) * len(unusual) and not self.sinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +185,8 @@ class Experts:
     renormalise: bool = True
     """Whether the weights of the chosen experts are scaled to add up to 1."""
     scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scales_inputs: bool = False
+    """Whether the weights multiply the inputs of the chosen experts rather than their outputs."""
     router_bias: bool = False
     """Whether a bias is added to the router's logits."""
     exact_router: bool = False
@@ -342,14 +352,19 @@ class ModelSpec:
 
 
 def for_context(spec: ModelSpec, context: int) -> ModelSpec:
-    """Return `spec` for texts of at most `context` tokens: longrope keeps only its short divisors if those suffice."""
+    """Return `spec` for texts of at most `context` tokens: longrope keeps only its short divisors if those suffice, and
+    chunks that are as long as a text are left out."""
 
     def kept(rope: Rope | None) -> Rope | None:
         if rope is None or rope.long_factors is None or context > rope.original_positions:
             return rope
         return replace(rope, long_factors=rope.frequency_factors)
 
-    return each_attention(spec, lambda _, attention: replace(attention, rope=kept(attention.rope)))
+    def fitted(attention: Attention) -> Attention:
+        chunk = None if attention.chunk is None or attention.chunk >= context else attention.chunk
+        return replace(attention, rope=kept(attention.rope), chunk=chunk)
+
+    return each_attention(spec, lambda _, attention: fitted(attention))
 
 
 def same_heads(spec: ModelSpec) -> bool:

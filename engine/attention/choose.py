@@ -147,6 +147,8 @@ def _problem(
         return _Problem(
             "its kernel for this model's attention computes in bfloat16 or float16 only", broken=False
         )
+    if any(spec.chunk is not None for spec in asked):
+        return _Problem(f"it does not support {Feature.CHUNKS.value}", broken=False)
     if name == "flash" and any(spec.sinks for spec in asked):
         return _Problem(f"flash-attn does not support {Feature.SINKS.value}", broken=False)
     return _tried(name, device, dtype, head_dim, asked, kind)

@@ -1,4 +1,5 @@
-"""Attention with a window, another scale, capped scores or sinks: what layers ask for, and the plain torch version."""
+"""Attention with a window, in chunks, with another scale, capped scores or sinks: what layers ask for, and the plain
+torch version."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -44,6 +45,8 @@ class Unusual:
         hidden = seen > own
         if spec.window is not None:
             hidden |= seen <= own - spec.window
+        if spec.chunk is not None:
+            hidden |= seen < own // spec.chunk * spec.chunk
         scores = scores.masked_fill(hidden, -torch.inf)
         if self.sinks is not None:
             sinks = self.sinks.float().view(spec.kv_heads, spec.groups, 1, 1).expand(-1, -1, count, 1)
@@ -89,7 +92,7 @@ def kinds(specs: Iterable[Attention]) -> tuple[Attention, ...]:
 
 
 def on_trial(spec: Attention, device: torch.device, dtype: torch.dtype) -> Unusual:
-    """Return the same kind of attention, but small: 4 query heads, 2 KV heads, and a small window."""
-    window = None if spec.window is None else min(spec.window, 8)
+    """Return the same kind of attention, but small: 4 query heads, 2 KV heads, and a small window or chunk."""
+    window, chunk = (None if size is None else min(size, 8) for size in (spec.window, spec.chunk))
     sinks = torch.linspace(-1.0, 2.0, 4).to(device, dtype) if spec.sinks else None
-    return Unusual(replace(spec, heads=4, kv_heads=2, window=window), sinks)
+    return Unusual(replace(spec, heads=4, kv_heads=2, window=window, chunk=chunk), sinks)

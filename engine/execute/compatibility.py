@@ -72,6 +72,7 @@ ONE_ROW_FORMAT = frozenset(Feature) - {Feature.MIXED_HEADS, Feature.SHARED_KV}
 
 PLAIN_ATTENTION = ONE_ROW_FORMAT - {
     Feature.WINDOW,
+    Feature.CHUNKS,
     Feature.SCALE,
     Feature.SCORE_CAP,
     Feature.SINKS,
@@ -133,6 +134,8 @@ def not_on_host(spec: ModelSpec) -> str | None:
     asked = {
         feature for feed in feeds if isinstance(feed, Experts) for feature in of_feed_forward(feed.expert)
     }
+    if any(isinstance(feed, Experts) and feed.scales_inputs for feed in feeds):
+        asked.add(Feature.EXPERT_INPUTS)
     if (lacks := _listed(asked - NATIVE)) is not None:
         return f"the native kernels do not support {lacks}"
     return None

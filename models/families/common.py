@@ -124,7 +124,7 @@ def check_heads(heads: int, kv_heads: int, dim: int) -> None:
 
 
 _NO_TEXT = (
-    *("vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision."),
+    *("vision_model.", "vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision."),
     *("audio_tower.", "embed_audio."),
 )
 

@@ -17,6 +17,7 @@ from models.families import (
     hunyuan,
     lfm2,
     llama,
+    llama4,
     mistral3,
     olmo,
     phi3,
@@ -65,6 +66,7 @@ FAMILIES: tuple[Family, ...] = (
     cohere2.FAMILY,
     apertus.FAMILY,
     gemma3n.FAMILY,
+    llama4.FAMILY,
 )
 
 

@@ -55,6 +55,22 @@ def ropes_by_layer(
     return rope_from_part(whole, fields, head_dim), rope_from_part(local, fields, head_dim)
 
 
+def rotated_layers(fields: Fields, layers: int, interval: int) -> list[bool]:
+    """Return which layers are rotated: those with a 1 in no_rope_layers, or all but the last of each interval.
+
+    `interval` is the default for a config without one. Raises ModelError.
+    """
+    rotated = fields.raw.get("no_rope_layers")  # despite its name, 1 for a layer with rotary embedding
+    if rotated is None:
+        interval = fields.integer("no_rope_layer_interval", interval)
+        return [(index + 1) % interval != 0 for index in range(layers)]
+    if not isinstance(rotated, list) or len(rotated) < layers or any(has not in (0, 1) for has in rotated):
+        raise ModelError(
+            f"no_rope_layers in {fields.where} is {str(rotated)[:60]}; it must be a list of a 0 or 1 for each layer."
+        )
+    return [bool(has) for has in rotated[:layers]]
+
+
 def replaced_theta(raw: Mapping[str, Any], spec: ModelSpec) -> str | None:
     """Return a line for the user if rope_scaling replaces a rope_theta in rope_parameters; otherwise None."""
     given, scaling = raw.get("rope_parameters"), raw.get("rope_scaling")
@@ -121,9 +137,9 @@ def _scaled(plain: Rope, rope: Fields, fields: Fields, dims: int) -> Rope:
     plain = replace(plain, original_positions=original)
     if plain.kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-        if low >= high:
+        if low > high:
             raise ModelError(
-                f"low_freq_factor in {rope.where} is {low}; it must be below high_freq_factor, {high}."
+                f"low_freq_factor in {rope.where} is {low}; it must not be above high_freq_factor, {high}."
             )
         return replace(plain, factor=rope.number("factor"), low_freq_factor=low, high_freq_factor=high)
     factor = rope.number("factor", most / original)

@@ -60,12 +60,10 @@ _ACTIVATIONS = (
 _KNOWN_ACTIVATION = re.compile(r"silu|swish|relu|gelu.*|xielu")
 
 _KINDS = {
-    **dict.fromkeys(
-        ("full_attention", "sliding_attention", "attention", "conv", "moe", "mlp", "dense", "sparse")
-    ),
+    **dict.fromkeys(("full_attention", "sliding_attention", "chunked_attention", "attention", "conv")),
+    **dict.fromkeys(("moe", "mlp", "dense", "sparse")),
     **dict.fromkeys(("mamba", "mamba2"), _STATE_SPACE),
     "linear_attention": _LINEAR,
-    "chunked_attention": "attention within chunks",
     "indexed_attention": _INDEXED,
     "recurrent": "recurrent layers",
 }
@@ -102,7 +100,6 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "kolibri1": ("experts that are chosen by biased logits",),
     "laguna": (_GATED,),
     "lfm3": (_GATED,),
-    "llama4_text": (_NO_WEIGHTS,),
     "mimo_v2_flash": ("values of another width than keys",),
     "minimax_m3_vl_text": (_INDEXED,),
     "modernbert-decoder": ("a norm of the embeddings",),
@@ -138,7 +135,6 @@ _OF_GGUF = {
     "granitehybrid": "granitemoehybrid",
     "hunyuan-moe": "hunyuan_v1_moe",
     "jais": "mpt",
-    "llama4": "llama4_text",
     "mimo2": "mimo_v2_flash",
     "minimax-m2": "minimax_m2",
     "phi2": "phi",

@@ -172,6 +172,8 @@ class Attend:
         seen = distance >= 0
         if spec.window is not None:
             seen &= distance < spec.window
+        if spec.chunk is not None:
+            seen &= rows // spec.chunk == (rows // spec.chunk).unsqueeze(1)
         scores = scores.masked_fill(~seen, float("-inf"))
         if sinks is not None:
             column = sinks.float().view(-1, 1, 1).expand(-1, len(q), 1)

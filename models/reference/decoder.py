@@ -279,8 +279,10 @@ class Decoder:
     def _norm_heads(self, index: int, spec: AttentionSpec, weight: Tensor | None, qk: Tensor) -> Tensor:
         """Norm q and k heads [T, heads, head_dim], either each head, or all of q and all of k; the shape is kept."""
         norm = spec.head_norm
-        if norm is None or weight is None:
+        if norm is None:
             return qk
+        if weight is None:
+            return _scaled(norm, qk, None)
         if not spec.norms_all_heads:
             return _norm(norm, NormWeights(weight), qk)
         sizes = [spec.heads * spec.head_dim, spec.own_kv_heads * spec.head_dim]
@@ -351,8 +353,12 @@ class Decoder:
         out = torch.zeros_like(x)
         for expert in sorted(set(chosen.flatten().tolist())):
             tokens, places = (chosen == expert).nonzero(as_tuple=True)
-            given = self._feed(spec.expert, weights.experts[expert], x[tokens])
-            out.index_add_(0, tokens, given * shares[tokens, places, None].to(x.dtype))
+            given, share = x[tokens], shares[tokens, places, None].to(x.dtype)
+            if spec.scales_inputs:
+                found = self._feed(spec.expert, weights.experts[expert], given * share)
+            else:
+                found = self._feed(spec.expert, weights.experts[expert], given) * share
+            out.index_add_(0, tokens, found)
         return out
 
     def _linear(self, linear: Linear, x: Tensor) -> Tensor:

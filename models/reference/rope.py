@@ -29,7 +29,7 @@ class StepPositions:
     def query_scale(self, scaling: QueryScaling) -> Tensor:
         """Return the factors of queries, fp32 [T, 1, 1]."""
         if scaling not in self._scales:
-            extensions = (self._positions // scaling.positions).float()
+            extensions = ((self._positions + scaling.offset) // scaling.positions).float()
             self._scales[scaling] = (1 + scaling.beta * torch.log(1 + extensions)).view(-1, 1, 1)
         return self._scales[scaling]
 

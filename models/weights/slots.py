@@ -175,11 +175,13 @@ def _attention(spec: Attention, hidden: int) -> Iterator[Slot]:
     q, kv = spec.heads * dim, spec.own_kv_heads * dim
     parts = {"q": q, "k": kv, "v": 0 if spec.v_is_k else kv}
     yield from _linear("qkv", {part: rows for part, rows in parts.items() if rows}, hidden, spec.qkv_bias)
-    if spec.head_norm is not None and spec.norms_all_heads:
+    if spec.head_norm is None or not spec.head_norm.weighted:
+        pass
+    elif spec.norms_all_heads:
         yield Slot("q_norm", "weight", "head_norm.weight", 0, q, (q,))
         if kv:
             yield Slot("k_norm", "weight", "head_norm.weight", q, kv, (kv,))
-    elif spec.head_norm is not None:
+    else:
         yield Slot("q_norm", "weight", "head_norm.weight", 0, spec.heads, (dim,), True)
         if kv:
             yield Slot("k_norm", "weight", "head_norm.weight", spec.heads, spec.own_kv_heads, (dim,), True)

@@ -98,7 +98,12 @@ def a_layer(
 
 def asked_of(layer: Unusual) -> dict[str, Any]:
     """What `plain` is told of it, but for the sinks."""
-    return {"window": layer.spec.window, "scale": layer.spec.scale, "cap": layer.spec.score_cap}
+    return {
+        "window": layer.spec.window,
+        "chunk": layer.spec.chunk,
+        "scale": layer.spec.scale,
+        "cap": layer.spec.score_cap,
+    }
 
 
 def plain(
@@ -107,14 +112,15 @@ def plain(
     v: Tensor,
     *,
     window: int | None = None,
+    chunk: int | None = None,
     scale: float | None = None,
     cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal at the right corner: q [t, Hq, D], k and v [rows, Hkv, D] -> [t, Hq, D], all in float64.
 
-    A token sees `window` rows, scores become cap * tanh(score / cap), and sinks [Hq] are scores without values. Where
-    a token sees nothing, its output is 0.
+    A token sees `window` rows or those of its `chunk`, scores become cap * tanh(score / cap), and sinks [Hq] are scores
+    without values. Where a token sees nothing, its output is 0.
     """
     q, k, v = q.double(), k.double(), v.double()
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
@@ -125,6 +131,8 @@ def plain(
     seen = rows <= last.unsqueeze(1)
     if window is not None:
         seen &= rows > last.unsqueeze(1) - window
+    if chunk is not None:
+        seen &= rows // chunk == (last // chunk).unsqueeze(1)
     scores = scores.masked_fill(~seen, float("-inf"))
     if sinks is not None:
         scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, len(q), 1)), dim=-1)

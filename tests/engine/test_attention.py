@@ -149,6 +149,12 @@ def test_windows_caps_and_scales_are_passed_on(
     assert made.error(made.run(make_backend(name, made.cache, made.unusual))) < 1e-5
 
 
+@pytest.mark.parametrize("spans", [*SPANS.values(), *BATCHES.values()], ids=[*SPANS, *BATCHES])
+def test_rows_of_other_chunks_are_not_seen(spans: list[tuple[int, int]]) -> None:
+    made = case(spans, group=2, dim=16, block_size=4, dtype=torch.float32, chunk=50)
+    assert made.error(made.run(make_backend("sdpa", made.cache, made.unusual))) < 1e-5
+
+
 @pytest.mark.parametrize("scattered", [False, True], ids=["contiguous", "scattered"])
 def test_of_a_layer_with_a_window_no_block_before_it_is_copied(
     scattered: bool, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,10 @@ def with_odd_heads() -> ModelSpec:
 
 ASKING: dict[Feature, ModelSpec] = {
     Feature.WINDOW: a_spec(window=8),
+    Feature.CHUNKS: a_spec(chunk=8),
+    Feature.NEXT_POSITION: a_spec(query_scaling=QueryScaling(0.1, 16, offset=1)),
+    Feature.NO_WEIGHT: a_spec(head_norm=Norm(weighted=False)),
+    Feature.EXPERT_INPUTS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), scales_inputs=True)),
     Feature.SCALE: a_spec(scale=1.0),
     Feature.SCORE_CAP: a_spec(score_cap=50.0),
     Feature.QUERY_SCALING: a_spec(query_scaling=QueryScaling(0.1, 16)),

@@ -158,6 +158,9 @@ class PlainAttention:
             seen &= self.seen[rows, columns]
         if layer is not None and layer.window is not None:
             seen &= seen.flip(1).cumsum(1).flip(1) <= layer.window
+        if layer is not None and layer.chunk is not None:
+            own = seen.sum(1, keepdim=True) - 1
+            seen &= seen.cumsum(1) - 1 >= own // layer.chunk * layer.chunk
         scores = scores.masked_fill(~seen, float("-inf"))
         if sinks is not None:
             column = sinks.float().view(-1, 1, 1).expand(-1, len(q), 1)
@@ -217,6 +220,7 @@ _GGUF_ARCHITECTURES = {
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4",
     "lfm2_moe": "lfm2moe",
+    "llama4_text": "llama4",
     "ministral": "llama",
     "ministral3": "mistral3",
     "mistral": "llama",
@@ -265,12 +269,16 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
             yield f"blk.{name.split('.')[2]}.{_SCALES_OF_GEMMA[part]}.scale", weight.numpy()
             continue
         elif "experts.gate_up_proj" in name and arch != "gemma4":
+            if arch == "llama4":
+                weight = weight.transpose(1, 2)
             parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=-2), strict=True)
             stored = [(name.replace("gate_up_proj", part), half) for part, half in parts]
         else:
             key = name.replace(
                 "gate.moe_statics.e_score_correction_bias", "moe_statics.e_score_correction.bias"
             ).replace("expert_bias", "expert_bias.bias")
+            if arch == "llama4" and ".experts." in name:
+                weight = weight.transpose(1, 2)
             stored = [(key, weight if weight.numel() == 1 else weight.squeeze())]
         for key, value in stored:
             target = table.get_name(key, try_suffixes=(".weight", ".bias"))
@@ -355,7 +363,8 @@ def write_gguf(
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
         dense = model.model.layers[0].feed_forward.w1 if arch.startswith("lfm2") else None
-        writer.add_feed_forward_length(config.intermediate_size if dense is None else dense.out_features)
+        size = getattr(config, "intermediate_size_mlp", config.intermediate_size)
+        writer.add_feed_forward_length(size if dense is None else dense.out_features)
         writer.add_head_count_kv(
             config.num_key_value_heads
             if dense is None
@@ -406,6 +415,11 @@ def write_gguf(
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
         writer.add_leading_dense_block_count(config.num_dense_layers)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if arch == "llama4":
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
     if arch == "qwen3moe":
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

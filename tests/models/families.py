@@ -24,6 +24,7 @@ from transformers import (
     HunYuanDenseV1Config,
     Lfm2Config,
     Lfm2MoeConfig,
+    Llama4TextConfig,
     Ministral3Config,
     MinistralConfig,
     MistralConfig,
@@ -45,6 +46,14 @@ LONGROPE = {
     "rope_theta": 10_000.0,
     "short_factor": [1.0, 1.25, 1.5, 2.0],
     "long_factor": [1.0, 3.0, 6.0, 12.0],
+}
+LLAMA4_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 1.0,
+    "original_max_position_embeddings": 32,
 }
 OLMO3_ROPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
 GRANITE: dict[str, Any] = {
@@ -295,6 +304,22 @@ def tiny_lfm2_moe(**changes: Any) -> Lfm2MoeConfig:
     return tiny_lfm2(Lfm2MoeConfig, **values | changes)
 
 
+def tiny_llama4(**changes: Any) -> Llama4TextConfig:
+    """Return four layers; the first three attend within chunks, the second and the last have eight experts."""
+    values: dict[str, Any] = {
+        "num_hidden_layers": 4,
+        "intermediate_size": 40,
+        "intermediate_size_mlp": 80,
+        "head_dim": 16,
+        "interleave_moe_layer_step": 2,
+        "num_local_experts": 8,
+        "attention_chunk_size": 12,
+        "floor_scale": 10,
+        "attn_scale": 0.7,
+    }
+    return tiny(Llama4TextConfig, **values | changes)
+
+
 FAMILIES: dict[str, Any] = {
     "qwen2": tiny(Qwen2Config),
     "qwen2 windows": tiny(Qwen2Config, use_sliding_window=True, sliding_window=12, max_window_layers=1),
@@ -371,6 +396,17 @@ FAMILIES: dict[str, Any] = {
     ),
     "apertus": tiny(ApertusConfig),
     "apertus biases": tiny(ApertusConfig, head_dim=24, attention_bias=True, tie_word_embeddings=True),
+    "llama4": tiny_llama4(),
+    "llama4 plain": tiny_llama4(
+        use_qk_norm=False,
+        attn_temperature_tuning=False,
+        num_experts_per_tok=3,
+        moe_layers=[0, 3],
+        no_rope_layers=[0, 1, 1, 0],
+        attention_bias=True,
+        rope_parameters=LLAMA4_ROPE,
+    ),
+    "llama4 of gguf": tiny_llama4(attention_chunk_size=8192, floor_scale=8192, attn_scale=0.1),
     "lfm2": tiny_lfm2(),
     "lfm2 biases": tiny_lfm2(conv_bias=True, conv_L_cache=7, block_ffn_dim_multiplier=1.3),
     "lfm2 moe": tiny_lfm2_moe(),
@@ -462,6 +498,10 @@ PLAINER: dict[str, Any] = {
     "gemma3n gates": tiny_gemma3n(activation_sparsity_pattern=[0.0] * 6),
     "gemma3n windows": tiny_gemma3n(sliding_window=256),
     "gemma3n caps": tiny_gemma3n(final_logit_softcapping=500.0),
+    "llama4 chunks": tiny_llama4(attention_chunk_size=256),
+    "llama4 norms": tiny_llama4(use_qk_norm=False),
+    "llama4 scales": tiny_llama4(attn_temperature_tuning=False),
+    "llama4 layers": tiny_llama4(layer_types=["chunked_attention"] * 4),
     "gemma4 shared": tiny_gemma4(use_double_wide_mlp=False),
     "gemma4 windows": tiny_gemma4(sliding_window=256),
     "gemma4 rope": tiny_gemma4(rope_parameters=GEMMA4_PARTIAL),
@@ -562,6 +602,7 @@ GGUF: dict[str, dict[str, Any]] = {
     "hunyuan biases": {},
     "cohere2": {"cohere2.attention.sliding_window": 12, "cohere2.logit_scale": 0.0625},
     "apertus": {},
+    "llama4 of gguf": {},
     "lfm2": {},
     "lfm2 biases": {},
     "lfm2 moe": {},

@@ -117,7 +117,7 @@ class PlainNetwork:
         if norm.kind == "layer":
             x = x - x.mean(-1, keepdim=True)
         x = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-        if name.endswith("v_norm"):
+        if name.endswith("v_norm") or not norm.weighted:
             return x
         x = x * (self._get(name if name.endswith("router_norm") else f"{name}.weight") + norm.offset)
         return x + self._get(f"{name}.bias") if norm.bias else x
@@ -159,7 +159,7 @@ class PlainNetwork:
         q = self._heads(at, "q", spec, x)
         if spec.query_scaling is not None:
             scaling = spec.query_scaling
-            extensions = torch.arange(count, dtype=torch.float64) // scaling.positions
+            extensions = (torch.arange(count, dtype=torch.float64) + scaling.offset) // scaling.positions
             q = q * (1 + scaling.beta * (1 + extensions).log())[:, None, None]
         if spec.kv_from is None:
             v = self._linear(at + ("k" if spec.v_is_k else "v"), x, spec.qkv_bias).view(count, -1, dim)
@@ -170,6 +170,8 @@ class PlainNetwork:
             keys, values = (part[:, head // (spec.heads // spec.kv_heads)] for part in (k, v))
             for row in range(count):
                 first = 0 if spec.window is None else max(0, row + 1 - spec.window)
+                if spec.chunk is not None:
+                    first = row - row % spec.chunk
                 scores = keys[first : row + 1] @ q[row, head]
                 scores = scores * (dim**-0.5 if spec.scale is None else spec.scale)
                 if spec.score_cap is not None:
@@ -234,7 +236,10 @@ class PlainNetwork:
         out = torch.zeros_like(x)
         for expert in best:
             share = shares[expert] / whole * spec.scale * scales[expert]
-            out += self._feed(at, "experts.", spec.expert, given, expert) * share
+            if spec.scales_inputs:
+                out += self._feed(at, "experts.", spec.expert, given * share, expert)
+            else:
+                out += self._feed(at, "experts.", spec.expert, given, expert) * share
         out = self._norm(f"{at}expert_post_norm", spec.expert_post_norm, out)
         if spec.shared is not None:
             given = self._norm(f"{at}shared_norm", spec.shared_norm, x)

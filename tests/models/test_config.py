@@ -349,7 +349,7 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         ),
         (QWEN3, {"use_sliding_window": True, "max_window_layers": -1}, ["max_window_layers", "from 0"]),
         (QWEN3, {"quantization_config": {"quant_method": "hqq"}}, ["quantised", "hqq", "GGUF"]),
-        (LLAMA, {"rope_scaling": {**LLAMA["rope_scaling"], "low_freq_factor": 4.0}}, ["low_freq_factor"]),
+        (LLAMA, {"rope_scaling": {**LLAMA["rope_scaling"], "low_freq_factor": 5.0}}, ["low_freq_factor"]),
         (GEMMA2, {"hidden_activation": "silu"}, ["hidden_activation silu", "gelu_pytorch_tanh"]),
         (GEMMA2, {"layer_types": ["full_attention"]}, ["layer_types", "26"]),
         (GEMMA2, {"attn_logit_softcapping": "yes"}, ["attn_logit_softcapping"]),

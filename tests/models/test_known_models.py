@@ -18,6 +18,7 @@ from models.spec import (
     QueryScaling,
     Rope,
     ShortConvolution,
+    for_context,
 )
 from models.weights.slots import parameters
 from tests.models.known_configs import ERNIE, ERNIE_MOE, GEMMA2, GEMMA3, GPT2, GPT_OSS, QWEN3_MOE
@@ -391,6 +392,62 @@ APERTUS = {  # 8B-Instruct-2509
     "vocab_size": 131072,
 }
 OF_APERTUS = {Feature.HEAD_NORM, Feature.UNGATED, Feature.ACTIVATION, Feature.LEARNED_ACTIVATION}
+SCOUT: dict[str, Any] = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "text_config": {
+        "attention_bias": False,
+        "attention_chunk_size": 8192,
+        "attn_scale": 0.1,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "interleave_moe_layer_step": 1,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "max_position_embeddings": 10485760,
+        "num_attention_heads": 40,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "num_local_experts": 16,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 16.0,
+            "high_freq_factor": 1.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "use_qk_norm": True,
+        "vocab_size": 202048,
+    },
+}
+MAVERICK = {
+    "architectures": ["Llama4ForCausalLM"],
+    **SCOUT["text_config"],
+    "attn_temperature_tuning": 4,
+    "interleave_moe_layer_step": 2,
+    "max_position_embeddings": 1048576,
+    "num_local_experts": 128,
+    "rope_scaling": None,
+    "use_qk_norm": False,
+}
+OF_MAVERICK = {
+    Feature.CHUNKS,
+    Feature.NO_ROPE,
+    Feature.QUERY_SCALING,
+    Feature.NEXT_POSITION,
+    Feature.INTERLEAVED_ROPE,
+    Feature.EXACT_ROPE,
+    Feature.EXPERTS,
+    Feature.EXPERT_INPUTS,
+    Feature.MIXED_LAYERS,
+}
+OF_SCOUT = OF_MAVERICK | {Feature.HEAD_NORM, Feature.NORM_ROTATED, Feature.NO_WEIGHT}
 GEMMA_3N: dict[str, Any] = {  # E4B-it
     "architectures": ["Gemma3nForConditionalGeneration"],
     "text_config": {
@@ -520,6 +577,8 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (HUNYUAN, 7_504_568_320, {Feature.HEAD_NORM, Feature.NORM_ROTATED}),
         (COMMAND_R7B, 8_028_033_024, OF_COMMAND_R),
         (APERTUS, 8_053_338_176, OF_APERTUS),
+        (SCOUT, 107_769_861_120, OF_SCOUT),
+        (MAVERICK, 400_711_848_960, OF_MAVERICK),
         (GEMMA_3N, 6_835_235_568, OF_GEMMA_3N),
         (LFM_2, 1_170_340_608, OF_LFM_2),
         (LFM_2_MOE, 8_339_930_560, OF_LFM_2 | {Feature.EXPERTS, Feature.SELECTION_BIAS}),
@@ -582,6 +641,39 @@ def test_command_r7b_rotates_the_layers_with_a_window_alone() -> None:
     assert (spec.tied, spec.logit_scale) == (True, 0.25)
     types = [*["sliding_attention"] * 3, "full_attention"] * 8
     assert hf(COMMAND_R7B | {"layer_types": types, "sliding_window_pattern": None}) == spec
+
+
+def test_llama_4_has_chunks_where_it_has_rotation_and_scaled_queries_elsewhere() -> None:
+    spec = hf(SCOUT)
+    rope = Rope(5e5, "llama3", 16.0, 1.0, 1.0, 8192, interleaved=True, exact=True)
+    local = Attention(
+        40, 8, 128, head_norm=Norm(1e-5, weighted=False), rope=rope, chunk=8192, norms_rotated=True
+    )
+    whole = Attention(40, 8, 128, query_scaling=QueryScaling(0.1, 8192, 1))
+    assert [layer.attention for layer in spec.layers] == [local, local, local, whole] * 12
+    experts = Experts(
+        *(16, 1, FeedForward(8192)),
+        renormalise=False,
+        scoring="sigmoid",
+        scales_inputs=True,
+        shared=FeedForward(8192),
+    )
+    assert {layer.feed_forward for layer in spec.layers} == {experts}
+    assert [layer.attention.chunk for layer in for_context(spec, 8192).layers] == [None] * 48
+    assert for_context(spec, 8193) == spec
+    given = {
+        "layer_types",
+        "attention_chunk_size",
+        "attn_scale",
+        "floor_scale",
+        "head_dim",
+        "num_hidden_layers",
+    }
+    text = {key: value for key, value in SCOUT["text_config"].items() if key not in given}
+    assert hf(SCOUT | {"text_config": text}) == spec
+    dense = [isinstance(layer.feed_forward, FeedForward) for layer in hf(MAVERICK).layers]
+    assert dense == [True, False] * 24
+    assert hf(MAVERICK).layers[0].feed_forward == FeedForward(16384)
 
 
 def test_gemma_3n_has_its_defaults_and_shares_keys_and_values() -> None:
@@ -685,6 +777,9 @@ def test_granite_multiplies() -> None:
         ),
         (GEMMA_3N, {"text_config": {"activation_sparsity_pattern": [1.0] * 35}}, ["below 1"]),
         (GEMMA_3N, {"text_config": {"num_kv_shared_layers": 35}}, ["no layer", "damaged"]),
+        (MAVERICK, {"layer_types": ["sliding_attention"] * 48}, ["layer_types", "chunked_attention"]),
+        (MAVERICK, {"no_rope_layers": [1]}, ["no_rope_layers"]),
+        (MAVERICK, {"moe_layers": "all"}, ["moe_layers", "whole numbers"]),
         (APERTUS, {"hidden_act": "silu"}, ["hidden_act silu", "xielu"]),
         (PHI_4_MINI, {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "89"]),
     ],
@@ -701,18 +796,8 @@ def test_what_cannot_be_run_is_one_line(
 KNOWN = [
     *(LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE),
     *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE, GPT_OSS),
-    *(
-        GRANITE_4,
-        EXAONE_4,
-        SEED_OSS,
-        HUNYUAN,
-        DEVSTRAL_2,
-        COMMAND_R7B,
-        APERTUS,
-        GEMMA_3N_TEXT,
-        LFM_2,
-        LFM_2_MOE,
-    ),
+    *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN, DEVSTRAL_2),
+    *(COMMAND_R7B, APERTUS, GEMMA_3N_TEXT, MAVERICK, LFM_2, LFM_2_MOE),
 ]
 READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
 JUNK: tuple[Any, ...] = (

@@ -72,6 +72,7 @@ from tests.models.families import (
     tiny_granite_moe,
     tiny_lfm2,
     tiny_lfm2_moe,
+    tiny_llama4,
     tiny_qwen3_moe,
 )
 
@@ -211,6 +212,7 @@ LEFT_OUT = {
         "gemma3n",
         lambda spec: replace(spec, layers=tuple(replace(x, laurel=None) for x in spec.layers)),
     ),
+    "weights of the inputs of experts": ("llama4", lambda spec: mixed(spec, scales_inputs=False)),
     "sinks": ("gpt-oss", lambda spec: attending(spec, sinks=False)),
     "an addition to up": (
         "gpt-oss",
@@ -383,6 +385,7 @@ BF16_CONFIGS = {
     "hunyuan": (tiny(HunYuanDenseV1Config, hidden_size=384, intermediate_size=768, head_dim=64), None),
     "cohere2": (tiny(Cohere2Config, hidden_size=384, intermediate_size=768, sliding_window=12), None),
     "apertus": (tiny(ApertusConfig, hidden_size=384, intermediate_size=768), None),
+    "llama4": (tiny_llama4(hidden_size=384, intermediate_size=128, head_dim=64), None),
     "lfm2": (tiny_lfm2(hidden_size=384, intermediate_size=768), None),
     "lfm2 moe": (tiny_lfm2_moe(hidden_size=384, intermediate_size=768, moe_intermediate_size=128), None),
     "granite4": (tiny_granite4(hidden_size=384, shared_intermediate_size=768), None),
@@ -391,7 +394,7 @@ BF16_CONFIGS = {
 
 ROUNDED_OTHERWISE = (
     *("gpt2", "qwen3_moe", "ernie4_5_moe", "gpt_oss", "granitemoe", "lfm2_moe"),
-    *("cohere2", "gemma3n_text"),
+    *("cohere2", "gemma3n_text", "llama4_text"),
 )
 
 

@@ -85,8 +85,8 @@ windows = st.none() | st.integers(1, 8)
 
 
 @st.composite
-def experts(draw: st.DrawFn) -> Experts:
-    """Draw a mixture of up to six experts, perhaps with a shared one."""
+def experts(draw: st.DrawFn, mixed: bool = False) -> Experts:
+    """Draw a mixture of up to six experts, perhaps with a shared one; see `specs` for `mixed`."""
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     size = draw(st.integers(1, 4 if groups == 1 else 2))
     chosen_groups = draw(st.integers(1, groups))
@@ -96,6 +96,7 @@ def experts(draw: st.DrawFn) -> Experts:
         chosen=draw(st.integers(1, chosen_groups * size)),
         expert=draw(feeds),
         renormalise=draw(st.booleans()),
+        scales_inputs=mixed and draw(st.booleans()),
         scoring=draw(st.sampled_from(["softmax", "sigmoid"])),
         router_bias=draw(st.booleans()),
         exact_router=draw(st.booleans()),
@@ -168,6 +169,9 @@ def attentions(
     )
     head_norm = draw(maybe_weighted)
     normed = draw(st.sampled_from(["each", "all", "rotated"])) if head_norm is not None else "each"
+    if mixed and head_norm is not None and normed != "all":
+        head_norm = replace(head_norm, weighted=draw(st.booleans()))
+    window = draw(windows)
     return Attention(
         heads,
         kv_heads,
@@ -176,12 +180,21 @@ def attentions(
         out_bias=draw(st.booleans()),
         head_norm=head_norm,
         rope=draw(st.none() | st.just(rope)),
-        window=draw(windows),
+        window=window,
+        chunk=draw(st.none() | st.integers(1, 8)) if mixed and window is None else None,
         scale=draw(st.none() | st.sampled_from([0.05, 1.0])),
         score_cap=draw(st.none() | st.sampled_from([0.5, 5.0])),
         norms_all_heads=normed == "all",
         norms_rotated=normed == "rotated",
-        query_scaling=draw(st.none() | st.builds(QueryScaling, st.just(0.5), st.sampled_from([1, 5]))),
+        query_scaling=draw(
+            st.none()
+            | st.builds(
+                QueryScaling,
+                st.just(0.5),
+                st.sampled_from([1, 5]),
+                st.sampled_from([0, 1] if mixed else [0]),
+            )
+        ),
         sinks=draw(st.booleans()),
         v_norm=draw(st.none() | st.just(Norm(1e-2)) | st.just(Norm(kind="layer"))) if mixed else None,
         v_is_k=mixed and draw(st.booleans()),
@@ -212,7 +225,7 @@ def specs(
     layers = st.builds(
         Layer,
         mixers | convolutions if mixed else mixers,
-        feeds | sparse | learned if mixed else feeds,
+        feeds | sparse | learned | experts(True) if mixed else feeds,
         maybe_norms,
         maybe_norms,
         maybe_norms,

@@ -75,7 +75,7 @@ def test_every_architecture_of_transformers_has_a_reason() -> None:
         ("nemotron_h", {}, "chatterm does not compute state-space layers and the activation relu2"),
         ("qwen3_5", {}, "chatterm does not compute images and linear attention"),
         ("qwen3_5_text", {}, "chatterm does not compute linear attention"),
-        ("llama4_text", {}, "chatterm does not compute norms without weights and attention within chunks"),
+        ("nanochat", {}, "chatterm does not compute norms without weights and the activation relu2"),
         ("nemotron", {}, "chatterm does not compute the activation relu2"),
         ("laguna", {}, "chatterm does not compute a gate for the attention's output"),
         ("opt", {}, READ),
@@ -116,7 +116,7 @@ def test_a_model_with_code_of_its_own_may_write_text_whatever_it_is_called() -> 
     assert "chatterm does not know it" in why_unknown("architecture", "ChatGLMModel", raw)
 
 
-WITH_MORE = ("gemma3", "gemma3n", "mistral3", "granitemoehybrid")
+WITH_MORE = ("gemma3", "gemma3n", "llama4", "mistral3", "granitemoehybrid")
 """Types of models only a part of which is run, or some of which are."""
 
 
