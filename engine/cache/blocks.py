@@ -14,43 +14,23 @@ them. If a copy fails, the error is raised and the blocks taken for the copy are
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, repeat
 from sys import maxsize
 
+from engine.cache.block_table import BlockTable
+from engine.cache.copies import Copy, Offload, Restore, RowCopy
 from engine.cache.eviction import Eviction
+from engine.cache.group_pool import GroupPool
+from engine.cache.groups import Groups
 from engine.cache.min_set import MinSet
-from engine.cache.offload import ROOT_NAME, HostTier, Offload, Offloaded, Restore
+from engine.cache.offload import ROOT_NAME, HostTier, Offloaded
 from engine.cache.prefix_index import GONE, Block, Key, PrefixIndex
 from engine.cache.window import Window
 
 
 class OutOfBlocksError(Exception):
     """More blocks were requested than are free or can be evicted; nothing was changed."""
-
-
-@dataclass(slots=True, eq=False)
-class BlockTable:
-    """The blocks of one holder, in order. `length` rows of them are written."""
-
-    blocks: list[int] = field(default_factory=list)
-    length: int = 0
-    first: int = 0
-    """Blocks before this index were released; the blank block stands in their place."""
-    since: int = maxsize
-    """Rows from here on are held, whatever the window."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowCopy:
-    """Rows to copy, from the start of one block to the start of another."""
-
-    source: int
-    target: int
-    rows: int
-
-
-Copy = RowCopy | Offload | Restore
 
 
 class BlockManager:
@@ -63,13 +43,17 @@ class BlockManager:
         carry_out: Callable[[Copy], None] = lambda copy: None,
         tier: HostTier | None = None,
         window: Window | None = None,
+        pools: Sequence[GroupPool] = (),
     ) -> None:
         """`carry_out` copies rows before anything enqueued later reads or writes them; an error from it ends the
-        operation. `tier` takes evicted blocks; without one they are lost. `window` is that of the network, if any.
-        Raises ValueError unless both numbers are at least 1.
+        operation. `tier` takes evicted blocks; without one they are lost. `window` is that of the network, if any;
+        `pools` belong to `engine/cache/groups.py`; there can be no tier beside them, because it copies whole blocks.
+        Raises ValueError for both, and unless both numbers are at least 1.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError("num_blocks and block_size must be at least 1")
+        if pools and tier is not None:
+            raise ValueError("blocks of several groups cannot be offloaded")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._blocks = [Block(id) for id in range(num_blocks)]
@@ -77,8 +61,9 @@ class BlockManager:
         self.window = window
         self.blank = num_blocks
         """The blank block, which stands in a table for the blocks it has released; nothing writes to it."""
-        self._index = PrefixIndex(self._blocks, block_size, window)
-        self._eviction = Eviction(self._index)
+        self._groups = Groups(pools, block_size)
+        self._index = PrefixIndex(self._blocks, block_size, window, self._groups)
+        self._eviction = Eviction(self._index, self._groups)
         self._cached = 0
         self._clock = count(1)
         self._tables: list[BlockTable] = []
@@ -119,16 +104,7 @@ class BlockManager:
 
     def branches(self, keys: Sequence[Key]) -> int:
         """Return how many paths continue `keys` (its whole blocks), counted by their leaves."""
-        path = self._index.chain(keys)
-        if len(path) < len(keys) // self.block_size:
-            return 0
-        count, below = 0, list(self.children(path[-1] if path else None))
-        while below:
-            block = below.pop()
-            below += block.children
-            rest = keys[(block.depth - 1) * self.block_size :]
-            count += not block.children and block.keys != list(rest)
-        return count
+        return self._index.branches(keys)
 
     def chain(self, keys: Sequence[Key]) -> list[Block]:
         """Return the full blocks of the longest known prefix of `keys`, for reading; with a window some may be gone."""
@@ -164,11 +140,14 @@ class BlockManager:
         spared = sum(block.refs == 0 for block in self._eviction.spared()) if idle else 0
         return len(self._free) + self._cached - spared
 
-    def needs(self, keys: Sequence[Key], rows: int) -> int:
-        """Return how many blocks of `room` a table of `rows` rows that begins with `keys` takes: those not yet held."""
+    def fits_beside(self, keys: Sequence[Key], rows: int, others: Sequence[tuple[BlockTable, int]]) -> bool:
+        """Return whether a table of `rows` rows that begins with `keys` has room beside `others`: tables with the rows
+        that they will have, which get one more block each."""
         path, _, _ = self._index.find(keys)
-        held = sum(block.refs > 0 for block in path[self._index.first(len(path)) :])
-        return max(self.most_held(rows) - held, 0)
+        needed = self.most_held(rows) - sum(block.refs > 0 for block in path[self._index.first(len(path)) :])
+        for table, more in others:
+            needed += max(self.most_held(more) + 1 - (len(table.blocks) - table.first), 0)
+        return needed <= self.room() and self._groups.fit([block.id for block in path], rows, others)
 
     def open(self, keys: Sequence[Key], idle: bool = False, since: int = maxsize) -> BlockTable:
         """Return a new table that holds the longest cached prefix of `keys`. `idle`: as in `reserve`.
@@ -186,6 +165,7 @@ class BlockManager:
             self._hold(block)
         blocks = [self.blank] * first + [block.id for block in held]
         table = BlockTable(blocks, len(path) * self.block_size, first, since)
+        table.firsts = self._groups.open([block.id for block in path], since)
         self._tables.append(table)
         try:
             if sum(rows for _, rows in offloaded) <= rows or not self._bring_back(table, offloaded, idle):
@@ -239,6 +219,7 @@ class BlockManager:
         """Release every block of `table`; the rows written stay in the cache until they are evicted."""
         self._tables.remove(table)
         now = next(self._clock)
+        self._groups.close(table, now)
         for id in table.blocks[table.first :]:
             self._blocks[id].last_used = now
             self._release(self._blocks[id])
@@ -248,12 +229,9 @@ class BlockManager:
 
     def along(self, table: BlockTable) -> list[Block]:
         """Return the blocks of all rows of `table`, in order, including those that it has released."""
-        path: list[Block] = []
-        block = self._blocks[table.blocks[(table.length - 1) // self.block_size]] if table.length else None
-        while block is not None and block.parent is not None:
-            path.append(block)
-            block = block.parent
-        return path[::-1]
+        if not table.length:
+            return []
+        return self._index.path_to(self._blocks[table.blocks[(table.length - 1) // self.block_size]])
 
     def origins(self, table: BlockTable) -> list[int]:
         """Return the origin of each row of `table`."""
@@ -265,7 +243,7 @@ class BlockManager:
         Blocks that a table holds or that other paths share stay. Return how many blocks were freed.
         """
         path = self._index.chain(keys)
-        partial, rows = self._index.go_on(path, keys)
+        partial, rows = self._index.go_on(path, keys, in_all=False)
         self.tier.forget(self._offloaded(path, keys), self.blocks_for(start) - len(path))
         if partial is not None and rows == len(partial.keys):
             path.append(partial)  # the path's own tail, not a block of another branch
@@ -338,13 +316,29 @@ class BlockManager:
             return
         if source.refs == 0 and not source.children and rows == len(source.keys):
             self._hold(source)
+            self._groups.hold(source.id)
             table.blocks.append(source.id)
             table.length += rows
+        elif self._groups:
+            self._copy_in_groups(table, source, rows, idle)
         elif self._has_room(1, idle):
             place, keys, origins = source.id, source.keys[:rows], source.origins[:rows]
             id = self._take(table)
             # If the source itself is evicted for the copy, its rows are already in place.
             self._append(table, id, None if id == place else RowCopy(place, id, rows), keys, origins)
+
+    def _copy_in_groups(self, table: BlockTable, source: Block, rows: int, idle: bool) -> None:
+        """Continue `table` with a copy of rows of `source`, which keeps its block and slots, if there is room."""
+        self._hold(source)
+        self._groups.hold(source.id)
+        try:
+            if self._has_room(1, idle):
+                id = self._take(table)
+                copy = RowCopy(source.id, id, rows)
+                self._append(table, id, copy, source.keys[:rows], source.origins[:rows])
+        finally:
+            self._groups.release(source.id, source.last_used)
+            self._release(source)
 
     def _append(
         self,
@@ -359,7 +353,7 @@ class BlockManager:
             if copy is not None:
                 self.carry_out(copy)
         except BaseException:
-            self._release(self._blocks[id])
+            self._release_new(id)
             raise
         table.blocks.append(id)
         self.commit(table, keys, origins)
@@ -367,11 +361,16 @@ class BlockManager:
     def _cut_table(self, table: BlockTable, blocks: int) -> None:
         """Release all but the first `blocks` blocks; those released have no rows."""
         for id in table.blocks[blocks:]:
-            self._release(self._blocks[id])
+            self._release_new(id)
         del table.blocks[blocks:]
+
+    def _release_new(self, id: int) -> None:
+        self._groups.release(id, 0)
+        self._release(self._blocks[id])
 
     def _slide(self, table: BlockTable) -> None:
         """Release the blocks that no later row sees; they stay cached, to be evicted in the order of their rows."""
+        self._groups.slide(table, partial(next, self._clock))
         first = self._index.first(table.length // self.block_size, table.since)
         for index in range(table.first, first):
             block = self._blocks[table.blocks[index]]
@@ -396,12 +395,17 @@ class BlockManager:
             return
         self._hold(known)
         table.blocks[index] = known.id
+        self._groups.merge(block.id, known.id)
         block.refs -= 1
         self._drop(block)
 
     # -- holding, releasing, evicting
 
     def _has_room(self, blocks: int, idle: bool) -> bool:
+        if self._groups:
+            self._eviction.spared()  # says which slots go last
+        if not self._groups.has_room(blocks, idle):
+            return False
         return blocks <= len(self._free) or blocks <= self.room(idle)
 
     def _hold(self, block: Block) -> None:
@@ -428,6 +432,7 @@ class BlockManager:
         id = after if after in self._free else self._free.smallest()
         self._free.discard(id)
         self._blocks[id].refs = 1
+        self._groups.take(id)
         return id
 
     def _free_one(self, offload: bool) -> None:
@@ -442,6 +447,7 @@ class BlockManager:
 
     def _drop(self, block: Block) -> None:
         """Free a block that no table holds; it leaves the tree unless others follow it."""
+        self._groups.drop(block.id)
         self._free.add(block.id)
         self._blocks[block.id] = Block(block.id)
         self._eviction.forget(block)
@@ -473,6 +479,7 @@ class BlockManager:
                     assert path[index] is block, f"block {id} is not on the path that it is the end of"
                 if rows < self.block_size:
                     assert block.refs == 1, f"writable block {id} is shared"
+        self._groups.check(self._tables)
         cached = 0
         for block in self._blocks:
             assert block.refs == refs[block.id], (
@@ -482,6 +489,7 @@ class BlockManager:
             assert not (free and block.refs), f"block {block.id} is both free and held"
             assert free or block.refs or block.keys, f"block {block.id} is lost"
             assert not (free and block.keys), f"free block {block.id} has rows"
+            assert not (free and self._groups.holds(block.id)), f"free block {block.id} has a slot"
             cached += bool(block.keys) and block.refs == 0
             for child in block.children if self.window is None else ():
                 assert block.refs or not child.refs, f"block {child.id} is held but not its parent"

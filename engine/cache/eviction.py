@@ -12,11 +12,12 @@ prompt, where every path begins, goes last.
 
 If every layer has a window (`engine/cache/window.py`), any cached block may be evicted. Blocks that a sequence
 released while it ran go before those that it held at its end, in the order of the rows. Of a named path, only the
-blocks that its next row sees are spared.
+blocks that its next row sees are spared. The same is true of the slots of each of `engine/cache/groups.py`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from engine.cache.groups import Groups
 from engine.cache.min_set import MinSet
 from engine.cache.prefix_index import Block, Key, PrefixIndex
 
@@ -28,8 +29,9 @@ evicted first."""
 class Eviction:
     """The blocks that can be evicted. It belongs to the block manager."""
 
-    def __init__(self, index: PrefixIndex) -> None:
+    def __init__(self, index: PrefixIndex, groups: Groups) -> None:
         self._index = index
+        self._groups = groups
         self._evictable: MinSet[Rank] = MinSet()
         self._in_use: Sequence[Key] = ()
         self._kept: dict[str, Sequence[Key]] = {}
@@ -57,18 +59,19 @@ class Eviction:
         """Return the blocks that idle work must not evict, looked up again if the named paths may have changed."""
         if self._changed:
             before, self._spared = self._spared, {}
-            for keys in self._kept.values():
-                self._spared.update(dict.fromkeys(self._path(keys), 1))
-            self._spared.update(dict.fromkeys(self._path(self._in_use), 2))
+            slots: list[dict[int, int]] = [{} for _ in self._groups.pools]
+            for keys, degree in [*((kept, 1) for kept in self._kept.values()), (self._in_use, 2)]:
+                path, partial, _ = self._index.find(keys)
+                end = [] if partial is None else [partial]
+                self._spared.update(dict.fromkeys([*path[self._index.first(len(path)) :], *end], degree))
+                for found, first in zip(slots, self._groups.firsts(len(path)), strict=True):
+                    found.update((block.id, degree) for block in [*path[first:], *end])
             self._changed = False
             for block in {block for block, _ in before.items() ^ self._spared.items()}:
                 self.offer(block)
+            for pool, found in zip(self._groups.pools, slots, strict=True):
+                pool.spare(found)
         return self._spared
-
-    def _path(self, keys: Sequence[Key]) -> list[Block]:
-        path, partial, _ = self._index.find(keys)
-        found = path[self._index.first(len(path)) :]
-        return found if partial is None else [*found, partial]
 
     def offer(self, block: Block) -> None:
         """Make a block a candidate for eviction if it may be evicted: without a window, only if none follow it."""

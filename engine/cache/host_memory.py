@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.cache.offload import HostTier, Offload, Restore
+from engine.cache.copies import Offload, Restore
+from engine.cache.offload import HostTier
 from engine.events import OffloadFigures
 from engine.kernels.recording import wait_for
 from models.weights.memory import on_device

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.cache.blocks import Copy, RowCopy
+from engine.cache.copies import Copy, RowCopy
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_rows import KVRow, attention_row, kv_row
 from engine.cache.window import Window

@@ -17,22 +17,6 @@ from itertools import count
 ROOT_NAME = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Offload:
-    """Copy a device block to a slot in host memory."""
-
-    block: int
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Copy a slot in host memory to a device block."""
-
-    slot: int
-    block: int
-
-
 @dataclass(slots=True, eq=False)
 class Offloaded:
     """A block in host memory. `slot` is -1 once it is dropped; `name` is ROOT_NAME if the block is not full."""

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.cache.blocks import BlockManager, BlockTable
+from engine.cache.block_table import BlockTable
+from engine.cache.blocks import BlockManager
 from engine.cache.prefix_index import Block, Key
 
 

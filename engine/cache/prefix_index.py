@@ -8,13 +8,15 @@ does both). The last, partly filled block of a path is a leaf and is found by co
                      \\-- [e f x y]                   a branch: "e f" was copied on write
 
 If every layer has a window, a path is present as soon as the blocks are present that the rows after it see. Earlier
-blocks may be *gone*: evicted but still in the tree, because their rows determine the blocks after them.
+blocks may be *gone*: evicted but still in the tree, because their rows determine the blocks after them. In the same
+way, each of `engine/cache/groups.py` needs only the blocks that the rows after the path see there.
 """
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from sys import maxsize
 
+from engine.cache.groups import Groups
 from engine.cache.offload import ROOT_NAME, common_prefix
 from engine.cache.window import Window
 
@@ -58,11 +60,18 @@ class Block:
 class PrefixIndex:
     """The place of every block in the tree. It belongs to the block manager."""
 
-    def __init__(self, blocks: Sequence[Block], block_size: int, window: Window | None = None) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        block_size: int,
+        window: Window | None,
+        groups: Groups,
+    ) -> None:
         """`blocks` is the block manager's list of the blocks that are not gone, by id; its entries change."""
         self._blocks = blocks
         self._size = block_size
         self._window = window
+        self._groups = groups
         self.root = Block(GONE)
         self._full: dict[tuple[Block, tuple[Key, ...]], Block] = {}
 
@@ -87,30 +96,64 @@ class PrefixIndex:
             parent = child
         return path
 
+    def path_to(self, block: Block) -> list[Block]:
+        """Return the blocks of the path that ends with `block`, in order."""
+        path: list[Block] = []
+        while block.parent is not None:
+            path.append(block)
+            block = block.parent
+        return path[::-1]
+
+    def branches(self, keys: Sequence[Key]) -> int:
+        """Return how many paths continue `keys` (its whole blocks), counted by their leaves."""
+        path = self.chain(keys)
+        if len(path) < len(keys) // self._size:
+            return 0
+        count, below = 0, list((path[-1] if path else self.root).children)
+        while below:
+            block = below.pop()
+            below += block.children
+            rest = keys[(block.depth - 1) * self._size :]
+            count += not block.children and block.keys != list(rest)
+        return count
+
     def find(self, keys: Sequence[Key], since: int = maxsize) -> tuple[list[Block], Block | None, int]:
         """Return the full blocks of the longest prefix present, a block with more of its rows, and how many more.
 
-        All blocks from index `first(len(path), since)` on are present.
+        All blocks from index `first(len(path), since)` on are present, and in each group those that it needs.
         """
         path = self.chain(keys)
-        if self._window is not None:
-            here = present = 0
-            for index, block in enumerate(path):
-                if block.is_gone:
-                    here = index + 1
-                elif self.first(index + 1, since) >= here:
-                    present = index + 1
-            del path[present:]
+        if self._window is not None or self._groups.pools:
+            del path[self._present(path, since) :]
         return path, *self.go_on(path, keys)
 
-    def go_on(self, path: Sequence[Block], keys: Sequence[Key]) -> tuple[Block | None, int]:
-        """Return a block after `path` that has the next rows of `keys`, and how many; (None, 0) without one."""
+    def _present(self, path: Sequence[Block], since: int) -> int:
+        """Return how many leading blocks of `path` a table can hold: all that it needs then are present."""
+        end, before = len(path), -1
+        while end != before:
+            before = end
+            for first, pool in zip(self._groups.firsts(before, since), self._groups.pools, strict=True):
+                end = next((i for i in range(end - 1, first - 1, -1) if path[i].id not in pool), end)
+            if self._window is not None:
+                first = self.first(before, since)
+                end = next((i for i in range(end - 1, first - 1, -1) if path[i].is_gone), end)
+        return end
+
+    def go_on(
+        self, path: Sequence[Block], keys: Sequence[Key], in_all: bool = True
+    ) -> tuple[Block | None, int]:
+        """Return a block after `path` that has the next rows of `keys`, and how many; (None, 0) without one.
+
+        `in_all`: only a block with a slot in every group, so that a table can continue with it.
+        """
         best, best_rank = None, (0, False)
         rest = keys[len(path) * self._size : (len(path) + 1) * self._size]
         first = rest[:1]
         for block in path[-1].children if path else self.root.children:
             # Many blocks may follow the root, and nearly all of them begin with another key.
             if block.keys[:1] != first or block.is_gone:
+                continue
+            if in_all and not self._groups.have(block.id):
                 continue
             rows = common_prefix(block.keys, rest)
             # Among equals, prefer a block that can be used in place to one that must be copied, then the first.

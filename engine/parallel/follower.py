@@ -17,7 +17,7 @@ import torch
 
 from engine.batch import StepBatch
 from engine.build import Pieces, build
-from engine.cache.offload import Offload, Restore
+from engine.cache.copies import Offload, Restore
 from engine.device import DTYPES
 from engine.execute.build_options import BuildOptions
 from engine.execute.cuda.slots import DividedCheck, DividedStep

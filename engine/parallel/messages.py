@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from engine.batch import Span, StepBatch
+from engine.cache.copies import Offload, Restore
 from engine.cache.kv_cache import Runs
-from engine.cache.offload import Offload, Restore
 from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep
 
 STEP, COPY, DECODE, CHECK, OFFLOAD, RESTORE, END = 1, 2, 3, 4, 5, 6, 7

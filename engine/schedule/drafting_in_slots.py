@@ -12,7 +12,7 @@ from math import exp
 from statistics import median
 from time import perf_counter
 
-from engine.cache.blocks import BlockTable
+from engine.cache.block_table import BlockTable
 from engine.execute.cuda.draft_runner import DraftRunner
 from engine.execute.cuda.verify import DraftStart
 from engine.kernels.recording import wait_for

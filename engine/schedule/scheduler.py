@@ -9,7 +9,8 @@ from sys import maxsize
 from time import perf_counter
 
 from engine.batch import Recorded, Span
-from engine.cache.blocks import BlockManager, BlockTable, OutOfBlocksError
+from engine.cache.block_table import BlockTable
+from engine.cache.blocks import BlockManager, OutOfBlocksError
 from engine.cache.prefix_hit import prefix_hit
 from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows
@@ -343,11 +344,8 @@ class Scheduler:
         while beside := [s for s in self.running if s.priority is Priority.PERSON]:
             if len(beside) >= self.most_running:
                 return False
-            needed = self.blocks.needs(sequence.rows.keys, len(sequence.rows) + 1)
-            for other in beside:
-                held = len(other.table.blocks) - other.table.first if other.table is not None else 0
-                needed += max(self.blocks.most_held(len(other.rows)) + 1 - held, 0)
-            if needed <= self.blocks.room():
+            others = [(other.table, len(other.rows)) for other in beside if other.table is not None]
+            if self.blocks.fits_beside(sequence.rows.keys, len(sequence.rows) + 1, others):
                 return True
             if not self._idle_work:
                 return False

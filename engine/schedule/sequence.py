@@ -9,7 +9,7 @@ from secrets import randbits
 from threading import Event
 from time import perf_counter
 
-from engine.cache.blocks import BlockTable
+from engine.cache.block_table import BlockTable
 from engine.cache.prefix_hit import PrefixHit
 from engine.cache.rows import Rows
 from engine.events import FinishReason, TokenEvent, TurnStats

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from engine.batch import Span, StepBatch
-from engine.cache.blocks import BlockManager, BlockTable, Copy, RowCopy
-from engine.cache.offload import Offload
+from engine.cache.block_table import BlockTable
+from engine.cache.blocks import BlockManager
+from engine.cache.copies import Copy, Offload, RowCopy
 from engine.params import SamplingParams
 from engine.sampling.sampler import SampledToken, SamplerState, log_chances, sample
 from engine.schedule.guide import Guide

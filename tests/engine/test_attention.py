@@ -17,7 +17,7 @@ from engine.attention.sdpa import SdpaBackend
 from engine.attention.sdpa_gpu import GpuSpan
 from engine.attention.triton import TritonBackend
 from engine.batch import Span, StepBatch
-from engine.cache.blocks import RowCopy
+from engine.cache.copies import RowCopy
 from engine.cache.kv_cache import KVCache
 from models.reference.attention import Attention
 from tests.engine import fake_flash

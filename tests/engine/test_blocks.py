@@ -8,8 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from engine.cache.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
-from engine.cache.offload import HostTier, Offload, Restore, common_prefix
+from engine.cache.block_table import BlockTable
+from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.copies import Copy, Offload, Restore, RowCopy
+from engine.cache.offload import HostTier, common_prefix
 from engine.cache.window import Window
 from tests.fresh import examples
 

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from engine import EngineError, SamplingParams
-from engine.cache.blocks import Copy, OutOfBlocksError, RowCopy
-from engine.cache.offload import Offload, Restore
+from engine.cache.blocks import OutOfBlocksError
+from engine.cache.copies import Copy, Offload, Restore, RowCopy
 from engine.cache.rows import Rows
 from engine.schedule.sequence import Priority, Sequence
 from tests.counting import until

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cache.blocks import BlockTable
+from engine.cache.block_table import BlockTable
 from engine.cache.rows import Rows
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, rows_for
 from engine.execute.cuda.prefix_groups import KVShape, choose_sharing, share

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine import EngineError, FinishReason, SamplingParams
-from engine.cache.blocks import BlockTable
+from engine.cache.block_table import BlockTable
 from engine.cache.rows import Rows
 from engine.device import DeviceChoice
 from engine.engine import Engine

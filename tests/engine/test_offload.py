@@ -8,11 +8,13 @@ import pytest
 import torch
 from hypothesis import settings
 
-from engine.cache.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
+from engine.cache.block_table import BlockTable
+from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.copies import Copy, Offload, Restore, RowCopy
 from engine.cache.host_memory import HostKV, PromptCosts
 from engine.cache.kv_cache import KVCache
 from engine.cache.kv_rows import KVRow
-from engine.cache.offload import HostTier, Offload, Restore
+from engine.cache.offload import HostTier
 from engine.cache.sizing import offload_bytes
 from tests.counting import PATIENCE
 from tests.engine.test_blocks import Blocks

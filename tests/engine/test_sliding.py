@@ -10,7 +10,8 @@ import torch
 
 from engine import SamplingParams
 from engine.cache.block_map import BlockState, block_map
-from engine.cache.blocks import BlockManager, BlockTable
+from engine.cache.block_table import BlockTable
+from engine.cache.blocks import BlockManager
 from engine.cache.prefix_hit import PrefixHit, prefix_hit
 from engine.cache.rows import Rows
 from engine.cache.sizing import plan_kv

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from engine import build
 from engine.batch import Span, StepBatch
+from engine.cache.copies import Offload, Restore
 from engine.cache.host_memory import HostKV
-from engine.cache.offload import Offload, Restore
 from engine.cache.rows import Rows
 from engine.device import DeviceChoice
 from engine.engine import Engine

@@ -8,7 +8,7 @@ import torch
 
 from engine.attention.choose import _problem, choose_attention, make_backend, usable_backends
 from engine.batch import Span, StepBatch
-from engine.cache.blocks import RowCopy
+from engine.cache.copies import RowCopy
 from engine.cache.kv_cache import KVCache
 from tests.engine.attention_cases import case
 

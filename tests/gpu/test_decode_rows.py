@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cache.blocks import BlockTable
+from engine.cache.block_table import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
 from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner

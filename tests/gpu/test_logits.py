@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.stepping import blocks_for, forced_logits
 from engine import SamplingParams
 from engine.batch import Span, StepBatch
-from engine.cache.blocks import BlockTable
+from engine.cache.block_table import BlockTable
 from engine.cache.rows import Rows
 from engine.engine import Engine
 from engine.schedule.scheduler import PromptChunk

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.cache.blocks import BlockTable
+from engine.cache.block_table import BlockTable
 from engine.cache.rows import Rows
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.prefix_groups import KVShape

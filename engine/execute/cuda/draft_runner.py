@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.cache.blocks import BlockTable
+from engine.cache.block_table import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.device import has_pdl
 from engine.errors import EngineError

@@ -19,7 +19,7 @@ from engine.attention.flash import FlashBackend
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.unusual import unusual_layers
 from engine.batch import Span, StepBatch
-from engine.cache.blocks import BlockTable
+from engine.cache.block_table import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
 from engine.execute.cuda import padded_prefill

@@ -10,7 +10,7 @@ from transformers import MistralConfig
 
 pytest.importorskip("triton")
 
-from engine.cache.blocks import BlockTable
+from engine.cache.block_table import BlockTable
 from engine.cache.rows import Rows
 from engine.errors import EngineError
 from engine.execute.cuda.decode_runner import DecodeRunner

@@ -1,0 +1,18 @@
+"""The blocks that hold the rows of one sequence."""
+
+from dataclasses import dataclass, field
+from sys import maxsize
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """The blocks of one holder, in order. `length` rows of them are written."""
+
+    blocks: list[int] = field(default_factory=list)
+    length: int = 0
+    first: int = 0
+    """Blocks before this index were released; the blank block stands in their place."""
+    since: int = maxsize
+    """Rows from here on are held, whatever the window."""
+    firsts: list[int] = field(default_factory=list)
+    """The same as `first` for each pool of `engine/cache/groups.py`: slots there are held from this block on."""

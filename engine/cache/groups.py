@@ -1,0 +1,114 @@
+"""The groups of layers that need fewer rows than the primary group, changed together. Pure Python, no tensors.
+
+In a network that mixes layers with a window and layers that see all rows, those that see all rows are the primary
+group: the block manager's blocks are its memory. Layers with the same window and format of rows are a group with a
+pool of its own (`engine/cache/group_pool.py`), where a block of the primary group has a slot or none. A table holds
+there only the blocks that its next row sees, so a prefix can be resumed where every group has those.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from sys import maxsize
+
+from engine.cache.block_table import BlockTable
+from engine.cache.group_pool import GroupPool
+
+
+class Groups:
+    """The pools of all groups but the primary. It belongs to the block manager; without pools, nothing is done."""
+
+    def __init__(self, pools: Sequence[GroupPool], block_size: int) -> None:
+        self.pools = pools
+        self._size = block_size
+
+    def __bool__(self) -> bool:
+        return bool(self.pools)
+
+    def have(self, block: int) -> bool:
+        """Return whether a block has a slot in every group."""
+        return all(block in pool for pool in self.pools)
+
+    def holds(self, block: int) -> bool:
+        """Return whether a block has a slot in any group."""
+        return any(block in pool for pool in self.pools)
+
+    def firsts(self, blocks: int, since: int = maxsize) -> list[int]:
+        """Return the first block that a table of `blocks` full blocks holds, for each group; see `BlockTable.since`."""
+        return [min(pool.window.first(blocks, self._size), since // self._size) for pool in self.pools]
+
+    def has_room(self, blocks: int, idle: bool) -> bool:
+        """Return whether `blocks` blocks can be given slots. `idle`: as in `GroupPool.room`."""
+        return all(blocks <= pool.room(idle) for pool in self.pools)
+
+    def fit(self, path: Sequence[int], rows: int, others: Iterable[tuple[BlockTable, int]]) -> bool:
+        """Do what `BlockManager.fits_beside` does, for a table that begins with the blocks `path`."""
+        others = list(others)
+        for group, (pool, first) in enumerate(zip(self.pools, self.firsts(len(path)), strict=True)):
+            needed = pool.most_held(rows, self._size) - sum(map(pool.is_held, path[first:]))
+            for table, more in others:
+                held = len(table.blocks) - table.firsts[group]
+                needed += max(pool.most_held(more, self._size) + 1 - held, 0)
+            if needed > pool.room():
+                return False
+        return True
+
+    def open(self, path: Sequence[int], since: int) -> list[int]:
+        """Hold what a new table holds of the full blocks `path`. Return its `firsts`."""
+        firsts = self.firsts(len(path), since)
+        for pool, first in zip(self.pools, firsts, strict=True):
+            for block in path[first:]:
+                pool.hold(block)
+        return firsts
+
+    def slide(self, table: BlockTable, now: Callable[[], int]) -> None:
+        """Release what later rows of `table` do not see. `now` returns the time, later at every call."""
+        if not self.pools:
+            return
+        firsts = self.firsts(table.length // self._size, table.since)
+        for group, pool in enumerate(self.pools):
+            for block in table.blocks[table.firsts[group] : firsts[group]]:
+                pool.release(block, now())
+            table.firsts[group] = max(table.firsts[group], firsts[group])
+
+    def close(self, table: BlockTable, now: int) -> None:
+        """Release all that `table` holds."""
+        for pool, first in zip(self.pools, table.firsts, strict=True):
+            for block in table.blocks[first:]:
+                pool.release(block, now)
+        table.firsts = [0] * len(self.pools)
+
+    def take(self, block: int) -> None:
+        """Give `block` a slot in every group, which one table holds. There must be room."""
+        for pool in self.pools:
+            pool.take(block)
+
+    def hold(self, block: int) -> None:
+        """Note that one more table holds `block`, which has a slot in every group."""
+        for pool in self.pools:
+            pool.hold(block)
+
+    def release(self, block: int, now: int) -> None:
+        """Note that one table fewer holds `block`, last used at the time `now`."""
+        for pool in self.pools:
+            pool.release(block, now)
+
+    def drop(self, block: int) -> None:
+        """Free the slots of `block`, which no table holds."""
+        for pool in self.pools:
+            pool.drop(block)
+
+    def merge(self, block: int, known: int) -> None:
+        """Have the table that holds `block` hold the equal block `known` instead, which gets the slots it lacks."""
+        for pool in self.pools:
+            if known in pool:
+                pool.hold(known)
+                pool.release(block, 0)
+            else:
+                pool.move(block, known)
+
+    def check(self, tables: Sequence[BlockTable]) -> None:
+        """Raise AssertionError unless the pools hold exactly what these tables need."""
+        for group, pool in enumerate(self.pools):
+            pool.check([block for table in tables for block in table.blocks[table.firsts[group] :]])
+        for table in tables:
+            firsts = self.firsts(table.length // self._size, table.since)
+            assert table.firsts == firsts, "a table holds too many or too few blocks in a group"
