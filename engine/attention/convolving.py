@@ -21,7 +21,7 @@ class ConvolvingStep:
         self._attend = attend
         self.cache = cache
         self._spans = spans
-        self._slots: dict[int, tuple[Tensor, Tensor]] = {}
+        self._slots: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._places = places
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -30,9 +30,10 @@ class ConvolvingStep:
 
     def last_rows(self, layer_index: int, x: Tensor, width: int) -> list[Tensor]:
         """See `models.reference.attention.ConvolutionRows`."""
-        if width not in self._slots:  # the same in all layers
-            self._slots[width] = self._look_up(width)
-        slots, missing = self._slots[width]
+        key = width, self.cache.group(layer_index)
+        if key not in self._slots:  # the same in all such layers
+            self._slots[key] = self._look_up(*key)
+        slots, missing = self._slots[key]
         self.cache.keep(layer_index, slots[-1], x)
         earlier = self.cache.k[layer_index][slots[:-1]].squeeze(2).masked_fill_(missing, 0)
         return [*earlier, x]
@@ -44,10 +45,10 @@ class ConvolvingStep:
             self._places = places.to(self.cache.device, non_blocking=True)
         return self._places
 
-    def _look_up(self, width: int) -> tuple[Tensor, Tensor]:
-        """Return the slots int64 [width, T] that each row sees, and which of the earlier ones there are not, bool
-        [width - 1, T, 1]: those before the first row of a sequence, which have the slot 0."""
-        slots = torch.cat([_slots(self.cache, span, width).T for span in self._spans], dim=1)
+    def _look_up(self, width: int, group: int) -> tuple[Tensor, Tensor]:
+        """Return the slots int64 [width, T] in a group that each row sees, and which of the earlier ones there are not,
+        bool [width - 1, T, 1]: those before the first row of a sequence, which have the slot 0."""
+        slots = torch.cat([_slots(self.cache, span, width, group).T for span in self._spans], dim=1)
         slots = slots.to(self.cache.device, non_blocking=True)
         return slots.clamp(min=0), (slots[:-1] < 0).unsqueeze(-1)
 
@@ -60,18 +61,18 @@ def convolving(attend: Attention, cache: KVCache, spans: tuple[Span, ...]) -> At
 def seen_rows(cache: KVCache, span: Span, most: int) -> Tensor:
     """Return where each row of a span finds itself and the rows before it: int32 [count, most] in host memory.
 
-    First comes the slot of the row itself, then that of the row before it, and so on. Earlier rows of the span are
-    COMPUTED_HERE; where there is no row, there is NONE.
+    First comes the slot of the row itself in the primary group, then that of the row before it, and so on. Earlier rows
+    of the span are COMPUTED_HERE; where there is no row, there is NONE.
     """
-    seen = _slots(cache, span, most).flip(1)
+    seen = _slots(cache, span, most, group=0).flip(1)
     back, row = torch.arange(most), torch.arange(span.count)[:, None]
     return seen.masked_fill((back > 0) & (back <= row), COMPUTED_HERE).int()
 
 
-def _slots(cache: KVCache, span: Span, width: int) -> Tensor:
-    """Return the slots of the `width` rows up to each row of a span, int64 [count, width]; NONE before the first row of
-    the sequence."""
+def _slots(cache: KVCache, span: Span, width: int, group: int) -> Tensor:
+    """Return the slots in a group of the `width` rows up to each row of a span, int64 [count, width]; NONE before the
+    first row of the sequence."""
     first = max(span.start - (width - 1), 0)
-    slots = cache.every_slot(span.blocks, first, span.stop)
+    slots = cache.every_slot(span.blocks, first, span.stop, group)
     slots = F.pad(slots, (width - 1 - (span.start - first), 0), value=NONE)
     return slots.unfold(0, width, 1)

@@ -38,51 +38,70 @@ def expands(cache: KVCache, span: Span) -> bool:
     return numbers * cache.dtype.itemsize <= EXPANDED_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the rows of a span lie in the parts of a group."""
+
+    first: int
+    """The first row that is read."""
+    read: slice | Tensor
+    """The slots of the rows, if they are one run; else int64 [blocks], the blocks to be gathered."""
+    write: slice | Tensor
+
+
 class SpanRows:
     """The rows of one span and those before it: a view if they are one run of slots, else gathered by block.
 
-    Rows that the window of the whole network has released are left out.
+    Rows that the window of the layer's group has released are left out.
     """
 
     def __init__(self, cache: KVCache, span: Span) -> None:
         self._cache = cache
         self._span = span
-        self._first = cache.first_seen(span.start)
-        runs = cache.slots(span.blocks, self._first, span.stop)
-        self._read: slice | Tensor = slice(*runs[0])
-        self._write: slice | Tensor = slice(runs[0][1] - span.count, runs[0][1])
-        if len(runs) > 1:
-            size = cache.block_size
-            blocks = torch.tensor(span.blocks[self._first // size : -(-span.stop // size)])
-            self._read = blocks.to(cache.device, non_blocking=True)
-            self._write = span_slots(cache, (span,))
+        self._places: dict[int, _Places] = {}
 
     def write(self, layer_index: int, k: Tensor, v: Tensor) -> None:
         """Write K and V of the span itself, [count, Hkv, D] each; without heads, nothing."""
         if k.shape[1]:
-            self._cache.write(layer_index, self._write, k, v)
+            self._cache.write(layer_index, self._at(layer_index).write, k, v)
 
     def read(self, layer_index: int, window: int | None = None) -> tuple[Tensor, Tensor]:
         """Return K and V, [rows, Hkv, D] each, up to the span's last row, from the first row that any of it sees in
         the `window`, rounded down to a block."""
-        blocks = 0
+        cache, at, blocks = self._cache, self._at(layer_index), 0
         if window is not None:
-            blocks = max(self._span.start - (window - 1) - self._first, 0) // self._cache.block_size
-        cache = self._cache
-        k, v = (self._rows(layer_index, rows[layer_index], blocks) for rows in (cache.k, cache.v))
+            blocks = max(self._span.start - (window - 1) - at.first, 0) // cache.block_size
+        k, v = (self._rows(layer_index, rows[layer_index], at, blocks) for rows in (cache.k, cache.v))
         return k, v
 
-    def _rows(self, layer: int, slots: Tensor, skipped: int) -> Tensor:
+    def _rows(self, layer: int, slots: Tensor, at: _Places, skipped: int) -> Tensor:
         size = self._cache.block_size
-        if isinstance(self._read, slice):
-            return self._cache.read(layer, slots[self._read][skipped * size :])
+        if isinstance(at.read, slice):
+            return self._cache.read(layer, slots[at.read][skipped * size :])
         pages = slots.view(-1, size, *slots.shape[1:])
-        rows = self._span.stop - self._first - skipped * size
-        return self._cache.read(layer, pages.index_select(0, self._read[skipped:]).flatten(0, 1)[:rows])
+        rows = self._span.stop - at.first - skipped * size
+        return self._cache.read(layer, pages.index_select(0, at.read[skipped:]).flatten(0, 1)[:rows])
+
+    def _at(self, layer: int) -> _Places:
+        group = self._cache.group(layer)
+        if group not in self._places:  # the same in all layers of the group
+            self._places[group] = self._look_up(group)
+        return self._places[group]
+
+    def _look_up(self, group: int) -> _Places:
+        cache, span = self._cache, self._span
+        first = cache.first_seen(span.start, group)
+        runs = cache.slots(span.blocks, first, span.stop, group)
+        if len(runs) == 1:
+            return _Places(first, slice(*runs[0]), slice(runs[0][1] - span.count, runs[0][1]))
+        size = cache.block_size
+        blocks = cache.table(span.blocks[first // size : -(-span.stop // size)], group)
+        read = torch.tensor(blocks).to(cache.device, non_blocking=True)
+        return _Places(first, read, span_slots(cache, (span,), group))
 
 
 class WriteSpans:
-    """An `engine.attention.Write` for the rows of spans."""
+    """An `engine.attention.Write` for the rows of spans, in layers of the primary group."""
 
     def __init__(self, cache: KVCache, spans: tuple[Span, ...]) -> None:
         self._cache = cache
@@ -118,9 +137,9 @@ def runs(batch: StepBatch, kinds: list[Kind]) -> Iterator[tuple[Kind, slice, tup
         yield kind, slice(tokens[0].start, tokens[-1].stop), spans
 
 
-def span_slots(cache: KVCache, spans: tuple[Span, ...]) -> Tensor:
-    """Return the slots of the rows that spans compute, int64 [T]."""
-    slots = [cache.every_slot(span.blocks, span.start, span.stop) for span in spans]
+def span_slots(cache: KVCache, spans: tuple[Span, ...], group: int = 0) -> Tensor:
+    """Return the slots of the rows that spans compute in a group, int64 [T]."""
+    slots = [cache.every_slot(span.blocks, span.start, span.stop, group) for span in spans]
     return torch.cat(slots).to(cache.device, non_blocking=True)
 
 
@@ -139,7 +158,7 @@ def ends(cache: KVCache, spans: tuple[Span, ...]) -> tuple[Tensor, Tensor]:
 
 
 def block_tables(cache: KVCache, spans: tuple[Span, ...]) -> Tensor:
-    """Return the blocks that spans read, int32 [spans, most blocks], padded with block 0."""
+    """Return the blocks that spans read in the primary group, int32 [spans, most blocks], padded with block 0."""
     tables = [span.blocks[: -(-span.stop // cache.block_size)] for span in spans]
     longest = max(map(len, tables))
     padded = [blocks + (0,) * (longest - len(blocks)) for blocks in tables]

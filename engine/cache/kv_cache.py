@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.cache.copies import Copy, RowCopy
+from engine.cache.group_pool import GroupPool
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_rows import KVRow, attention_row, kv_row
 from engine.cache.window import Window
@@ -27,6 +28,9 @@ class KVCache:
     V (the inputs of convolutions) is [1, layers, slots, *row], and `v[layer]` is `k[layer]`. Code that cannot read
     quantised bytes uses `write` and `read`. The memory is allocated once and never grows. With a window, one more block
     of zeros follows: the blank block, which stands in block tables for the blocks that a sequence has released.
+
+    Layers of another group than the primary (`engine/cache/groups.py`) are numbered from 1 on by their pool, whose
+    slots take the place of the blocks there; their parts have the blank block, too.
     """
 
     def __init__(
@@ -39,12 +43,19 @@ class KVCache:
         window: Window | None = None,
         sources: Sequence[int] | None = None,
         is_free: bool = True,
+        pools: Sequence[tuple[Sequence[int], GroupPool]] = (),
     ) -> None:
         """`rows` has the format of each layer's rows, `sources` the layer whose rows each layer reads (None: its own).
 
         `dtype` is the dtype in which the model computes. `is_free` says that the format may change (`hold_as`).
+        `pools` are the layers and the pools of the groups but the primary.
         """
-        slots = (num_blocks + (window is not None)) * block_size
+        self.pools = [pool for _, pool in pools]
+        self._groups = [0] * len(rows)
+        for number, (layers, _) in enumerate(pools, 1):
+            for layer in layers:
+                self._groups[layer] = number
+        blocks = [num_blocks + (window is not None), *(pool.num_slots + 1 for pool in self.pools)]
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
@@ -53,18 +64,23 @@ class KVCache:
         self.is_free = is_free
         self._sources = list(sources or range(len(rows)))
         owners = [layer for layer, source in enumerate(self._sources) if layer == source]
-        formats = dict.fromkeys(rows[i] for i in owners)
-        self._layers = [[i for i in owners if rows[i] == row] for row in formats]
+        formats = dict.fromkeys((self._groups[i], rows[i]) for i in owners)
+        self._layers = [[i for i in owners if (self._groups[i], rows[i]) == kind] for kind in formats]
         """The layers of each part."""
+        self._group_of_part = [group for group, _ in formats]
         self.parts = [
-            torch.empty((1 + row.has_v, len(layers), slots, *row.shape), dtype=row.stored, device=device)
-            for row, layers in zip(formats, self._layers, strict=True)
+            torch.empty(
+                (1 + row.has_v, len(layers), blocks[group] * block_size, *row.shape),
+                dtype=row.stored,
+                device=device,
+            )
+            for (group, row), layers in zip(formats, self._layers, strict=True)
         ]
         self._by_kernel = device.type == "cuda" and triton_problem(device) is None
-        self._window = window
-        if window is not None:
-            for part in self.parts:
-                part[:, :, num_blocks * block_size :] = 0
+        self._windows = [window, *(pool.window for pool in self.pools)]
+        for part, group in zip(self.parts, self._group_of_part, strict=True):
+            if self._windows[group] is not None:
+                part[:, :, -block_size:] = 0
         self._point()
         self.host: HostKV | None = None
         """The host memory for evicted blocks."""
@@ -116,12 +132,23 @@ class KVCache:
 
     @property
     def token_bytes(self) -> int:
-        """The bytes that a token takes in all layers."""
-        return sum(part[:, :, 0].nbytes for part in self.parts)
+        """The bytes that a token takes in all layers of the primary group."""
+        return self.group_bytes(0)
+
+    def group_bytes(self, group: int) -> int:
+        """Return the bytes that a token takes in all layers of a group."""
+        return sum(part[:, :, 0].nbytes for part in self._of(group))
+
+    def _of(self, group: int) -> list[Tensor]:
+        return [part for part, own in zip(self.parts, self._group_of_part, strict=True) if own == group]
 
     def block(self, id: int) -> list[Tensor]:
-        """Return the rows of a block in each part, [1 or 2, layers, block_size, *row]."""
-        return [part[:, :, id * self.block_size : (id + 1) * self.block_size] for part in self.parts]
+        """Return the rows of a block in each part, [1 or 2, layers, block_size, *row]; zeros where it has no slot."""
+        size, found = self.block_size, []
+        for part, group in zip(self.parts, self._group_of_part, strict=True):
+            (slot,) = self.table((id,), group)
+            found.append(part[:, :, slot * size : (slot + 1) * size])
+        return found
 
     def hold_as(self, dtype: torch.dtype) -> None:
         """Store plain numbers of another dtype of the same size from now on. What is stored becomes meaningless."""
@@ -172,17 +199,26 @@ class KVCache:
         scales = {"k_scales": row.scales(self.k[layer]), "v_scales": row.scales(self.v[layer])}
         return {**scales, "ROW": row.nbytes, "FP8": row.is_fp8}
 
-    def first_seen(self, row: int) -> int:
-        """Return the first row of the first block that rows from `row` on see. It depends on `row` alone."""
-        size = self.block_size
-        return self._window.first(row // size, size) * size if self._window is not None else 0
+    def group(self, layer: int) -> int:
+        """Return the number of the group of a layer; 0 is the primary."""
+        return self._groups[layer]
 
-    def slots(self, blocks: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the slots of rows `start` to `stop` of a block table, as few contiguous (first, end) runs."""
+    def table(self, blocks: Sequence[int], group: int) -> Sequence[int]:
+        """Return where the rows of blocks lie in a group: the slot of each of its pool, or the blocks themselves."""
+        return list(map(self.pools[group - 1].slot, blocks)) if group else blocks
+
+    def first_seen(self, row: int, group: int = 0) -> int:
+        """Return the first row of the first block that rows from `row` on see in a group. It depends on `row` alone."""
+        size, window = self.block_size, self._windows[group]
+        return window.first(row // size, size) * size if window is not None else 0
+
+    def slots(self, blocks: Sequence[int], start: int, stop: int, group: int = 0) -> list[tuple[int, int]]:
+        """Return the slots of rows `start` to `stop` of a block table in the parts of a group, as few contiguous
+        (first, end) runs."""
         if start >= stop:
             return []
         size = self.block_size
-        here = blocks[start // size : (stop - 1) // size + 1]
+        here = self.table(blocks[start // size : (stop - 1) // size + 1], group)
         # A decode step asks for the whole table. Thousands of blocks are usually one run, so only its ends are sought.
         ends = [i for i, (one, after) in enumerate(pairwise(here), 1) if after != one + 1]
         runs = [
@@ -193,28 +229,39 @@ class KVCache:
         runs[-1] = (runs[-1][0], runs[-1][1] - (-stop) % size)
         return runs
 
-    def every_slot(self, blocks: Sequence[int], start: int, stop: int) -> Tensor:
-        """Return the slot of each of the rows `start` to `stop` of a block table, int64 [rows] in host memory."""
-        return _indices(self.slots(blocks, start, stop))
+    def every_slot(self, blocks: Sequence[int], start: int, stop: int, group: int = 0) -> Tensor:
+        """Return the slot of each of the rows that `slots` would return, int64 [rows] in host memory."""
+        return _indices(self.slots(blocks, start, stop, group))
 
     def carry_out(self, copy: Copy) -> None:
         """Copy rows from block to block (copy-on-write), or a block from or to host memory."""
         if isinstance(copy, RowCopy):
-            source, target = copy.source * self.block_size, copy.target * self.block_size
-            self.copy_rows([(source, source + copy.rows)], [(target, target + copy.rows)])
+            for group in range(len(self._windows)):
+                source, target = (
+                    at * self.block_size for at in self.table((copy.source, copy.target), group)
+                )
+                self.copy_rows([(source, source + copy.rows)], [(target, target + copy.rows)], group)
         else:
             assert self.host is not None
             self.host.carry_out(copy)
 
-    def copy_rows(self, source: Runs, target: Runs) -> None:
-        """Copy the rows in the slot runs `source` to the slot runs `target`, in order; the runs must not overlap.
+    def copy_path(self, source: Sequence[int], rows: Runs, target: Sequence[int], start: int) -> None:
+        """Copy runs of rows of the block table `source`, in order, to the rows from `start` on of the block table
+        `target`, in every group."""
+        stop = start + sum(end - first for first, end in rows)
+        for group in range(len(self._windows)):
+            taken = [run for first, end in rows for run in self.slots(source, first, end, group)]
+            self.copy_rows(taken, self.slots(target, start, stop, group), group)
+
+    def copy_rows(self, source: Runs, target: Runs, group: int = 0) -> None:
+        """Copy the rows in the slot runs `source` of a group to the slot runs `target`, in order, without overlap.
 
         Raises ValueError if they have different numbers of rows.
         """
         self.tell(source, target)
         (first, end), (to, last) = source[0], target[0]
         if len(source) == len(target) == 1 and end - first == last - to and self.device.type == "cpu":
-            for part in self.parts:
+            for part in self._of(group):
                 part[:, :, to:last] = part[:, :, first:end]  # slices are faster on a CPU
             return
         sources, targets = _indices(source), _indices(target)
@@ -224,7 +271,7 @@ class KVCache:
         copy = copy_rows_reference
         if self._by_kernel:
             from engine.kernels.triton.copy_rows import copy_rows as copy
-        for part in self.parts:
+        for part in self._of(group):
             copy(part, slots)
 
 

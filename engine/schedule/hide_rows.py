@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import chain
 
 from engine.cache.blocks import BlockManager
 from engine.cache.kv_cache import KVCache
@@ -38,18 +37,15 @@ def move_up(
         target = blocks.open(hidden.keys, idle)
         tables.callback(blocks.close, target)
         first = target.length  # the first row that is not present yet
-        missing = first < len(hidden) and origin[first] < source.first * blocks.block_size
+        begin = max([source.first, *source.firsts]) * blocks.block_size
+        missing = first < len(hidden) and origin[first] < begin
         if source.length < len(rows) or missing:
             raise MaskedRowsEvictedError("masked rows were evicted")
         origins = blocks.origins(source)
         scheduler.reserve(target, len(hidden) - first, idle)
         if first < len(hidden):
-            runs = [
-                cache.slots(source.blocks, max(begin, origin[first]), end)
-                for begin, end in kept
-                if end > origin[first]
-            ]
-            cache.copy_rows([*chain(*runs)], cache.slots(target.blocks, first, len(hidden)))
+            runs = [(max(begin, origin[first]), end) for begin, end in kept if end > origin[first]]
+            cache.copy_path(source.blocks, runs, target.blocks, first)
         blocks.commit(target, hidden.keys[first:], [origins[row] for row in origin[first:]])
     if not keep_rows:
         blocks.forget(rows.keys, starts[0])

@@ -43,13 +43,15 @@ class Faults:
             cache.kv[:, :, target : target + cache.block_size] = 30.0
         raise RuntimeError("torn")
 
-    def copy_rows_or_fail(self, source: list[tuple[int, int]], target: list[tuple[int, int]]) -> None:
+    def copy_rows_or_fail(
+        self, source: list[tuple[int, int]], target: list[tuple[int, int]], group: int = 0
+    ) -> None:
         if len(source) > 1 and self.rng.random() < self.rate:  # the rows of a turn that move up
             self.failed[list] += 1
             for first, end in target:
                 self.engine.pieces.cache.kv[:, :, first:end] = 30.0
             raise RuntimeError("torn")
-        self.copy_rows(source, target)
+        self.copy_rows(source, target, group)
 
 
 def prompts(rng: Random) -> list[list[int]]:
