@@ -92,8 +92,9 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     row = attention_row(rows)
     if row.is_quantized and device.type == "cuda" and (reason := on_gpu.problem(device)) is not None:
         raise EngineError(f"--kv-dtype {row.kind} cannot be used: {reason}. Use --kv-dtype auto.")
+    head_dim = asked[0].head_dim if asked else 0  # without attention heads, any backend will do
     choice = choose_attention(
-        _attention_name(spec, options), device, dtype, spec.attention.head_dim, asked, options.kv_dtype
+        _attention_name(spec, options), device, dtype, head_dim, asked, options.kv_dtype
     )
     block_size = options.block_size or choice.block_size
     on_host = _host_experts(network, device, options)

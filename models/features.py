@@ -3,7 +3,17 @@ feed-forward, rotary positions over whole heads, softmax over all preceding rows
 
 from enum import Enum
 
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, ShortConvolution, norms, same_heads
+from models.spec import (
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Mixer,
+    ModelSpec,
+    Norm,
+    ShortConvolution,
+    norms,
+    same_heads,
+)
 
 
 class Feature(Enum):
@@ -62,6 +72,7 @@ class Feature(Enum):
     MIXED_LAYERS = "layers that differ from each other"
     MIXED_HEADS = "attention heads that differ from layer to layer"
     SHARED_KV = "layers that read the keys and values of other layers"
+    LATENT = "multi-head latent attention"
     CONVOLUTION = "short convolutions in place of attention"
 
 
@@ -95,9 +106,11 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
     return frozenset(asked.union(*map(_of_norm, norms(spec))))
 
 
-def _of_mixer(spec: Attention | ShortConvolution) -> set[Feature]:
+def _of_mixer(spec: Mixer) -> set[Feature]:
     if isinstance(spec, ShortConvolution):
         return {Feature.CONVOLUTION}
+    if isinstance(spec, LatentAttention):
+        return {Feature.LATENT}
     rope = spec.rope
     found = {
         Feature.WINDOW: spec.window is not None,

@@ -111,6 +111,28 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LatentWeights:
+    """The weights of latent attention (see `models.spec.LatentAttention`)."""
+
+    q: Linear
+    """hidden -> q_rank, or with no rank -> q heads * (nope_dim + rope_dim)"""
+    kv_a: Linear
+    """hidden -> kv_rank + rope_dim"""
+    kv_norm: NormWeights
+    """[kv_rank]"""
+    kv_b: Tensor
+    """[heads * (nope_dim + v_dim), kv_rank], plain numbers: a latent is expanded by them, or a query is multiplied by
+    their transpose"""
+    out: Linear
+    q_norm: NormWeights | None = None
+    """[q_rank]"""
+    q_b: Linear | None = None
+    """q_rank -> q heads * (nope_dim + rope_dim)"""
+    rotary: Tensor | None = None
+    """[positions, rope_dim], as in `AttentionWeights`"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ConvolutionWeights:
     """The weights of a short convolution."""
 
@@ -212,7 +234,7 @@ class StreamWeights:
 class LayerWeights:
     """The weights of one layer; a norm is None where the spec has none."""
 
-    mixer: AttentionWeights | ConvolutionWeights
+    mixer: AttentionWeights | LatentWeights | ConvolutionWeights
     feed_forward: FeedForwardWeights | ExpertWeights
     attention_norm: NormWeights | None
     feed_forward_norm: NormWeights | None
@@ -233,7 +255,7 @@ class LayerWeights:
     @property
     def projections(self) -> Linear:
         """The first product of the mixer: q, k and v, or those of a convolution."""
-        return self.mixer.qkv if isinstance(self.mixer, AttentionWeights) else self.mixer.inputs
+        return self.mixer.inputs if isinstance(self.mixer, ConvolutionWeights) else self.attention.qkv
 
 
 @dataclass(frozen=True, slots=True, eq=False)

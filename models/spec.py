@@ -134,6 +134,66 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Attention whose keys and values are projections of a short vector of each row, the latent ("MLA", DeepSeek-AI
+    2024, "DeepSeek-V2").
+
+    With the latent c = norm(kv_a(x)[: kv_rank]) and k = rotated(kv_a(x)[kv_rank :]), which all heads share, the key of
+    a head is kv_b(c)[: nope_dim] followed by k, and its value the rest of kv_b(c). Of each row, c and k are kept.
+    """
+
+    heads: int
+    q_rank: int | None
+    """Queries are q_b(norm(q(x))), where q has this many outputs; None: q(x)."""
+    kv_rank: int
+    """The size of a latent."""
+    nope_dim: int
+    """How many numbers of each query and key come first and are not rotated."""
+    rope_dim: int
+    """How many numbers of each query and key follow, and are rotated."""
+    v_dim: int
+    """The size of the values of each head."""
+    norm: Norm = Norm()
+    """Applied to the latents, and to what q_b expands; it has no bias."""
+    rope: Rope | None = None
+    """None: no rotation in this layer."""
+    scale: float | None = None
+    """Multiplies the scores; None: (nope_dim + rope_dim) ** -0.5."""
+    bias: bool = False
+    """Whether the projections to ranks and the output have biases."""
+
+    @property
+    def softmax_scale(self) -> float:
+        """The factor that multiplies the scores."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def head_dim(self) -> int:
+        """The size of each query and key."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def expanded_dim(self) -> int:
+        """How many numbers each head expands a latent to."""
+        return self.nope_dim + self.v_dim
+
+    @property
+    def row_size(self) -> int:
+        """How many numbers of each row are kept."""
+        return self.kv_rank + self.rope_dim
+
+    @property
+    def rotated(self) -> int:
+        """How many numbers of each head are rotated."""
+        return 0 if self.rope is None else self.rope.dims or self.rope_dim
+
+    @property
+    def window(self) -> int | None:
+        """None, as for attention to all rows before a row."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConvolution:
     """out(c * conv(b * x)): three projections b, c, x of each row, and a sum over the last rows of each channel (LFM2).
 
@@ -152,6 +212,10 @@ class ShortConvolution:
     def window(self) -> int:
         """The number of rows that a row sees, as for attention."""
         return self.width
+
+
+Mixer = Attention | LatentAttention | ShortConvolution
+"""The part of a layer in which rows see each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +312,7 @@ class Layer:
     A `parallel` feed-forward reads what the mixer reads, norm(x), and has no norm before it.
     """
 
-    mixer: Attention | ShortConvolution
-    """The part in which rows see each other."""
+    mixer: Mixer
     feed_forward: FeedForward | Experts
     attention_norm: Norm | None = Norm()
     attention_post_norm: Norm | None = None
@@ -355,16 +418,19 @@ def for_context(spec: ModelSpec, context: int) -> ModelSpec:
     """Return `spec` for texts of at most `context` tokens: longrope keeps only its short divisors if those suffice, and
     chunks that are as long as a text are left out."""
 
-    def kept(rope: Rope | None) -> Rope | None:
-        if rope is None or rope.long_factors is None or context > rope.original_positions:
-            return rope
-        return replace(rope, long_factors=rope.frequency_factors)
+    def kept(mixer: Mixer) -> Mixer:
+        if isinstance(mixer, ShortConvolution) or (rope := mixer.rope) is None:
+            return mixer
+        if rope.long_factors is None or context > rope.original_positions:
+            return mixer
+        return replace(mixer, rope=replace(rope, long_factors=rope.frequency_factors))
 
-    def fitted(attention: Attention) -> Attention:
-        chunk = None if attention.chunk is None or attention.chunk >= context else attention.chunk
-        return replace(attention, rope=kept(attention.rope), chunk=chunk)
+    def fitted(mixer: Mixer) -> Mixer:
+        if isinstance(mixer, Attention) and mixer.chunk is not None and mixer.chunk >= context:
+            mixer = replace(mixer, chunk=None)
+        return kept(mixer)
 
-    return each_attention(spec, lambda _, attention: fitted(attention))
+    return each_layer(spec, lambda _, layer: replace(layer, mixer=fitted(layer.mixer)))
 
 
 def same_heads(spec: ModelSpec) -> bool:
@@ -403,6 +469,8 @@ def norms(spec: ModelSpec) -> frozenset[Norm]:
     for attention in spec.attentions.values():
         found |= {attention.head_norm, attention.v_norm}
     for layer in set(spec.layers):
+        if isinstance(layer.mixer, LatentAttention):
+            found.add(layer.mixer.norm)
         found |= {layer.attention_norm, layer.feed_forward_norm}
         found |= {layer.attention_post_norm, layer.feed_forward_post_norm}
         if layer.laurel is not None:
@@ -414,7 +482,8 @@ def norms(spec: ModelSpec) -> frozenset[Norm]:
 
 def ropes(spec: ModelSpec) -> frozenset[tuple[Rope, int]]:
     """Return every rotary table that the layers need, as (rope, width)."""
-    return frozenset((a.rope, a.rotated) for a in spec.attentions.values() if a.rope is not None)
+    mixers = [layer.mixer for layer in spec.layers if not isinstance(layer.mixer, ShortConvolution)]
+    return frozenset((mixer.rope, mixer.rotated) for mixer in mixers if mixer.rope is not None)
 
 
 def pre_norm_layer(attention: Attention, feed_forward: FeedForward | Experts, norm: Norm) -> Layer:

@@ -53,9 +53,11 @@ class ConvolvingStep:
         return slots.clamp(min=0), (slots[:-1] < 0).unsqueeze(-1)
 
 
-def convolving(attend: Attention, cache: KVCache, spans: tuple[Span, ...]) -> Attention:
-    """Return `attend`, made a `ConvolvingStep` if the cache has the inputs of convolutions."""
-    return ConvolvingStep(attend, cache, spans) if cache.has_convolutions else attend
+def convolving(
+    attend: Attention, cache: KVCache, spans: tuple[Span, ...], step: type[ConvolvingStep] = ConvolvingStep
+) -> Attention:
+    """Return `attend`, made a `step` if some layers of the cache keep something other than K and V."""
+    return step(attend, cache, spans) if cache.lacks_v else attend
 
 
 def seen_rows(cache: KVCache, span: Span, most: int) -> Tensor:

@@ -74,6 +74,10 @@ class SpanRows:
         k, v = (self._rows(layer_index, rows[layer_index], at, blocks) for rows in (cache.k, cache.v))
         return k, v
 
+    def kept(self, layer_index: int) -> Tensor:
+        """Return what a layer without V keeps of all rows up to the span's last, [rows, numbers]."""
+        return self._rows(layer_index, self._cache.k[layer_index], self._at(layer_index), 0).flatten(1)
+
     def _rows(self, layer: int, slots: Tensor, at: _Places, skipped: int) -> Tensor:
         size = self._cache.block_size
         if isinstance(at.read, slice):

@@ -1,5 +1,6 @@
 """Attention by torch's scaled_dot_product_attention on any device: the reference for every other backend."""
 
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
@@ -7,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.convolving import convolving
+from engine.attention.latent import LatentStep
 from engine.attention.parts import Parts, SpanRows, places
 from engine.attention.sdpa_gpu import gpu_step
 from engine.attention.unusual import Layers
@@ -30,7 +32,7 @@ class SdpaBackend:
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
-        return convolving(self._attention(batch), self._cache, batch.spans)
+        return convolving(self._attention(batch), self._cache, batch.spans, LatentStep)
 
     def _attention(self, batch: StepBatch) -> Attention:
         if self._cache.device.type == "cuda" and not self._unusual:
@@ -43,14 +45,10 @@ class _SpanAttention:
 
     def __init__(self, cache: KVCache, span: Span, unusual: Layers) -> None:
         self._cache = cache
+        self._span = span
         self._unusual = unusual
         self._rows = SpanRows(cache, span)
         self._causal = span.start == 0 and span.count > 1
-        self._mask: Tensor | None = None
-        if not self._causal and span.count > 1:
-            # Aligned at the lower right: row i of the span sees the whole prefix, and the span up to itself.
-            hidden = torch.full((span.count, span.stop), float("-inf"), dtype=cache.dtype)
-            self._mask = hidden.triu_(span.start + 1).to(cache.device)
         self._folded: dict[int, Tensor] = {}
         """The mask for so many query heads per KV head, which most layers have in common."""
 
@@ -77,6 +75,16 @@ class _SpanAttention:
         else:
             out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask)
         return out.view(kv_heads, -1, count, dim).permute(2, 0, 1, 3).reshape(count, heads, dim)
+
+    @cached_property
+    def _mask(self) -> Tensor | None:
+        """The mask of a span after a cached prefix, [count, rows]; None for one row. Not every network needs it."""
+        count, start, stop = self._span.count, self._span.start, self._span.stop
+        if self._causal or count == 1:
+            return None
+        # Aligned at the lower right: row i of the span sees the whole prefix, and the span up to itself.
+        hidden = torch.full((count, stop), float("-inf"), dtype=self._cache.dtype)
+        return hidden.triu_(start + 1).to(self._cache.device)
 
     def _fold(self, mask: Tensor, groups: int) -> Tensor:
         if groups not in self._folded:

@@ -7,7 +7,7 @@ its description, so that a model which cannot fit is refused before it is read.
 import torch
 
 from engine.cache.kv_rows import QUANTIZED
-from models.spec import Experts, FeedForward, Layer, ModelSpec, ShortConvolution
+from models.spec import Experts, FeedForward, LatentAttention, Layer, ModelSpec, ShortConvolution
 
 GRAPH_BYTES = 256 * 1024**2
 """Bytes that graphs, compiled kernels and the workspaces of libraries take on a GPU beside the activations."""
@@ -97,4 +97,6 @@ def _heads(layer: Layer) -> int:
     mixer = layer.mixer
     if isinstance(mixer, ShortConvolution):
         return (2 + mixer.width) * mixer.size
+    if isinstance(mixer, LatentAttention):
+        return mixer.heads * (2 * mixer.head_dim + mixer.v_dim)
     return (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim

@@ -25,9 +25,9 @@ class KVCache:
     Layers whose rows have the same format share one of the `parts`, each [2, layers, slots, *row], where `row` is
     (num_kv_heads, head_dim), or the bytes of a quantised row (`KVRow`). `k[layer]` and `v[layer]` are the rows of a
     layer, [slots, *row]; a layer without rows of its own has those of the layer that it reads. The part of rows without
-    V (the inputs of convolutions) is [1, layers, slots, *row], and `v[layer]` is `k[layer]`. Code that cannot read
-    quantised bytes uses `write` and `read`. The memory is allocated once and never grows. With a window, one more block
-    of zeros follows: the blank block, which stands in block tables for the blocks that a sequence has released.
+    V (latents, the inputs of convolutions) is [1, layers, slots, *row], and `v[layer]` is `k[layer]`. Code that cannot
+    read quantised bytes uses `write` and `read`. The memory is allocated once and never grows. With a window, one more
+    block of zeros follows: the blank block, which stands in block tables for the blocks that a sequence has released.
 
     Layers of another group than the primary (`engine/cache/groups.py`) are numbered from 1 on by their pool, whose
     slots take the place of the blocks there; their parts have the blank block, too.
@@ -60,7 +60,8 @@ class KVCache:
         self.dtype = dtype
         self.device = device
         self.rows = list(rows)
-        self.has_convolutions = not all(row.has_v for row in rows)
+        self.lacks_v = not all(row.has_v for row in rows)
+        """Whether some layers have no V, but latents or the inputs of convolutions."""
         self.is_free = is_free
         self._sources = list(sources or range(len(rows)))
         owners = [layer for layer, source in enumerate(self._sources) if layer == source]
@@ -173,8 +174,9 @@ class KVCache:
                 rows.index_copy_(0, at, row.encode(given))
 
     def keep(self, layer: int, at: Tensor, x: Tensor) -> None:
-        """Write the inputs x [n, size] of a convolution into the slots at int64 [n]."""
-        self.k[layer].index_copy_(0, at, x.to(self.rows[layer].dtype).unsqueeze(1))
+        """Write rows x [n, numbers] of a layer without V into the slots at int64 [n]."""
+        row = self.rows[layer]
+        self.k[layer].index_copy_(0, at, row.encode(x.reshape(-1, row.heads, row.dim)))
 
     def read(self, layer: int, rows: Tensor) -> Tensor:
         """Return rows [n, *row] of a layer's `k` or `v` as numbers [n, num_kv_heads, head_dim] in `dtype`."""

@@ -9,14 +9,15 @@ fp8 is E4M3 with a power of two as the scale, so bf16 represents every stored nu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from engine.errors import EngineError
-from models.spec import Attention, ModelSpec, ShortConvolution, kv_sources
+from models.spec import LatentAttention, Mixer, ModelSpec, ShortConvolution, kv_sources
 
 KVKind = Literal["auto", "bf16", "fp16", "fp8", "int8"]
 """The values of `--kv-dtype`; auto: the dtype in which the model computes."""
@@ -30,7 +31,7 @@ LEAST = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class KVRow:
-    """The format of what one layer keeps of one token: K and V, or the input of a convolution."""
+    """The format of what one layer keeps of one token: K and V, a latent, or the input of a convolution."""
 
     heads: int
     dim: int
@@ -38,7 +39,8 @@ class KVRow:
     """The dtype of plain numbers, and the dtype to which quantised ones are decoded."""
     kind: Literal["plain", "fp8", "int8"] = "plain"
     has_v: bool = True
-    """Whether there are a K and a V of this format; a convolution keeps its input in place of K, and no V."""
+    """Whether there are a K and a V of this format. Latent attention keeps a latent and the key that all heads share in
+    place of K, a convolution its input; they have no V."""
 
     @property
     def is_quantized(self) -> bool:
@@ -116,12 +118,16 @@ def token_bytes(spec: ModelSpec, dtype: torch.dtype, kind: str = "auto") -> int:
 def layer_rows(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kind: str = "auto") -> list[KVRow]:
     """Return the format of each layer's rows, for a model that computes in `dtype`. Raises as `kv_row` does.
 
-    The inputs of convolutions keep this dtype: `kind` is that of K and V.
+    The inputs of convolutions keep this dtype: `kind` is that of K and V, and of latents.
     """
 
-    def row(mixer: Attention | ShortConvolution) -> KVRow:
+    def row(mixer: Mixer) -> KVRow:
         if isinstance(mixer, ShortConvolution):
             return KVRow(1, mixer.size, dtype, has_v=False)
+        if isinstance(mixer, LatentAttention):
+            # As heads of 64 numbers, so that no scale covers a part of the latent and of the key.
+            dim = gcd(mixer.kv_rank, mixer.rope_dim)
+            return replace(kv_row(kind, mixer.row_size // dim, dim, dtype, device), has_v=False)
         return kv_row(kind, mixer.kv_heads, mixer.head_dim, dtype, device)
 
     return [row(layer.mixer) for layer in spec.layers]

@@ -67,7 +67,7 @@ NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET})
 DIVIDED = "it is divided among several processes"
 """Why kernels that know nothing of other ranks do not compute a network, as the middle of a sentence."""
 
-ONE_ROW_FORMAT = frozenset(Feature) - {Feature.MIXED_HEADS, Feature.SHARED_KV}
+ONE_ROW_FORMAT = frozenset(Feature) - {Feature.MIXED_HEADS, Feature.SHARED_KV, Feature.LATENT}
 """Features a network may have whose attention layers all have K and V of their own, of the same format."""
 
 PLAIN_ATTENTION = ONE_ROW_FORMAT - {

@@ -1,6 +1,6 @@
 """Measure how much GPU memory a step takes besides weights and KV, before the KV cache is allocated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ class _NoAttention:
 
     def last_rows(self, layer_index: int, x: Tensor, width: int) -> list[Tensor]:
         return [x.clone() for _ in range(width)]
+
+    def latent_rows(self, layer_index: int, rows: Tensor) -> Iterable[tuple[int, Tensor]]:
+        return [(len(rows), rows)]
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from models.spec import ModelSpec
+from models.spec import LatentAttention, ModelSpec
 from models.weights.slots import layer_parameters
 
 T = TypeVar("T")
@@ -43,9 +43,11 @@ class RowCost:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "RowCost":
-        """Count 2 FLOPs per weight of the layers, and 4 per number of the query heads for each row of context."""
-        numbers = sum(attention.heads * attention.head_dim for attention in spec.attentions.values())
-        return cls(ATTENTION * layer_parameters(spec) / (2.0 * numbers))
+        """Count 2 FLOPs per weight of the layers, and for a row of context 2 per number of every key and value."""
+        numbers = sum(2 * attention.heads * attention.head_dim for attention in spec.attentions.values())
+        latents = (layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentAttention))
+        numbers += sum(latent.heads * (latent.head_dim + latent.v_dim) for latent in latents)
+        return cls(ATTENTION * layer_parameters(spec) / numbers)
 
     def cost(self, start: int, rows: int) -> float:
         """Return the cost of rows `start` to `start + rows` of a sequence."""

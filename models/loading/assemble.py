@@ -12,6 +12,7 @@ from models.network import (
     ExpertWeights,
     FeedForwardWeights,
     InputWeights,
+    LatentWeights,
     LaurelWeights,
     LayerInputWeights,
     LayerWeights,
@@ -24,11 +25,12 @@ from models.network import (
 from models.reference.rope import rotary_table
 from models.spec import (
     AltUp,
-    Attention,
     Experts,
+    LatentAttention,
     Laurel,
     Layer,
     LayerInputs,
+    Mixer,
     ModelSpec,
     Norm,
     Rope,
@@ -154,8 +156,8 @@ def _input(store: TensorStore, at: str, spec: LayerInputs | None) -> InputWeight
 
 
 def _mixer(
-    store: TensorStore, at: str, spec: Attention | ShortConvolution, tables: Tables
-) -> AttentionWeights | ConvolutionWeights:
+    store: TensorStore, at: str, spec: Mixer, tables: Tables
+) -> AttentionWeights | LatentWeights | ConvolutionWeights:
     if isinstance(spec, ShortConvolution):
         return ConvolutionWeights(
             inputs=store.linear(f"{at}conv_in"),
@@ -163,12 +165,24 @@ def _mixer(
             out=store.linear(f"{at}conv_out", split_columns=True),
             bias=store.plain.get(f"{at}filters.bias"),
         )
+    rotary = tables[spec.rope, spec.rotated] if spec.rope is not None else None
+    if isinstance(spec, LatentAttention):
+        return LatentWeights(
+            q=store.linear(f"{at}q"),
+            kv_a=store.linear(f"{at}kv_a"),
+            kv_norm=store.norm(f"{at}kv_a_norm"),
+            kv_b=store.plain[f"{at}kv_b.weight"],
+            out=store.linear(f"{at}out", split_columns=True),
+            q_norm=None if spec.q_rank is None else store.norm(f"{at}q_a_norm"),
+            q_b=None if spec.q_rank is None else store.linear(f"{at}q_b"),
+            rotary=rotary,
+        )
     return AttentionWeights(
         qkv=store.linear(f"{at}qkv"),
         out=store.linear(f"{at}out", split_columns=True),
         head_norm=store.plain.get(f"{at}head_norm.weight"),
         sinks=store.plain.get(f"{at}sinks"),
-        rotary=tables[spec.rope, spec.rotated] if spec.rope is not None else None,
+        rotary=rotary,
     )
 
 

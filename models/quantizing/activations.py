@@ -1,6 +1,6 @@
 """Measure the inputs of a network's matrices on a text, and how much an error of their outputs matters."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -8,7 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.errors import ModelError
-from models.network import ConvolutionWeights, ExpertWeights, FeedForwardWeights, Linear, Network
+from models.network import (
+    ConvolutionWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    LatentWeights,
+    Linear,
+    Network,
+)
 from models.progress import OnProgress, Progress
 from models.reference.decoder import Decoder
 
@@ -132,6 +139,12 @@ def places(network: Network) -> Iterator[tuple[Place, Linear]]:
         if isinstance(layer.mixer, ConvolutionWeights):
             yield (f"{at}conv_in.weight", None), layer.mixer.inputs
             yield (f"{at}conv_out.weight", None), layer.mixer.out
+        elif isinstance(layer.mixer, LatentWeights):
+            yield (f"{at}q.weight", None), layer.mixer.q
+            if layer.mixer.q_b is not None:
+                yield (f"{at}q_b.weight", None), layer.mixer.q_b
+            yield (f"{at}kv_a.weight", None), layer.mixer.kv_a
+            yield (f"{at}out.weight", None), layer.mixer.out
         else:
             yield (f"{at}qkv.weight", None), layer.mixer.qkv
             yield (f"{at}out.weight", None), layer.mixer.out
@@ -186,6 +199,10 @@ class Attend:
         """See `models.reference.attention.ConvolutionRows`."""
         padded = F.pad(x, (0, 0, width - 1, 0))
         return [padded[first : first + len(x)] for first in range(width)]
+
+    def latent_rows(self, layer_index: int, rows: Tensor) -> Iterable[tuple[int, Tensor]]:
+        """See `models.reference.attention.LatentRows`."""
+        return [(len(rows), rows)]
 
 
 def divergence(network: Network, other: Network, windows: Sequence[list[int]]) -> float:

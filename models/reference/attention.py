@@ -1,5 +1,6 @@
 """The attention seam: a network computes q, k and v; the implementation of this protocol keeps the KV and attends."""
 
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -29,4 +30,16 @@ class ConvolutionRows(Protocol):
 
         Returns `width` tensors [T, size] in the dtype of x: for each row the input `width` - 1 rows before it in its
         sequence, and so on to its own. Before the first row of a sequence there are zeros.
+        """
+
+
+@runtime_checkable
+class LatentRows(Protocol):
+    """What the attention of a step also does for a network with latent attention."""
+
+    def latent_rows(self, layer_index: int, rows: Tensor) -> Iterable[tuple[int, Tensor]]:
+        """Write the rows [T, numbers] of a step into the cache of this layer, and return what its sequences see.
+
+        For each sequence, in the order of the step: how many of the rows are its own, and all of its rows up to its
+        last one in the dtype of `rows`, [those before and its own, numbers].
         """

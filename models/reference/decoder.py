@@ -14,6 +14,7 @@ from models.network import (
     ConvolutionWeights,
     ExpertWeights,
     FeedForwardWeights,
+    LatentWeights,
     LaurelWeights,
     LayerWeights,
     Linear,
@@ -22,12 +23,23 @@ from models.network import (
     StreamWeights,
     Weight,
 )
-from models.reference.attention import Attention, ConvolutionRows
+from models.reference import latent
+from models.reference.attention import Attention, ConvolutionRows, LatentRows
 from models.reference.collective import Collective
 from models.reference.products import choose_product
 from models.reference.rope import StepPositions, rotate
 from models.reference.tiled import TiledProduct, embed
-from models.spec import XIELU_BETA, Activation, Experts, FeedForward, Laurel, Layer, Norm, ShortConvolution
+from models.spec import (
+    XIELU_BETA,
+    Activation,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Laurel,
+    Layer,
+    Norm,
+    ShortConvolution,
+)
 from models.spec import Attention as AttentionSpec
 
 QuantizedProduct = Callable[[Tensor, Sequence[Weight], Tensor | None], Tensor]
@@ -208,6 +220,9 @@ class Decoder:
         if isinstance(spec.mixer, ShortConvolution):
             assert isinstance(weights.mixer, ConvolutionWeights)
             out = self._convolve(index, spec.mixer, weights.mixer, given, attention)
+        elif isinstance(spec.mixer, LatentAttention):
+            assert isinstance(weights.mixer, LatentWeights)
+            out = self._attend_to_latents(index, spec.mixer, weights.mixer, given, step, attention)
         else:
             out = self._attend(index, spec.mixer, weights.attention, given, step, attention)
         out = self._sum(out)
@@ -258,6 +273,34 @@ class Decoder:
             q = q * step.query_scale(spec.query_scaling).to(q.dtype)
         out = attention(index, q, qk[:, spec.heads :], v)
         return self._linear(weights.out, out.reshape(-1, spec.heads * spec.head_dim))
+
+    def _attend_to_latents(
+        self,
+        index: int,
+        spec: LatentAttention,
+        weights: LatentWeights,
+        x: Tensor,
+        step: StepPositions,
+        attention: Attention,
+    ) -> Tensor:
+        assert isinstance(attention, LatentRows)
+        q = self._linear(weights.q, x)
+        if weights.q_b is not None:
+            q = self._linear(weights.q_b, _norm(spec.norm, weights.q_norm, q))
+        q = q.view(len(x), spec.heads, spec.head_dim)
+        latents, k = torch.split(self._linear(weights.kv_a, x), [spec.kv_rank, spec.rope_dim], dim=-1)
+        latents = _norm(spec.norm, weights.kv_norm, latents)
+        if weights.rotary is not None:
+            assert spec.rope is not None
+            first, last = torch.split(q, [spec.nope_dim, spec.rope_dim], dim=-1)
+            heads = torch.cat((last, k.unsqueeze(1)), dim=1)
+            heads = rotate(heads, step.rotation(weights.rotary), spec.rope.interleaved)
+            q, k = torch.cat((first, heads[:, :-1]), dim=-1), heads[:, -1]
+        outs, start = [], 0
+        for count, rows in attention.latent_rows(index, torch.cat((latents, k), dim=-1)):
+            outs.append(latent.attend(spec, weights.kv_b, q[start : start + count], rows, self._product))
+            start += count
+        return self._linear(weights.out, torch.cat(outs).flatten(1))
 
     def _convolve(
         self,

@@ -5,7 +5,17 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from models.spec import AltUp, Attention, Experts, FeedForward, Layer, ModelSpec, Norm, ShortConvolution
+from models.spec import (
+    AltUp,
+    Attention,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    ModelSpec,
+    Norm,
+    ShortConvolution,
+)
 
 Names = Mapping[str, str]
 """The checkpoint's names for each `Slot.part`. "layers" is the prefix of a layer, with {} for its number; names of a
@@ -25,7 +35,7 @@ _WHOLE_NAMES = (
 """Parts whose names in a checkpoint are whole, without a field to be added."""
 
 _PLAIN = (
-    *("position_embedding", "router", "shared_gate", "filters"),
+    *("position_embedding", "router", "shared_gate", "filters", "kv_b"),
     *("altup_router", "altup_predict", "altup_correct"),
 )
 """Matrices that are never held in blocks, as they are small or not multiplied."""
@@ -138,6 +148,8 @@ def _layer(layer: Layer, spec: ModelSpec, hidden: int) -> Iterator[Slot]:
     yield from _norm("attention_norm", layer.attention_norm, hidden)
     if isinstance(layer.mixer, ShortConvolution):
         yield from _convolution(layer.mixer, hidden)
+    elif isinstance(layer.mixer, LatentAttention):
+        yield from _latent(layer.mixer, hidden)
     else:
         yield from _attention(layer.mixer, hidden)
     yield from _norm("attention_post_norm", layer.attention_post_norm, hidden)
@@ -188,6 +200,20 @@ def _attention(spec: Attention, hidden: int) -> Iterator[Slot]:
     if spec.sinks:
         yield Slot("sinks", "weight", "sinks", 0, spec.heads, (spec.heads,))
     yield from _linear("out", {"out": hidden}, q, spec.out_bias)
+
+
+def _latent(spec: LatentAttention, hidden: int) -> Iterator[Slot]:
+    q = spec.heads * spec.head_dim
+    if spec.q_rank is None:
+        yield from _linear("q", {"q": q}, hidden)
+    else:
+        yield from _linear("q", {"q_a": spec.q_rank}, hidden, spec.bias)
+        yield from _norm("q_a_norm", spec.norm, spec.q_rank)
+        yield from _linear("q_b", {"q_b": q}, spec.q_rank)
+    yield from _linear("kv_a", {"kv_a": spec.row_size}, hidden, spec.bias)
+    yield from _norm("kv_a_norm", spec.norm, spec.kv_rank)
+    yield from _linear("kv_b", {"kv_b": spec.heads * spec.expanded_dim}, spec.kv_rank)
+    yield from _linear("out", {"out": hidden}, spec.heads * spec.v_dim, spec.bias)
 
 
 def _convolution(spec: ShortConvolution, hidden: int) -> Iterator[Slot]:

@@ -21,6 +21,7 @@ from models.spec import (
     Attention,
     Experts,
     FeedForward,
+    LatentAttention,
     Laurel,
     LayerInputs,
     ModelSpec,
@@ -120,6 +121,7 @@ ASKING: dict[Feature, ModelSpec] = {
             replace(a_spec().layers[0], mixer=Attention(2, 2, 64, rope=Rope())),
         ),
     ),
+    Feature.LATENT: changed(a_spec(), mixer=LatentAttention(2, None, 32, 16, 8, 16, rope=Rope())),
     Feature.CONVOLUTION: replace(
         a_spec(), layers=(a_spec().layers[0], replace(a_spec().layers[0], mixer=ShortConvolution(64, 3)))
     ),

@@ -1,7 +1,7 @@
 """Small random checkpoints, written by transformers and gguf, and a plain attention to run them with."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -181,6 +181,15 @@ class PlainAttention:
             last = kept[seen[row]][-width:]
             found.append(F.pad(last, (0, 0, width - len(last), 0)))
         return list(torch.stack(found, dim=1))
+
+    def latent_rows(self, layer_index: int, rows: Tensor) -> Iterable[tuple[int, Tensor]]:
+        """See `models.reference.attention.LatentRows`; with `seen`, each row is as if it were a sequence's last."""
+        kept = torch.cat((self.kv[layer_index][0], rows)) if layer_index in self.kv else rows
+        self.kv[layer_index] = kept, kept
+        if self.seen is None:
+            return [(len(rows), kept)]
+        seen = torch.ones(len(kept), len(kept)).tril().bool() & self.seen[: len(kept), : len(kept)]
+        return [(1, kept[seen[row]]) for row in range(len(kept) - len(rows), len(kept))]
 
 
 def run(

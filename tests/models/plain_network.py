@@ -16,6 +16,7 @@ from models.spec import (
     Attention,
     Experts,
     FeedForward,
+    LatentAttention,
     Layer,
     ModelSpec,
     Norm,
@@ -127,6 +128,8 @@ class PlainNetwork:
         given = self._norm(f"{at}attention_norm", layer.attention_norm, x)
         if isinstance(layer.mixer, ShortConvolution):
             out = self._convolution(at, layer.mixer, given)
+        elif isinstance(layer.mixer, LatentAttention):
+            out = self._latent_attention(at, layer.mixer, given)
         else:
             out = self._attention(index, layer.mixer, given, kept)
         x = x + self._norm(f"{at}attention_post_norm", layer.attention_post_norm, out) * layer.residual_scale
@@ -180,6 +183,31 @@ class PlainNetwork:
                 whole = shares.sum() + (self._get(f"{at}sinks")[head].exp() if spec.sinks else 0.0)
                 outs[row, head] = shares / whole @ values[first : row + 1]
         return self._linear(f"{at}out", outs.flatten(1), spec.out_bias)
+
+    def _latent_attention(self, at: str, spec: LatentAttention, x: Tensor) -> Tensor:
+        """Attend with keys and values as the paper defines them, head by head."""
+        count = len(x)
+        if spec.q_rank is None:
+            q = self._linear(f"{at}q", x)
+        else:
+            q = self._norm(f"{at}q_a_norm", spec.norm, self._linear(f"{at}q_a", x, spec.bias))
+            q = self._linear(f"{at}q_b", q)
+        q = q.view(count, spec.heads, -1)
+        kept = self._linear(f"{at}kv_a", x, spec.bias)
+        latents = self._norm(f"{at}kv_a_norm", spec.norm, kept[:, : spec.kv_rank])
+        kv = self._linear(f"{at}kv_b", latents).view(count, spec.heads, -1)
+        q_last, k_last = q[..., spec.nope_dim :], kept[:, spec.kv_rank :].unsqueeze(1)
+        if spec.rope is not None:
+            q_last, k_last = rotated(spec.rope, q_last), rotated(spec.rope, k_last)
+        outs = torch.zeros(count, spec.heads, spec.v_dim, dtype=torch.float64)
+        scale = (spec.nope_dim + spec.rope_dim) ** -0.5 if spec.scale is None else spec.scale
+        for head in range(spec.heads):
+            keys, values = kv[:, head].split((spec.nope_dim, spec.v_dim), -1)
+            for row in range(count):
+                scores = keys[: row + 1] @ q[row, head, : spec.nope_dim]
+                scores = (scores + k_last[: row + 1, 0] @ q_last[row, head]) * scale
+                outs[row, head] = scores.softmax(-1) @ values[: row + 1]
+        return self._linear(f"{at}out", outs.flatten(1), spec.bias)
 
     def _convolution(self, at: str, spec: ShortConvolution, x: Tensor) -> Tensor:
         b, c, x = self._linear(f"{at}conv_in", x, spec.bias).split(spec.size, -1)

@@ -22,12 +22,14 @@ from models.features import Feature, features
 from models.loading.load import fill_network
 from models.loading.plan import Target, needed_bytes, plan_tensors
 from models.network import Network
+from models.reference import latent
 from models.reference.decoder import Decoder
 from models.spec import (
     AltUp,
     Attention,
     Experts,
     FeedForward,
+    LatentAttention,
     Laurel,
     Layer,
     LayerInputs,
@@ -145,6 +147,42 @@ convolutions = st.builds(
 )
 
 
+def ropes_of(dim: int) -> st.SearchStrategy[Rope]:
+    """Return rotations of whole or part heads of `dim` numbers."""
+    return st.sampled_from([None, *range(2, dim + 1, 2)]).flatmap(
+        lambda dims: st.builds(
+            Rope,
+            theta=st.sampled_from([100.0, 10_000.0]),
+            kind=st.sampled_from(["default", "linear"]),
+            factor=st.sampled_from([1.0, 4.0]),
+            frequency_factors=st.none()
+            | st.lists(
+                st.sampled_from([1.0, 3.0]), min_size=(dims or dim) // 2, max_size=(dims or dim) // 2
+            ).map(tuple),
+            dims=st.just(dims),
+            interleaved=st.booleans(),
+        )
+    )
+
+
+latents = st.sampled_from([2, 6]).flatmap(
+    lambda rope_dim: st.builds(
+        LatentAttention,
+        heads=st.integers(1, 3),
+        q_rank=st.none() | st.sampled_from([4, 10]),
+        kv_rank=st.sampled_from([2, 12, 40]),
+        nope_dim=st.sampled_from([2, 8]),
+        rope_dim=st.just(rope_dim),
+        v_dim=st.sampled_from([4, 8, 12]),
+        norm=norms.map(lambda norm: replace(norm, bias=False)),
+        rope=st.none()
+        | ropes_of(rope_dim).map(lambda rope: replace(rope, dims=None, frequency_factors=None)),
+        scale=st.none() | st.sampled_from([0.05, 1.0]),
+        bias=st.booleans(),
+    )
+)
+
+
 @st.composite
 def attentions(
     draw: st.DrawFn,
@@ -155,18 +193,6 @@ def attentions(
     mixed: bool = False,
 ) -> Attention:
     """Draw attention with any features, over heads of this shape; see `specs` for `mixed`."""
-    dims = draw(st.sampled_from([None, *range(2, head_dim + 1, 2)]))
-    factors = st.lists(
-        st.sampled_from([1.0, 3.0]), min_size=(dims or head_dim) // 2, max_size=(dims or head_dim) // 2
-    )
-    rope = Rope(
-        theta=draw(st.sampled_from([100.0, 10_000.0])),
-        kind=draw(st.sampled_from(["default", "linear"])),
-        factor=draw(st.sampled_from([1.0, 4.0])),
-        frequency_factors=draw(st.none() | factors.map(tuple)),
-        dims=dims,
-        interleaved=draw(st.booleans()),
-    )
     head_norm = draw(maybe_weighted)
     normed = draw(st.sampled_from(["each", "all", "rotated"])) if head_norm is not None else "each"
     if mixed and head_norm is not None and normed != "all":
@@ -179,7 +205,7 @@ def attentions(
         qkv_bias=draw(st.booleans()),
         out_bias=draw(st.booleans()),
         head_norm=head_norm,
-        rope=draw(st.none() | st.just(rope)),
+        rope=draw(st.none() | ropes_of(head_dim)),
         window=window,
         chunk=draw(st.none() | st.integers(1, 8)) if mixed and window is None else None,
         scale=draw(st.none() | st.sampled_from([0.05, 1.0])),
@@ -212,7 +238,8 @@ def specs(
     mixed: bool = False,
 ) -> ModelSpec:
     """Draw a network of up to three layers, each of them different; `mixed` ones differ in the shapes of their heads,
-    too, read the keys and values of another, or are convolutions, and have what only plain modules compute."""
+    too, read the keys and values of another, or are latent attention or convolutions, and have what only plain modules
+    compute."""
 
     def shapes() -> st.SearchStrategy[tuple[int, int, int]]:
         kv_heads = st.sampled_from([1, 2])
@@ -224,7 +251,7 @@ def specs(
     mixers = (shapes() if mixed else st.just(same)).flatmap(lambda shape: attentions(*shape, windows, mixed))
     layers = st.builds(
         Layer,
-        mixers | convolutions if mixed else mixers,
+        mixers | latents | convolutions if mixed else mixers,
         feeds | sparse | learned | experts(True) if mixed else feeds,
         maybe_norms,
         maybe_norms,
@@ -263,7 +290,7 @@ def shared(layers: list[Layer], wanted: list[bool]) -> list[Layer]:
     found: list[Layer] = []
     for layer, is_wanted in zip(layers, wanted, strict=False):
         given = layer.mixer
-        if isinstance(given, ShortConvolution):
+        if not isinstance(given, Attention):
             found.append(layer)
             continue
         sources = [
@@ -323,12 +350,12 @@ def network_of(spec: ModelSpec, tensors: dict[str, Tensor], names: Names, quanti
 class Engine:
     """The reference with the engine's plain attention, over blocks in arbitrary places."""
 
-    def __init__(self, network: Network) -> None:
-        rows = layer_rows(network.spec, torch.float32, CPU)
+    def __init__(self, network: Network, kind: str = "auto") -> None:
+        rows = layer_rows(network.spec, torch.float32, CPU, kind)
         sources = kv_sources(network.spec)
         cache = KVCache(rows, 3 * POSITIONS // BLOCK, BLOCK, torch.float32, CPU, sources=sources)
         for part in cache.parts:
-            part.fill_(torch.nan)
+            part.fill_(torch.nan if part.is_floating_point() else 255)
         self._model = Decoder(network)
         self._backend = SdpaBackend(cache, unusual_layers(network))
 
@@ -476,19 +503,73 @@ def test_an_engine_keeps_the_inputs_of_convolutions_as_they_are(kind: str) -> No
     assert (spec.attention, spec.window) == (small().attention, None)
 
 
-def test_only_torch_attends_to_rows_that_differ() -> None:
-    wide = Layer(Attention(4, 1, 32, rope=Rope()), FeedForward(64))
-    spec = small(layers=(small().layers[0], wide))
+LATENT_ATTENTION = LatentAttention(2, 24, 128, 16, 64, 24, rope=Rope(interleaved=True))
+LATENT = Layer(LATENT_ATTENTION, FeedForward(64))
+
+
+@pytest.mark.parametrize(("kind", "each"), [("auto", 4 * 192), ("bf16", 2 * 192), ("fp8", 208)])
+def test_an_engine_keeps_latents_once(kind: str, each: int) -> None:
+    spec = small(layers=(LATENT, LATENT))
     network = network_of(spec, *checkpoint(spec, 0))
-    said = (
-        "--attention triton cannot be used: this model has attention heads that differ from layer to layer."
-    )
+    cache = build(network, CPU, BuildOptions(kv_dtype=kind)).cache
+    assert cache.parts[0].shape[:2] == (1, 2)  # 3 scales of fp8 fill 16 bytes
+    assert cache.token_bytes == token_bytes(spec, torch.float32, kind) == 2 * each
+    assert cache.k[1].data_ptr() == cache.v[1].data_ptr()
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("fp8", 0.2), ("int8", 0.04)])
+def test_latents_may_be_quantised(kind: str, tolerance: float) -> None:
+    spec = small(layers=(LATENT, LATENT))
+    tensors, names = checkpoint(spec, 0)
+    engine = Engine(network_of(spec, tensors, names), kind)
+    whole, pieces = (in_pieces(engine, [TOKENS], size)[0] for size in (len(TOKENS), 1))
+    expected = PlainNetwork(spec, tensors).logits(TOKENS)
+    assert_close(whole, expected, tolerance)
+    assert_close(pieces, expected, tolerance)
+    assert (whole - expected).abs().max() > 1e-4
+
+
+def test_few_rows_attend_to_latents_and_many_to_expanded_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = LatentAttention(4, None, 512, 128, 64, 128)
+    assert [latent._absorbs(spec, 1, rows) for rows in (1, 2, 1000)] == [False, True, True]
+    assert [latent._absorbs(spec, count, 1000) for count in (64, 512, 1000)] == [True, False, False]
+    torch.manual_seed(0)
+    kv_b, q, rows = torch.randn(4 * 256, 512) / 512**0.5, torch.randn(5, 4, 192), torch.randn(9, 576)
+
+    def found(absorbs: bool, at_once: int = latent.AT_ONCE) -> Tensor:
+        monkeypatch.setattr(latent, "AT_ONCE", at_once)
+        monkeypatch.setattr(latent, "_absorbs", lambda *_: absorbs)
+        return latent.attend(spec, kv_b, q, rows, torch.nn.functional.linear).flatten(1)
+
+    assert_close(found(True), found(False))
+    assert_close(found(False, at_once=9 * 3 * 320), found(False))  # three heads, then one
+    assert_close(found(True, at_once=9 * 4 * 2), found(True))  # two rows at a time
+
+
+@pytest.mark.parametrize(
+    ("layer", "lacks"),
+    [
+        (Layer(Attention(4, 1, 32, rope=Rope()), FeedForward(64)), Feature.MIXED_HEADS),
+        (LATENT, Feature.LATENT),
+    ],
+)
+def test_only_torch_attends_to_rows_that_differ(layer: Layer, lacks: Feature) -> None:
+    spec = small(layers=(small().layers[0], layer))
+    network = network_of(spec, *checkpoint(spec, 0))
+    said = f"--attention triton cannot be used: this model has {lacks.value}."
     with pytest.raises(EngineError, match=said):
         build(network, CPU, BuildOptions(attention="triton"))
 
 
-def test_convolutions_are_not_divided() -> None:
-    spec = small(layers=(Layer(ShortConvolution(48, 3), FeedForward(64)), small().layers[0]))
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (Layer(ShortConvolution(48, 3), FeedForward(64)), "short convolutions in place of attention"),
+        (LATENT, "multi-head latent attention"),
+    ],
+)
+def test_convolutions_and_latent_attention_are_not_divided(layer: Layer, words: str) -> None:
+    spec = small(layers=(layer, small().layers[0]))
     tensors, names = checkpoint(spec, 0)
-    with pytest.raises(ModelError, match="short convolutions in place of attention cannot be divided"):
+    with pytest.raises(ModelError, match=f"A model with {words} cannot be divided"):
         shard(spec, stored(tensors), names, 0, 2)

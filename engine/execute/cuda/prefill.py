@@ -185,10 +185,10 @@ class FusedPrefill:
             out = projected.new_empty(len(projected), len(mixer.filters))
             convolve(mixer, projected, step.cache.k[index], step.seen(self._most_seen), out)
             return out
-        spec = self._network.spec.layers[index].attention
+        spec, weights = self._network.spec.layers[index].attention, self._network.layers[index].attention
         heads = projected.view(projected.shape[0], -1, spec.head_dim)
         count = spec.heads + spec.kv_heads
-        position(spec, heads, mixer.head_norm, mixer.rotary, positions)
+        position(spec, heads, weights.head_norm, weights.rotary, positions)
         mixed = step(index, heads[:, : spec.heads], heads[:, spec.heads : count], heads[:, count:])
         return mixed.reshape(-1, spec.heads * spec.head_dim)
 

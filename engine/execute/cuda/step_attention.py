@@ -101,7 +101,7 @@ class StepAttention:
         if isinstance(mixer, ConvolutionWeights):
             convolve(mixer, projected, self._cache.k[index], self._seen, self.mixed, self._pdl)
             return None
-        spec, layer = self._network.spec.layers[index].attention, mixer
+        spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
         shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine, self._small)
         step = AttentionInput(
             projected,

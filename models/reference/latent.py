@@ -1,0 +1,77 @@
+"""Latent attention of one sequence (see `models.spec.LatentAttention`), in the way that takes less work.
+
+For a prompt, the latents of all rows are expanded to keys and values. For a few rows after many, each query is
+multiplied by the transpose of what would expand the keys, and attends to the latents themselves; what it gets is then
+expanded to values. The results are equal but for rounding.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.reference.products import Product
+from models.spec import LatentAttention
+
+AT_ONCE = 1 << 24
+"""About how many numbers of keys and values, or of scores, are computed at once."""
+
+
+def attend(spec: LatentAttention, kv_b: Tensor, q: Tensor, rows: Tensor, product: Product) -> Tensor:
+    """Attend causally with the last t rows: q [t, heads, head_dim], rows [R, row_size] -> [t, heads, v_dim].
+
+    q and the keys in rows are rotated already. `kv_b` is that of `models.network.LatentWeights`; `product` multiplies
+    by it. Which way is chosen depends on t and R alone.
+    """
+    expands = kv_b.view(spec.heads, spec.expanded_dim, spec.kv_rank)
+    mask = None
+    if len(q) > 1:  # row i of q sees all rows before those of q, and those up to itself
+        mask = torch.ones(len(q), len(rows), dtype=torch.bool, device=q.device).tril(len(rows) - len(q))
+    if _absorbs(spec, len(q), len(rows)):
+        return _absorbed(spec, expands, q, rows, mask)
+    at_once = max(1, AT_ONCE // (len(rows) * (spec.expanded_dim + spec.rope_dim)))
+    parts = zip(torch.split(expands, at_once), torch.split(q, at_once, dim=1), strict=True)
+    return torch.cat([_expanded(spec, some, heads, rows, mask, product) for some, heads in parts], dim=1)
+
+
+def _absorbs(spec: LatentAttention, count: int, rows: int) -> bool:
+    """Return whether `count` queries that see `rows` rows take less work without expanding these.
+
+    Both ways are counted in multiplications of one head.
+    """
+    expanding = spec.kv_rank * spec.expanded_dim
+    absorbed = count * (expanding + rows * (spec.row_size + spec.kv_rank))
+    return absorbed < rows * expanding + count * rows * (spec.head_dim + spec.v_dim)
+
+
+def _expanded(
+    spec: LatentAttention, expands: Tensor, q: Tensor, rows: Tensor, mask: Tensor | None, product: Product
+) -> Tensor:
+    """Attend with some heads, whose keys and values `expands` [heads, expanded_dim, kv_rank] makes."""
+    latents, key = torch.split(rows, [spec.kv_rank, spec.rope_dim], dim=-1)
+    expanded = product(latents, expands.flatten(0, 1), None).view(len(rows), len(expands), -1).transpose(0, 1)
+    first, values = torch.split(expanded, [spec.nope_dim, spec.v_dim], dim=-1)
+    keys = torch.cat((first, key.expand(len(expands), -1, -1)), dim=-1)
+    return _softmax(spec, q.transpose(0, 1), keys, values, mask).transpose(0, 1)
+
+
+def _absorbed(spec: LatentAttention, expands: Tensor, q: Tensor, rows: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend with all heads to the rows as they are."""
+    to_keys, to_values = torch.split(expands, [spec.nope_dim, spec.v_dim], dim=1)
+    first, last = torch.split(q.transpose(0, 1), [spec.nope_dim, spec.rope_dim], dim=-1)
+    queries = torch.cat((torch.bmm(first, to_keys), last), dim=-1)  # [heads, t, row_size]
+    at_once = max(1, AT_ONCE // (spec.heads * len(rows)))
+    outs = []
+    for start in range(0, len(q), at_once):
+        part = slice(start, start + at_once)
+        # All heads are queries of one head, so that the rows are read once.
+        given, seen = queries[:, part].reshape(1, -1, spec.row_size), rows.unsqueeze(0)
+        visible = None if mask is None else mask[part].repeat(spec.heads, 1)
+        out = _softmax(spec, given, seen, seen[..., : spec.kv_rank], visible)
+        outs.append(out.view(spec.heads, -1, spec.kv_rank))
+    return torch.bmm(torch.cat(outs, dim=1), to_values.transpose(1, 2)).transpose(0, 1)
+
+
+def _softmax(spec: LatentAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend with q [heads, queries, size] to k [heads, rows, size] and v [heads, rows, any size]."""
+    q, k, v = (x.unsqueeze(0) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.softmax_scale).squeeze(0)
