@@ -13,7 +13,7 @@ from models.files import ModelFiles
 from models.hub.download import HubModel
 from models.hub.inspect import ModelFacts, describe, describe_on_hub
 from models.hub.sources import hidden_folder, parse, resolve
-from models.spec import ModelSpec
+from models.spec import LatentAttention, ModelSpec
 from models.units import bytes_text, counted
 from models.weights.formats.format import Scheme
 
@@ -150,7 +150,7 @@ def _expected(
         f"weights {weights}, {conversation} more for a conversation of {counted(tokens, 'token')}"
         f" ({fewer} with --kv-dtype fp8 or int8){room}"
     )
-    rows = [("Memory", memory)]
+    rows = [("Memory", memory), *_latents(spec, token_bytes(spec, here.dtype))]
     if found.fits and place == "GPU":
         rows.append(("KV cache", kv_cache(found)))
     if not found.host_layers:
@@ -160,6 +160,15 @@ def _expected(
         "computed on the CPU; for long prompts they are copied to the GPU"
     )
     return [*rows, ("Experts", experts), ("Speed", "not known before it is loaded")]
+
+
+def _latents(spec: ModelSpec, nbytes: int) -> list[tuple[str, str]]:
+    """Return a row (label, text) on the `nbytes` bytes that latent attention keeps of a token, if there is any."""
+    sizes = [layer.mixer.row_size for layer in spec.layers if isinstance(layer.mixer, LatentAttention)]
+    if not sizes:
+        return []
+    kept = f"{sizes[0]} numbers in each of {len(sizes)} layers, in place of keys and values"
+    return [("KV per token", f"{bytes_text(nbytes)}: {kept}")]
 
 
 def kv_cache(speed: "Speed") -> str:

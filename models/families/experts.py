@@ -15,6 +15,15 @@ def with_experts(spec: ModelSpec, experts: Experts, layers: Iterable[int]) -> Mo
         raise ModelError(
             f"The config chooses {experts.chosen} of {experts.count} experts; it is damaged: download it again."
         )
+    size = experts.count // experts.groups
+    fits = experts.count % experts.groups == 0 and experts.chosen_groups <= experts.groups
+    if experts.groups > 1 and not (
+        fits and experts.chosen <= experts.chosen_groups * size and experts.group_best <= size
+    ):
+        raise ModelError(
+            f"The config chooses {experts.chosen} of {experts.count} experts from {experts.chosen_groups} of "
+            f"{experts.groups} groups; it is damaged: download it again."
+        )
     chosen = set(layers)
     return each_layer(spec, lambda i, layer: replace(layer, feed_forward=experts) if i in chosen else layer)
 

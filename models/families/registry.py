@@ -6,6 +6,7 @@ from models.errors import ModelError
 from models.families import (
     apertus,
     cohere2,
+    deepseek,
     ernie,
     exaone4,
     gemma,
@@ -67,6 +68,9 @@ FAMILIES: tuple[Family, ...] = (
     apertus.FAMILY,
     gemma3n.FAMILY,
     llama4.FAMILY,
+    deepseek.V2,
+    deepseek.V3,
+    deepseek.GLM,
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 from models.errors import ModelError
 from models.families.family import GGUFConfig
 from models.families.fields import Fields
-from models.spec import ModelSpec, Rope, RopeKind
+from models.spec import ModelSpec, Rope, RopeKind, ShortConvolution
 
 _PROPORTIONAL = "proportional"
 """A kind that is described by divisors of frequencies."""
@@ -74,7 +74,8 @@ def rotated_layers(fields: Fields, layers: int, interval: int) -> list[bool]:
 def replaced_theta(raw: Mapping[str, Any], spec: ModelSpec) -> str | None:
     """Return a line for the user if rope_scaling replaces a rope_theta in rope_parameters; otherwise None."""
     given, scaling = raw.get("rope_parameters"), raw.get("rope_scaling")
-    rope = spec.attention.rope
+    mixers = (layer.mixer for layer in spec.layers)
+    rope = next((mixer.rope for mixer in mixers if not isinstance(mixer, ShortConvolution)), None)
     theta = given.get("rope_theta") if isinstance(given, Mapping) else None
     if not scaling or theta is None or rope is None or rope.theta == theta:
         return None
@@ -171,7 +172,7 @@ def longrope_attention(factor: float, original: int) -> float:
     return 1.0 if factor <= 1.0 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
-_WITH_LOG_MULTIPLIER = frozenset({"mistral3"})
+_WITH_LOG_MULTIPLIER = frozenset({"mistral3", "deepseek2"})
 """Architectures whose yarn_log_multiplier llama.cpp reads: mscale_all_dim, beside an mscale of 1."""
 
 

@@ -11,18 +11,8 @@ _NO_WEIGHTS = "norms without weights"
 _STATE_SPACE, _LINEAR = "state-space layers", "linear attention"
 _INDEXED = "sparse attention by an index"
 _ALIBI = "ALiBi positions"
-_GROUPS, _SCALED = "experts that are chosen in groups", "scaled sums of experts"
 
 _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("multi-head latent attention", ("kv_lora_rank", "q_lora_rank", "attention.kv_lora_rank")),
-    (_GROUPS, ("n_group", "num_expert_group", "expert_group_count")),
-    (
-        _SCALED,
-        (
-            *("routed_scaling_factor", "moe_routed_scaling_factor", "router_scaling_factor", "route_scale"),
-            "expert_weights_scale",
-        ),
-    ),
     (_INDEXED, ("index_topk", "attention.indexer.top_k")),
     (_LINEAR, ("linear_num_value_heads", "linear_attn_config", "lightning_attn")),
     ("recurrent layers", ("lru_width", "rescale_every", "head_size_divisor", "wkv.head_size")),
@@ -100,8 +90,10 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "kolibri1": ("experts that are chosen by biased logits",),
     "laguna": (_GATED,),
     "lfm3": (_GATED,),
+    "longcat_flash": ("experts that return their input",),
     "mimo_v2_flash": ("values of another width than keys",),
     "minimax_m3_vl_text": (_INDEXED,),
+    "mistral4": ("latent attention whose queries are scaled by their positions",),
     "modernbert-decoder": ("a norm of the embeddings",),
     "moshi": ("sound",),
     "mpt": (_ALIBI,),
@@ -122,10 +114,10 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
 """The features that a model_type of transformers needs without a field of its config saying so."""
 
 _ONLY_UNREAD = frozenset({
-    "aria_text", "biogpt", "cwm", "dots1", "exaone_moe", "flex_olmo", "flint", "gemma", "glm", "glm4",
+    "aria_text", "axk1", "biogpt", "cwm", "dots1", "exaone_moe", "flex_olmo", "flint", "gemma", "glm", "glm4",
     "glm4_moe", "gpt_bigcode", "gpt_neo", "gpt_neox_japanese", "granite_swa", "granitemoe_swa", "granitemoehybrid",
-    "helium", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "mellum", "minimax_m2", "mixtral", "olmoe", "opt", "qwen2_moe",
-    "solar_open", "stablelm", "starcoder2", "vaultgemma",
+    "helium", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "mellum", "minicpm3", "minimax_m2", "mixtral", "olmoe", "opt",
+    "qwen2_moe", "solar_open", "stablelm", "starcoder2", "vaultgemma", "youtu",
 })  # fmt: skip
 """Values of model_type whose networks need nothing unsupported, unless a field of their config asks for it."""
 
@@ -193,8 +185,7 @@ def _of_part(config: Mapping[str, Any]) -> Iterator[str]:
     for kind in _types(config):
         yield from _BY_TYPE.get(kind, ())
     for words, names in _FIELDS:
-        values = [config.get(name) for name in names]
-        if any(_says(value) and (value != 1 or words not in (_GROUPS, _SCALED)) for value in values):
+        if any(_says(config.get(name)) for name in names):
             yield words
     if config.get("do_layer_norm_before") is False:
         yield _SUM_NORMS

@@ -10,6 +10,7 @@ import torch
 
 from models.errors import TooLargeError
 from models.families.family import NAMES
+from models.families.fields import Fields
 from models.families.registry import spec_of_gguf, spec_of_hf
 from models.families.rope import replaced_theta
 from models.files import ModelFiles, read_json
@@ -181,7 +182,8 @@ def _with_host_experts(plan: LoadPlan, room: int) -> LoadPlan:
 def _notes(plan: LoadPlan, in_planes: bool) -> list[str | None]:
     """Return lines for the user on how the weights are held."""
     tensors, target = plan.tensors, plan.target
-    notes = [conversion_note(tensors, plan.kinds), plain_note(tensors, {**plan.kinds, **plan.packed})]
+    matrices = [tensor for tensor in tensors if plan.places[tensor.name].is_matrix]
+    notes = [conversion_note(tensors, plan.kinds), plain_note(matrices, {**plan.kinds, **plan.packed})]
     if in_planes:
         on_device = {name: slot for name, slot in plan.places.items() if not plan.is_on_host(slot)}
         notes.append(expansion_note(tensors, on_device, plan.packed, target.dtype))
@@ -199,9 +201,10 @@ def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Name
         folder = files.folder or Path()
         raw = read_json(folder / "config.json")
         (family, spec), scheme = spec_of_hf(raw), read_scheme(raw)
+        extra = Fields(raw, "config.json").integer("num_nextn_predict_layers", 0, least=0, limit=1024)
         tensors = map_tensors(
             spec,
-            join_quantized(read_safetensors(folder), scheme),
+            join_quantized(_of_network(read_safetensors(folder), spec, family.names, extra), scheme),
             family.names,
             packed=family.packed,
             rename=family.rename,
@@ -217,16 +220,30 @@ def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Name
 
     file = read_gguf(files.gguf)
     family, spec = spec_of_gguf(file)
-    parts, dim = family.gguf_interleaved, spec.attention.head_dim
-    interleaved = {slot.name(family.gguf_names): dim for slot in slots(spec) if slot.part in parts}
+    parts, found = family.gguf_interleaved, slots(spec)
+    interleaved = {
+        slot.name(family.gguf_names): spec.attention.head_dim for slot in found if slot.part in parts
+    }
+    extra = Fields(file.metadata, "the GGUF file").integer(
+        f"{family.gguf_architecture}.nextn_predict_layers", 0, least=0, limit=1024
+    )
     tensors = map_tensors(
         spec,
-        stored_tensors(file, interleaved),
+        _of_network(stored_tensors(file, interleaved), spec, family.gguf_names, extra),
         family.gguf_names,
         packed=family.gguf_packed,
         norm_offset=family.gguf_norm_offset,
     )
     return spec, list(tensors), family.gguf_names, []
+
+
+def _of_network(
+    tensors: Iterable[StoredTensor], spec: ModelSpec, names: Names, extra: int
+) -> list[StoredTensor]:
+    """Return the tensors without those of the `extra` layers after the last, which predict further tokens."""
+    last = len(spec.layers)
+    beyond = tuple(names["layers"].format(last + number) for number in range(extra))
+    return [tensor for tensor in tensors if not tensor.name.startswith(beyond)]
 
 
 def needed_bytes(

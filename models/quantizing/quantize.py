@@ -181,8 +181,8 @@ def _in_blocks(plan: LoadPlan, held: Mapping[str, Weight]) -> Network:
 
 def _interleaved(path: Path) -> dict[str, int]:
     family, spec = spec_of_gguf(read_gguf(path))
-    dim = spec.attention.head_dim
-    return {slot.name(family.gguf_names): dim for slot in slots(spec) if slot.part in family.gguf_interleaved}
+    parts, found = family.gguf_interleaved, slots(spec)
+    return {slot.name(family.gguf_names): spec.attention.head_dim for slot in found if slot.part in parts}
 
 
 @contextmanager

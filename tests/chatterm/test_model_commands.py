@@ -309,16 +309,16 @@ def test_show_of_the_shapes_of_the_catalogue(
 
 
 UNKNOWN = {
-    "DeepseekV3ForCausalLM": (
-        {"kv_lora_rank": 512, "topk_group": 4, "n_group": 8, "n_routed_experts": 256},
-        "chatterm does not compute multi-head latent attention and experts that are chosen in groups",
+    "DeepseekV32ForCausalLM": (
+        {"kv_lora_rank": 512, "n_group": 8, "index_topk": 2048, "vision_config": {"depth": 2}},
+        "chatterm does not compute sparse attention by an index and images",
     ),
     "Lfm3ForCausalLM": (
         {"model_type": "lfm3", "layer_types": ["conv", "full_attention"]},
         "chatterm does not compute a gate for the attention's output",
     ),
     "BertModel": ({"type_vocab_size": 2}, "chatterm does not compute an encoder"),
-    "NewForCausalLM": ({"kv_lora_rank": None, "hidden_size": 8}, "chatterm does not know it"),
+    "NewForCausalLM": ({"index_topk": None, "hidden_size": 8}, "chatterm does not know it"),
 }
 
 

@@ -30,7 +30,7 @@ from engine.schedule.sequence import Sequence
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
 from tests.fresh import seeds
 from tests.models.checkpoints import PlainAttention, run, tiny_qwen3
-from tests.models.families import tiny_lfm2
+from tests.models.families import tiny_deepseek, tiny_lfm2
 
 STEPS = int(os.environ.get("CHATTERM_FIRE_STEPS", "50"))
 SIZES: dict[str, Any] = {
@@ -439,10 +439,12 @@ def test_so_it_is_where_no_layer_sees_further_than_a_window(tmp_path: Path, seed
     assert compared["mask"] > 0 or seed % 2 == 0
 
 
+@pytest.mark.parametrize("make", [tiny_lfm2, tiny_deepseek], ids=["convolutions", "latents"])
 @pytest.mark.parametrize("seed", seeds(3))
-def test_so_it_is_where_layers_are_short_convolutions(tmp_path: Path, seed: int) -> None:
+def test_so_it_is_where_layers_keep_no_values(tmp_path: Path, make: Callable[..., Any], seed: int) -> None:
     """A convolution is wider than a block, or narrower; what a row sees was cached, brought back or just computed."""
-    config = tiny_lfm2(vocab_size=272, max_position_embeddings=1024, conv_L_cache=(3, 7, 3)[seed % 3])
+    more = {"conv_L_cache": (3, 7, 3)[seed % 3]} if make is tiny_lfm2 else {}
+    config = make(vocab_size=272, max_position_embeddings=1024, **more)
     options = {
         "context": CONTEXT,
         "block_size": (4, 4, 1)[seed % 3],

@@ -94,7 +94,7 @@ def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | Non
             if k_norm is not None and name.endswith("k_norm.weight"):
                 parameter[:: max(1, len(parameter) // 4)] = k_norm
         for name, buffer in model.named_buffers():
-            if name.endswith("expert_bias"):
+            if name.endswith(("expert_bias", "gate.e_score_correction_bias")):
                 buffer.normal_(0.0, 0.1)
     return model
 
@@ -222,6 +222,9 @@ def run_reference(model: Any, token_ids: list[int]) -> Tensor:
 
 
 _GGUF_ARCHITECTURES = {
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
     "ernie4_5_moe": "ernie4_5-moe",
     "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3",
@@ -277,6 +280,15 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
         elif (part := name.rpartition(".router.")[2]) in _SCALES_OF_GEMMA:
             yield f"blk.{name.split('.')[2]}.{_SCALES_OF_GEMMA[part]}.scale", weight.numpy()
             continue
+        elif (
+            name.endswith("kv_b_proj.weight") and config.model_type != "deepseek_v2"
+        ):  # as older files have it
+            by_head = weight.view(config.num_attention_heads, -1, weight.shape[1])
+            keys, values = by_head.split((config.qk_nope_head_dim, config.v_head_dim), dim=1)
+            stored = [
+                (name.replace("kv_b", "k_b"), keys.transpose(1, 2)),
+                (name.replace("kv_b", "v_b"), values),
+            ]
         elif "experts.gate_up_proj" in name and arch != "gemma4":
             if arch == "llama4":
                 weight = weight.transpose(1, 2)
@@ -285,7 +297,9 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
         else:
             key = name.replace(
                 "gate.moe_statics.e_score_correction_bias", "moe_statics.e_score_correction.bias"
-            ).replace("expert_bias", "expert_bias.bias")
+            )
+            key = key.replace("expert_bias", "expert_bias.bias")
+            key = key.replace("gate.e_score_correction_bias", "gate.e_score_correction.bias")
             if arch == "llama4" and ".experts." in name:
                 weight = weight.transpose(1, 2)
             stored = [(key, weight if weight.numel() == 1 else weight.squeeze())]
@@ -374,14 +388,20 @@ def write_gguf(
         dense = model.model.layers[0].feed_forward.w1 if arch.startswith("lfm2") else None
         size = getattr(config, "intermediate_size_mlp", config.intermediate_size)
         writer.add_feed_forward_length(size if dense is None else dense.out_features)
+        is_single = arch == "deepseek2" and config.model_type != "deepseek_v2"
+        kv_heads = 1 if is_single else config.num_key_value_heads
         writer.add_head_count_kv(
-            config.num_key_value_heads
-            if dense is None
-            else [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
+            kv_heads if dense is None else [kv_heads * (kind != "conv") for kind in config.layer_types]
         )
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
+        if config.model_type == "deepseek_v2":
+            lengths = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+        elif arch == "deepseek2":
+            lengths = config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank
+        else:
+            lengths = head_dim, head_dim
+        writer.add_key_length(lengths[0])
+        writer.add_value_length(lengths[1])
         if arch == "cohere2":
             writer.add_layer_norm_eps(config.layer_norm_eps)
         else:
@@ -429,6 +449,24 @@ def write_gguf(
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.intermediate_size)
         writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
+    if arch == "deepseek2":
+        if config.q_lora_rank is not None:
+            writer.add_q_lora_rank(config.q_lora_rank)
+        writer.add_kv_lora_rank(config.kv_lora_rank)
+        writer.add_rope_dimension_count(config.qk_rope_head_dim)
+        writer.add_leading_dense_block_count(1)
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        if config.model_type != "deepseek_v2":
+            writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+            writer.add_value_length_mla(config.v_head_dim)
+            writer.add_expert_weights_norm(config.norm_topk_prob)
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if arch == "qwen3moe":
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

@@ -7,6 +7,8 @@ from typing import Any
 from transformers import (
     ApertusConfig,
     Cohere2Config,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -15,6 +17,7 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4TextConfig,
     Gemma4UnifiedTextConfig,
+    Glm4MoeLiteConfig,
     GPT2Config,
     GptOssConfig,
     GraniteConfig,
@@ -320,6 +323,52 @@ def tiny_llama4(**changes: Any) -> Llama4TextConfig:
     return tiny(Llama4TextConfig, **values | changes)
 
 
+DEEPSEEK_YARN = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
+
+
+def tiny_deepseek(kind: type[Any] = DeepseekV3Config, **changes: Any) -> Any:
+    """Return three layers; the last two have eight experts in four groups, and two shared ones."""
+    values: dict[str, Any] = {
+        "num_key_value_heads": 6,
+        "q_lora_rank": 20,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "moe_intermediate_size": 40,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+    }
+    return tiny(kind, **values | changes)
+
+
+def tiny_deepseek_v2(**changes: Any) -> DeepseekV2Config:
+    """Return the same for V2, whose queries have no low rank in V2-Lite."""
+    values = {
+        "topk_method": "group_limited_greedy",
+        "num_key_value_heads": None,
+        "rope_parameters": DEEPSEEK_YARN,
+    }
+    return tiny_deepseek(DeepseekV2Config, **values | changes)
+
+
+def tiny_glm_lite(**changes: Any) -> Glm4MoeLiteConfig:
+    """Return four layers as those of GLM-4.7-Flash; all but the first have eight experts, in one group."""
+    values = {
+        "num_hidden_layers": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "rms_norm_eps": 1e-5,
+    }
+    return tiny_deepseek(Glm4MoeLiteConfig, **values | changes)
+
+
 FAMILIES: dict[str, Any] = {
     "qwen2": tiny(Qwen2Config),
     "qwen2 windows": tiny(Qwen2Config, use_sliding_window=True, sliding_window=12, max_window_layers=1),
@@ -410,6 +459,12 @@ FAMILIES: dict[str, Any] = {
     "lfm2": tiny_lfm2(),
     "lfm2 biases": tiny_lfm2(conv_bias=True, conv_L_cache=7, block_ffn_dim_multiplier=1.3),
     "lfm2 moe": tiny_lfm2_moe(),
+    "deepseek v2": tiny_deepseek_v2(),
+    "deepseek v2 lite": tiny_deepseek_v2(q_lora_rank=None, topk_method="greedy", n_group=1, topk_group=1),
+    "deepseek v3": tiny_deepseek(rope_parameters=DEEPSEEK_YARN),
+    "deepseek v3 biases": tiny_deepseek(attention_bias=True, rope_interleave=False, norm_topk_prob=False),
+    "glm4 moe lite": tiny_glm_lite(),
+    "glm4 moe lite layers": tiny_glm_lite(mlp_layer_types=["sparse", "dense", "dense", "sparse"]),
 }
 
 GPT_OSS_PARTS: dict[str, dict[str, Any]] = {
@@ -510,6 +565,12 @@ PLAINER: dict[str, Any] = {
     "gemma4 unified values": tiny_gemma4_unified(attention_k_eq_v=False),
     "lfm2 moe choice": tiny_lfm2_moe(use_expert_bias=False),
     "lfm2 moe sums": tiny_lfm2_moe(norm_topk_prob=False),
+    "deepseek v2 groups": tiny_deepseek_v2(topk_method="greedy"),
+    "deepseek v2 scale": tiny_deepseek_v2(rope_parameters=YARN),
+    "deepseek v3 groups": tiny_deepseek(rope_parameters=DEEPSEEK_YARN, topk_group=4),
+    "deepseek v3 sums": tiny_deepseek(rope_parameters=DEEPSEEK_YARN, routed_scaling_factor=1.0),
+    "deepseek v3 rope": tiny_deepseek(rope_parameters=DEEPSEEK_YARN, rope_interleave=False),
+    "glm4 moe lite sums": tiny_glm_lite(routed_scaling_factor=1.0),
     **{f"gpt-oss {part}": tiny_gpt_oss(**change) for part, change in GPT_OSS_PARTS.items()},
     **{f"granite moe {part}": tiny_granite_moe(**{part: 1.0}) for part in MULTIPLIERS},
     **{f"granite {part}": tiny(GraniteConfig, **(GRANITE | {part: 1.0})) for part in MULTIPLIERS},
@@ -526,6 +587,12 @@ GEMMA4_GGUF: dict[str, Any] = {
     "gemma4.rope.dimension_count": 32,
     "gemma4.rope.dimension_count_swa": 16,
     "gemma4.rope.freq_base_swa": 100.0,
+}
+DEEPSEEK_GGUF: dict[str, Any] = {
+    "deepseek2.rope.scaling.type": "yarn",
+    "deepseek2.rope.scaling.factor": 8.0,
+    "deepseek2.rope.scaling.original_context_length": 32,
+    "deepseek2.rope.scaling.yarn_log_multiplier": 0.0707,
 }
 GGUF: dict[str, dict[str, Any]] = {
     "qwen2": {},
@@ -606,6 +673,10 @@ GGUF: dict[str, dict[str, Any]] = {
     "lfm2": {},
     "lfm2 biases": {},
     "lfm2 moe": {},
+    "deepseek v2": DEEPSEEK_GGUF,
+    "deepseek v2 lite": DEEPSEEK_GGUF,
+    "deepseek v3": DEEPSEEK_GGUF,
+    "glm4 moe lite": {},
     "gpt-oss": {
         "gpt-oss.attention.sliding_window": 7,
         "gpt-oss.rope.scaling.type": "yarn",

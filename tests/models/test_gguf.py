@@ -34,6 +34,7 @@ from tests.models.checkpoints import (
     write_gguf,
 )
 from tests.models.families import (
+    DEEPSEEK_GGUF,
     FAMILIES,
     GGUF,
     GGUF_FACTORS,
@@ -135,6 +136,28 @@ def test_logits_of_quantized_files_are_those_of_the_rounded_weights(kind: Kind, 
     torch.testing.assert_close(
         run(load(path), TOKENS), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item()
     )
+
+
+def test_deepseek_files_may_have_layers_that_predict_further_tokens(tmp_path: Path) -> None:
+    model = random_model(CONFIGS["deepseek v3"])
+    more = DEEPSEEK_GGUF | {"deepseek2.nextn_predict_layers": 1}
+    expected = run(load(write_gguf(tmp_path / "plain.gguf", model, metadata=DEEPSEEK_GGUF)), TOKENS)
+    # The last layer is taken for one that predicts further tokens.
+    fewer = load(write_gguf(tmp_path / "more.gguf", model, metadata=more))
+    assert len(fewer.layers) == 2
+    assert (run(fewer, TOKENS) - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"deepseek2.attention.temperature_scale": 0.1}, "queries are scaled by their positions"),
+        ({"deepseek2.nextn_predict_layers": 3}, "nextn_predict_layers"),
+    ],
+)
+def test_deepseek_files_that_cannot_be_run(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    model = random_model(CONFIGS["deepseek v3"])
+    assert words in refusal(write_gguf(tmp_path / "model.gguf", model, metadata=DEEPSEEK_GGUF | change))
 
 
 def test_rope_factors_of_llama3_are_honoured(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from engine.cache.kv_rows import token_bytes
 from models.errors import ModelError
 from models.families.registry import spec_of_hf
 from models.features import Feature, features
@@ -13,6 +15,7 @@ from models.spec import (
     Attention,
     Experts,
     FeedForward,
+    LatentAttention,
     ModelSpec,
     Norm,
     QueryScaling,
@@ -338,6 +341,100 @@ LFM_2_MOE = {  # 8B-A1B
     "use_expert_bias": True,
     "vocab_size": 65536,
 }
+DEEPSEEK_V2_LITE = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "attention_bias": False,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 1.0,
+    "topk_group": 1,
+    "topk_method": "greedy",
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+}
+DEEPSEEK_V3 = DEEPSEEK_V2_LITE | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "rope_scaling": DEEPSEEK_V2_LITE["rope_scaling"] | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    "routed_scaling_factor": 2.5,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "vocab_size": 129280,
+}
+GLM_4_7_FLASH = {
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "attention_bias": False,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 202752,
+    "moe_intermediate_size": 1536,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 20,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 47,
+    "num_key_value_heads": 20,
+    "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 1.0,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.8,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "v_head_dim": 256,
+    "vocab_size": 154880,
+}
+OF_DEEPSEEK = {Feature.LATENT, Feature.EXPERTS, Feature.EXACT_ROUTER, Feature.MIXED_LAYERS}
+OF_DEEPSEEK_V3 = OF_DEEPSEEK | {Feature.SELECTION_BIAS, Feature.EXPERT_SCALE}
 OF_LFM_2 = {Feature.CONVOLUTION, Feature.HEAD_NORM, Feature.MIXED_LAYERS}
 COMMAND_R7B = {  # 12-2024
     "architectures": ["Cohere2ForCausalLM"],
@@ -582,6 +679,9 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (GEMMA_3N, 6_835_235_568, OF_GEMMA_3N),
         (LFM_2, 1_170_340_608, OF_LFM_2),
         (LFM_2_MOE, 8_339_930_560, OF_LFM_2 | {Feature.EXPERTS, Feature.SELECTION_BIAS}),
+        (DEEPSEEK_V2_LITE, 15_706_484_224, OF_DEEPSEEK),
+        (DEEPSEEK_V3, 671_026_419_200, OF_DEEPSEEK_V3 | {Feature.EXPERT_GROUPS}),
+        (GLM_4_7_FLASH, 29_943_393_920, OF_DEEPSEEK_V3 | {Feature.MIXED_EPS}),
     ],
 )
 def test_well_known_checkpoints_have_the_size_that_is_known_of_them(
@@ -737,6 +837,47 @@ def test_lfm_2_has_attention_in_the_layers_that_its_config_names() -> None:
     assert list(sparse.attentions) == [2, 6, 10, 14, 18, 21]
 
 
+def test_deepseek_and_glm_keep_576_numbers_a_layer() -> None:
+    lite, large, glm = (hf(raw) for raw in (DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_4_7_FLASH))
+    for spec in (lite, large, glm):
+        assert token_bytes(spec, torch.bfloat16) == 2 * 576 * len(spec.layers)
+        assert token_bytes(spec, torch.bfloat16, "fp8") == 624 * len(spec.layers)  # with nine scales
+        assert (spec.attentions, spec.window) == ({}, None)
+    rope = Rope(1e4, "yarn", 40.0, original_positions=4096, interleaved=True)
+    stretch = 1 + 0.1 * 0.707 * math.log(40)
+    assert lite.layers[26].mixer == LatentAttention(
+        16, None, 512, 128, 64, 128, Norm(1e-6), replace(rope, exact=True), 192**-0.5 * stretch**2
+    )
+    stretch = 1 + 0.1 * math.log(40)
+    assert large.layers[60].mixer == LatentAttention(
+        128, 1536, 512, 128, 64, 128, Norm(1e-6), rope, 192**-0.5 * stretch**2
+    )
+    assert glm.layers[46].mixer == LatentAttention(
+        20, 768, 512, 192, 64, 256, Norm(1e-6), Rope(1e6, interleaved=True)
+    )
+    assert [layer.feed_forward for layer in large.layers] == [FeedForward(18432)] * 3 + [
+        Experts(
+            256,
+            8,
+            FeedForward(2048),
+            scoring="sigmoid",
+            exact_router=True,
+            selection_bias=True,
+            groups=8,
+            chosen_groups=4,
+            group_best=2,
+            scale=2.5,
+            shared=FeedForward(2048),
+        )
+    ] * 58
+    experts = lite.layers[26].feed_forward
+    assert experts == Experts(
+        64, 6, FeedForward(1408), renormalise=False, exact_router=True, shared=FeedForward(2816)
+    )
+    assert lite.layers[0].feed_forward == FeedForward(10944)
+    assert isinstance(glm.layers[1].feed_forward, Experts)
+
+
 def test_granite_multiplies() -> None:
     spec = hf(GRANITE)
     assert {(layer.attention.scale, layer.residual_scale) for layer in spec.layers} == {(0.0078125, 0.22)}
@@ -767,6 +908,14 @@ def test_granite_multiplies() -> None:
         (LFM_2, {"conv_L_cache": 0}, ["conv_L_cache"]),
         (LFM_2, {"norm_eps": "x"}, ["norm_eps"]),
         (LFM_2_MOE, {"routed_scaling_factor": 2.5}, ["routed_scaling_factor", "only 1"]),
+        (DEEPSEEK_V2_LITE, {"topk_method": "noaux_tc"}, ["topk_method", "greedy, group_limited_greedy"]),
+        (DEEPSEEK_V2_LITE, {"norm_topk_prob": True}, ["norm_topk_prob", "not supported"]),
+        (DEEPSEEK_V2_LITE, {"kv_lora_rank": None}, ["kv_lora_rank", "incomplete"]),
+        (DEEPSEEK_V3, {"topk_group": 9}, ["9 of 8 groups", "damaged"]),
+        (DEEPSEEK_V3, {"n_group": 7}, ["4 of 7 groups", "damaged"]),
+        (DEEPSEEK_V3, {"topk_group": 1, "n_group": 64}, ["8 of 256 experts from 1 of 64", "damaged"]),
+        (GLM_4_7_FLASH, {"mlp_layer_types": ["dense"]}, ["mlp_layer_types", "47 layers"]),
+        (GLM_4_7_FLASH, {"mlp_layer_types": ["linear"] * 47}, ["dense or sparse"]),
         (COMMAND_R7B, {"sliding_window_pattern": "LLLG"}, ["sliding_window_pattern", "a whole number"]),
         (GEMMA_3N, {"text_config": {"altup_active_idx": 1}}, ["altup_active_idx"]),
         (GEMMA_3N, {"text_config": {"altup_correct_scale": False}}, ["altup_correct_scale"]),
@@ -798,6 +947,7 @@ KNOWN = [
     *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE, GPT_OSS),
     *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN, DEVSTRAL_2),
     *(COMMAND_R7B, APERTUS, GEMMA_3N_TEXT, MAVERICK, LFM_2, LFM_2_MOE),
+    *(DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_4_7_FLASH),
 ]
 READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
 JUNK: tuple[Any, ...] = (

@@ -1,5 +1,6 @@
 """The networks against transformers, on checkpoints that transformers wrote."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,8 @@ from tests.models.families import (
     PLAINER,
     YARN,
     tiny,
+    tiny_deepseek,
+    tiny_deepseek_v2,
     tiny_ernie,
     tiny_ernie_moe,
     tiny_gemma2,
@@ -66,6 +69,7 @@ from tests.models.families import (
     tiny_gemma4,
     tiny_gemma4_moe,
     tiny_gemma4_unified,
+    tiny_glm_lite,
     tiny_gpt2,
     tiny_gpt_oss,
     tiny_granite4,
@@ -334,6 +338,23 @@ def test_the_text_part_of_a_mistral_that_sees_images(text: Any, tmp_path: Path) 
     assert torch.equal(run(newer, TOKENS), run(network, TOKENS))
 
 
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, tiny_deepseek())
+    path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    tensors = load_file(path)
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    expected = run(load_model(files_of(folder), dtype=torch.float32, device=CPU), TOKENS)
+    extra = {
+        "model.layers.3.eh_proj.weight": torch.zeros(4, 4),
+        "model.layers.3.mlp.up_proj.weight": torch.ones(2),
+    }
+    save_file(tensors | extra, path)
+    assert torch.equal(run(load_model(files_of(folder), dtype=torch.float32, device=CPU), TOKENS), expected)
+    save_file(tensors | {"model.layers.4.eh_proj.weight": torch.zeros(4, 4)}, path)
+    with pytest.raises(ModelError, match=r"model\.layers\.4\.eh_proj\.weight, which DeepseekV3ForCausalLM"):
+        load_model(files_of(folder), dtype=torch.float32, device=CPU)
+
+
 def test_what_differs_between_the_configs_reaches_the_logits(tmp_path: Path) -> None:
     # Validates the test above: with the same weights, each of these must change the result.
     plain = run_reference(random_model(tiny_llama()), TOKENS)
@@ -389,12 +410,15 @@ BF16_CONFIGS = {
     "lfm2": (tiny_lfm2(hidden_size=384, intermediate_size=768), None),
     "lfm2 moe": (tiny_lfm2_moe(hidden_size=384, intermediate_size=768, moe_intermediate_size=128), None),
     "granite4": (tiny_granite4(hidden_size=384, shared_intermediate_size=768), None),
+    "deepseek v2": (tiny_deepseek_v2(hidden_size=384, moe_intermediate_size=128, kv_lora_rank=128), None),
+    "deepseek v3": (tiny_deepseek(hidden_size=384, moe_intermediate_size=128, kv_lora_rank=128), None),
+    "glm4 moe lite": (tiny_glm_lite(hidden_size=384, moe_intermediate_size=128, kv_lora_rank=128), None),
 }
 
 
 ROUNDED_OTHERWISE = (
     *("gpt2", "qwen3_moe", "ernie4_5_moe", "gpt_oss", "granitemoe", "lfm2_moe"),
-    *("cohere2", "gemma3n_text", "llama4_text"),
+    *("cohere2", "gemma3n_text", "llama4_text", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
 )
 
 
