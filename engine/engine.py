@@ -197,10 +197,11 @@ class Engine(EngineCore):
         row, threads = pieces.cache.row, torch.get_num_threads() if self.device.type == "cpu" else 0
         place = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         kernels = f"{pieces.attention_name}, {pieces.decode_name}, {pieces.runner.name}"
+        groups = f", {pieces.cache.groups}" if pieces.cache.pools else ""
         facts = {
             "spec": repr(self.spec),
             "weights": repr(sorted((w.format, w.rows, w.columns) for w in pieces.network.parts(Weight))),
-            "dtype": f"{self.dtype}, {row}, {self.block_size}",
+            "dtype": f"{self.dtype}, {row}, {self.block_size}{groups}",
             "kernels": f"{kernels}, {threads}, {place}{', deterministic' * options.deterministic}",
         }
         # The hashes require reading files, so the disk tier calls this where nobody waits.

@@ -30,7 +30,7 @@ class ConvolvingStep:
 
     def last_rows(self, layer_index: int, x: Tensor, width: int) -> list[Tensor]:
         """See `models.reference.attention.ConvolutionRows`."""
-        key = width, self.cache.group(layer_index)
+        key = width, self.cache.groups[layer_index]
         if key not in self._slots:  # the same in all such layers
             self._slots[key] = self._look_up(*key)
         slots, missing = self._slots[key]

@@ -87,7 +87,7 @@ class SpanRows:
         return self._cache.read(layer, pages.index_select(0, at.read[skipped:]).flatten(0, 1)[:rows])
 
     def _at(self, layer: int) -> _Places:
-        group = self._cache.group(layer)
+        group = self._cache.groups[layer]
         if group not in self._places:  # the same in all layers of the group
             self._places[group] = self._look_up(group)
         return self._places[group]

@@ -14,5 +14,7 @@ class BlockTable:
     """Blocks before this index were released; the blank block stands in their place."""
     since: int = maxsize
     """Rows from here on are held, whatever the window."""
+    group_since: int = maxsize
+    """The same for the groups of `engine/cache/groups.py`."""
     firsts: list[int] = field(default_factory=list)
-    """The same as `first` for each pool of `engine/cache/groups.py`: slots there are held from this block on."""
+    """The same as `first` for each of the groups: slots there are held from this block on."""

@@ -47,8 +47,8 @@ class BlockManager:
     ) -> None:
         """`carry_out` copies rows before anything enqueued later reads or writes them; an error from it ends the
         operation. `tier` takes evicted blocks; without one they are lost. `window` is that of the network, if any;
-        `pools` belong to `engine/cache/groups.py`; there can be no tier beside them, because it copies whole blocks.
-        Raises ValueError for both, and unless both numbers are at least 1.
+        `pools` belong to `engine/cache/groups.py`. Raises ValueError for both a tier and pools, because it copies whole
+        blocks, and unless both numbers are at least 1.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError("num_blocks and block_size must be at least 1")
@@ -61,9 +61,9 @@ class BlockManager:
         self.window = window
         self.blank = num_blocks
         """The blank block, which stands in a table for the blocks it has released; nothing writes to it."""
-        self._groups = Groups(pools, block_size)
-        self._index = PrefixIndex(self._blocks, block_size, window, self._groups)
-        self._eviction = Eviction(self._index, self._groups)
+        self.groups = Groups(pools, block_size)
+        self._index = PrefixIndex(self._blocks, block_size, window, self.groups)
+        self._eviction = Eviction(self._index, self.groups)
         self._cached = 0
         self._clock = count(1)
         self._tables: list[BlockTable] = []
@@ -110,11 +110,6 @@ class BlockManager:
         """Return the full blocks of the longest known prefix of `keys`, for reading; with a window some may be gone."""
         return self._index.chain(keys)
 
-    def most_held(self, rows: int) -> int:
-        """Return the most blocks that a table holds until it has `rows` rows."""
-        blocks = self.blocks_for(rows)
-        return blocks if self.window is None else min(blocks, self.window.most_blocks(self.block_size))
-
     def pin(self, keys: Sequence[Key]) -> None:
         """Mark `keys`, present or not, as the conversation in use: evicted last, and never for idle work.
 
@@ -143,29 +138,36 @@ class BlockManager:
     def fits_beside(self, keys: Sequence[Key], rows: int, others: Sequence[tuple[BlockTable, int]]) -> bool:
         """Return whether a table of `rows` rows that begins with `keys` has room beside `others`: tables with the rows
         that they will have, which get one more block each."""
-        path, _, _ = self._index.find(keys)
-        needed = self.most_held(rows) - sum(block.refs > 0 for block in path[self._index.first(len(path)) :])
-        for table, more in others:
-            needed += max(self.most_held(more) + 1 - (len(table.blocks) - table.first), 0)
-        return needed <= self.room() and self._groups.fit([block.id for block in path], rows, others)
 
-    def open(self, keys: Sequence[Key], idle: bool = False, since: int = maxsize) -> BlockTable:
+        def most(rows: int) -> int:
+            return self.window.most_held(rows, self.block_size) if self.window else self.blocks_for(rows)
+
+        path, _, _ = self._index.find(keys)
+        needed = most(rows) - sum(block.refs > 0 for block in path[self._index.first(len(path)) :])
+        for table, more in others:
+            needed += max(most(more) + 1 - (len(table.blocks) - table.first), 0)
+        return needed <= self.room() and self.groups.fit([block.id for block in path], rows, others)
+
+    def open(
+        self, keys: Sequence[Key], idle: bool = False, since: int = maxsize, group_since: int = maxsize
+    ) -> BlockTable:
         """Return a new table that holds the longest cached prefix of `keys`. `idle`: as in `reserve`.
 
         Blocks in the host tier are brought back. If a block matches only in part, or a holder may still write to it,
         its matching rows are copied into a fresh block. If it would be evicted to make room for that, it is itself cut
         to these rows. Without room for either, the prefix ends before it. The rows from `since` on are present and
-        held, whatever the window. Raises what `carry_out` raises; then there is no table.
+        held, whatever the window, and those from `group_since` on in every group. Raises what `carry_out` raises; then
+        there is no table.
         """
-        path, partial, rows = self._index.find(keys, since)
+        path, partial, rows = self._index.find(keys, since, group_since)
         offloaded = self._offloaded(path, keys)
         first = self._index.first(len(path), since)
         held = path[first:]
         for block in held:
             self._hold(block)
         blocks = [self.blank] * first + [block.id for block in held]
-        table = BlockTable(blocks, len(path) * self.block_size, first, since)
-        table.firsts = self._groups.open([block.id for block in path], since)
+        firsts = self.groups.open([block.id for block in path], group_since)
+        table = BlockTable(blocks, len(path) * self.block_size, first, since, group_since, firsts)
         self._tables.append(table)
         try:
             if sum(rows for _, rows in offloaded) <= rows or not self._bring_back(table, offloaded, idle):
@@ -175,19 +177,22 @@ class BlockManager:
             raise
         return table
 
-    def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> None:
+    def reserve(self, table: BlockTable, rows: int, idle: bool = False, is_bare: bool = False) -> None:
         """Make room for `rows` more rows in `table`, evicting cached blocks if necessary.
 
-        `idle`: for idle work, which may not evict pinned or kept paths. Raises OutOfBlocksError without room, and what
+        `idle`: for idle work, which may not evict pinned or kept paths. `is_bare`: without slots in the groups; then
+        `table` must not be read before all that those see has slots. Raises OutOfBlocksError without room, and what
         `carry_out` raises; `table` is then unchanged.
         """
         before = len(table.blocks)
         missing = self.blocks_for(table.length + rows) - before
-        if not self._has_room(missing, idle):
+        if not self._has_room(missing, idle, is_bare):
             raise OutOfBlocksError
+        if is_bare:
+            self.groups.skip(table, before + missing, next(self._clock))
         try:
             for _ in range(missing):
-                table.blocks.append(self._take(table))
+                table.blocks.append(self._take(table, is_bare))
         except BaseException:
             self._cut_table(table, before)
             raise
@@ -219,7 +224,7 @@ class BlockManager:
         """Release every block of `table`; the rows written stay in the cache until they are evicted."""
         self._tables.remove(table)
         now = next(self._clock)
-        self._groups.close(table, now)
+        self.groups.close(table, now)
         for id in table.blocks[table.first :]:
             self._blocks[id].last_used = now
             self._release(self._blocks[id])
@@ -268,10 +273,9 @@ class BlockManager:
     def evict_all(self) -> int:
         """Free every cached block, and empty the host tier. Return how many blocks were freed."""
         self.tier.clear()
-        freed = 0
+        freed = self._cached
         while self._cached:
             self._free_one(offload=False)
-            freed += 1
         return freed
 
     # -- the host tier
@@ -316,10 +320,10 @@ class BlockManager:
             return
         if source.refs == 0 and not source.children and rows == len(source.keys):
             self._hold(source)
-            self._groups.hold(source.id)
+            self.groups.hold(source.id)
             table.blocks.append(source.id)
             table.length += rows
-        elif self._groups:
+        elif self.groups:
             self._copy_in_groups(table, source, rows, idle)
         elif self._has_room(1, idle):
             place, keys, origins = source.id, source.keys[:rows], source.origins[:rows]
@@ -330,14 +334,14 @@ class BlockManager:
     def _copy_in_groups(self, table: BlockTable, source: Block, rows: int, idle: bool) -> None:
         """Continue `table` with a copy of rows of `source`, which keeps its block and slots, if there is room."""
         self._hold(source)
-        self._groups.hold(source.id)
+        self.groups.hold(source.id)
         try:
             if self._has_room(1, idle):
                 id = self._take(table)
                 copy = RowCopy(source.id, id, rows)
                 self._append(table, id, copy, source.keys[:rows], source.origins[:rows])
         finally:
-            self._groups.release(source.id, source.last_used)
+            self.groups.release(source.id, source.last_used)
             self._release(source)
 
     def _append(
@@ -353,24 +357,22 @@ class BlockManager:
             if copy is not None:
                 self.carry_out(copy)
         except BaseException:
-            self._release_new(id)
+            self.groups.release(id, 0)
+            self._release(self._blocks[id])
             raise
         table.blocks.append(id)
         self.commit(table, keys, origins)
 
     def _cut_table(self, table: BlockTable, blocks: int) -> None:
         """Release all but the first `blocks` blocks; those released have no rows."""
+        self.groups.cut(table, blocks)
         for id in table.blocks[blocks:]:
-            self._release_new(id)
+            self._release(self._blocks[id])
         del table.blocks[blocks:]
-
-    def _release_new(self, id: int) -> None:
-        self._groups.release(id, 0)
-        self._release(self._blocks[id])
 
     def _slide(self, table: BlockTable) -> None:
         """Release the blocks that no later row sees; they stay cached, to be evicted in the order of their rows."""
-        self._groups.slide(table, partial(next, self._clock))
+        self.groups.slide(table, partial(next, self._clock))
         first = self._index.first(table.length // self.block_size, table.since)
         for index in range(table.first, first):
             block = self._blocks[table.blocks[index]]
@@ -384,8 +386,7 @@ class BlockManager:
         block = self._blocks[table.blocks[index]]
         known = self._index.complete(block)
         if known is block:
-            _, parent, keys = self._identity(block)
-            block.name = self.tier.name(parent, keys)
+            block.name = self.tier.name(*self._identity(block)[1:])
             return
         if known.is_gone:  # its rows are present again
             known.id, known.refs, known.origins = block.id, block.refs, block.origins.copy()
@@ -394,19 +395,18 @@ class BlockManager:
             self._index.prune(block)
             return
         self._hold(known)
+        self.groups.merge(table, index, known.id)
         table.blocks[index] = known.id
-        self._groups.merge(block.id, known.id)
         block.refs -= 1
         self._drop(block)
 
     # -- holding, releasing, evicting
 
-    def _has_room(self, blocks: int, idle: bool) -> bool:
-        if self._groups:
+    def _has_room(self, blocks: int, idle: bool, is_bare: bool = False) -> bool:
+        if self.groups:
             self._eviction.spared()  # says which slots go last
-        if not self._groups.has_room(blocks, idle):
-            return False
-        return blocks <= len(self._free) or blocks <= self.room(idle)
+        has_slots = is_bare or self.groups.has_room(blocks, idle)
+        return has_slots and (blocks <= len(self._free) or blocks <= self.room(idle))
 
     def _hold(self, block: Block) -> None:
         if block.refs == 0:
@@ -424,7 +424,7 @@ class BlockManager:
         self._cached += 1
         self._eviction.offer(block)
 
-    def _take(self, table: BlockTable) -> int:
+    def _take(self, table: BlockTable, is_bare: bool = False) -> int:
         """Return a fresh block, if possible the one after the table's last: contiguous blocks need no gathering."""
         if not self._free:
             self._free_one(offload=True)
@@ -432,7 +432,8 @@ class BlockManager:
         id = after if after in self._free else self._free.smallest()
         self._free.discard(id)
         self._blocks[id].refs = 1
-        self._groups.take(id)
+        if not is_bare:
+            self.groups.take(id)
         return id
 
     def _free_one(self, offload: bool) -> None:
@@ -447,7 +448,7 @@ class BlockManager:
 
     def _drop(self, block: Block) -> None:
         """Free a block that no table holds; it leaves the tree unless others follow it."""
-        self._groups.drop(block.id)
+        self.groups.drop(block.id)
         self._free.add(block.id)
         self._blocks[block.id] = Block(block.id)
         self._eviction.forget(block)
@@ -479,7 +480,7 @@ class BlockManager:
                     assert path[index] is block, f"block {id} is not on the path that it is the end of"
                 if rows < self.block_size:
                     assert block.refs == 1, f"writable block {id} is shared"
-        self._groups.check(self._tables)
+        self.groups.check(self._tables)
         cached = 0
         for block in self._blocks:
             assert block.refs == refs[block.id], (
@@ -489,7 +490,7 @@ class BlockManager:
             assert not (free and block.refs), f"block {block.id} is both free and held"
             assert free or block.refs or block.keys, f"block {block.id} is lost"
             assert not (free and block.keys), f"free block {block.id} has rows"
-            assert not (free and self._groups.holds(block.id)), f"free block {block.id} has a slot"
+            assert not (free and self.groups.holds(block.id)), f"free block {block.id} has a slot"
             cached += bool(block.keys) and block.refs == 0
             for child in block.children if self.window is None else ():
                 assert block.refs or not child.refs, f"block {child.id} is held but not its parent"

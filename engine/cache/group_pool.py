@@ -60,10 +60,6 @@ class GroupPool:
         place = self._places.get(block)
         return place is not None and place.refs > 0
 
-    def most_held(self, rows: int, size: int) -> int:
-        """Return the most blocks of `size` rows that a table holds until it has `rows` rows."""
-        return min(-(-rows // size), self.window.most_blocks(size))
-
     def take(self, block: int) -> int | None:
         """Give `block`, which has no slot, one that a table holds. Return the block that lost its slot for it, if any.
 

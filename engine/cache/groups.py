@@ -7,6 +7,7 @@ there only the blocks that its next row sees, so a prefix can be resumed where e
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import ge
 from sys import maxsize
 
 from engine.cache.block_table import BlockTable
@@ -32,7 +33,7 @@ class Groups:
         return any(block in pool for pool in self.pools)
 
     def firsts(self, blocks: int, since: int = maxsize) -> list[int]:
-        """Return the first block that a table of `blocks` full blocks holds, for each group; see `BlockTable.since`."""
+        """Return the first block that a table of `blocks` full blocks holds in each group, with its `group_since`."""
         return [min(pool.window.first(blocks, self._size), since // self._size) for pool in self.pools]
 
     def has_room(self, blocks: int, idle: bool) -> bool:
@@ -43,10 +44,10 @@ class Groups:
         """Do what `BlockManager.fits_beside` does, for a table that begins with the blocks `path`."""
         others = list(others)
         for group, (pool, first) in enumerate(zip(self.pools, self.firsts(len(path)), strict=True)):
-            needed = pool.most_held(rows, self._size) - sum(map(pool.is_held, path[first:]))
+            needed = pool.window.most_held(rows, self._size) - sum(map(pool.is_held, path[first:]))
             for table, more in others:
                 held = len(table.blocks) - table.firsts[group]
-                needed += max(pool.most_held(more, self._size) + 1 - held, 0)
+                needed += max(pool.window.most_held(more, self._size) + 1 - held, 0)
             if needed > pool.room():
                 return False
         return True
@@ -63,7 +64,7 @@ class Groups:
         """Release what later rows of `table` do not see. `now` returns the time, later at every call."""
         if not self.pools:
             return
-        firsts = self.firsts(table.length // self._size, table.since)
+        firsts = self.firsts(table.length // self._size, table.group_since)
         for group, pool in enumerate(self.pools):
             for block in table.blocks[table.firsts[group] : firsts[group]]:
                 pool.release(block, now())
@@ -96,19 +97,39 @@ class Groups:
         for pool in self.pools:
             pool.drop(block)
 
-    def merge(self, block: int, known: int) -> None:
-        """Have the table that holds `block` hold the equal block `known` instead, which gets the slots it lacks."""
-        for pool in self.pools:
+    def skip(self, table: BlockTable, blocks: int, now: int) -> None:
+        """Hold no slots in the first `blocks` blocks of `table`, which may be more than it has yet.
+
+        An unfinished block loses its slots, because it gets rows that they lack. See `BlockManager.reserve`.
+        """
+        unfinished = table.blocks[table.length // self._size :]
+        self.close(table, now)
+        for block in unfinished:
+            self.drop(block)
+        table.firsts = [blocks] * len(self.pools)
+
+    def cut(self, table: BlockTable, blocks: int) -> None:
+        """Release all but the first `blocks` blocks of `table`."""
+        for group, pool in enumerate(self.pools):
+            for block in table.blocks[max(blocks, table.firsts[group]) :]:
+                pool.release(block, 0)
+            table.firsts[group] = min(table.firsts[group], blocks)
+
+    def merge(self, table: BlockTable, index: int, known: int) -> None:
+        """Have `table` hold the block `known` instead of the equal one at `index`, whose slots it gets if need be."""
+        for pool, first in zip(self.pools, table.firsts, strict=True):
+            if index < first:
+                continue
             if known in pool:
                 pool.hold(known)
-                pool.release(block, 0)
+                pool.release(table.blocks[index], 0)
             else:
-                pool.move(block, known)
+                pool.move(table.blocks[index], known)
 
     def check(self, tables: Sequence[BlockTable]) -> None:
         """Raise AssertionError unless the pools hold exactly what these tables need."""
         for group, pool in enumerate(self.pools):
             pool.check([block for table in tables for block in table.blocks[table.firsts[group] :]])
         for table in tables:
-            firsts = self.firsts(table.length // self._size, table.since)
-            assert table.firsts == firsts, "a table holds too many or too few blocks in a group"
+            firsts = self.firsts(table.length // self._size, table.group_since)
+            assert all(map(ge, table.firsts, firsts)), "a table holds too many blocks in a group"

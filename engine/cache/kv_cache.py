@@ -51,10 +51,11 @@ class KVCache:
         `pools` are the layers and the pools of the groups but the primary.
         """
         self.pools = [pool for _, pool in pools]
-        self._groups = [0] * len(rows)
+        self.groups = [0] * len(rows)
+        """The number of the group of each layer; 0 is the primary."""
         for number, (layers, _) in enumerate(pools, 1):
             for layer in layers:
-                self._groups[layer] = number
+                self.groups[layer] = number
         blocks = [num_blocks + (window is not None), *(pool.num_slots + 1 for pool in self.pools)]
         self.block_size = block_size
         self.dtype = dtype
@@ -65,8 +66,8 @@ class KVCache:
         self.is_free = is_free
         self._sources = list(sources or range(len(rows)))
         owners = [layer for layer, source in enumerate(self._sources) if layer == source]
-        formats = dict.fromkeys((self._groups[i], rows[i]) for i in owners)
-        self._layers = [[i for i in owners if (self._groups[i], rows[i]) == kind] for kind in formats]
+        formats = dict.fromkeys((self.groups[i], rows[i]) for i in owners)
+        self._layers = [[i for i in owners if (self.groups[i], rows[i]) == kind] for kind in formats]
         """The layers of each part."""
         self._group_of_part = [group for group, _ in formats]
         self.parts = [
@@ -201,10 +202,6 @@ class KVCache:
         scales = {"k_scales": row.scales(self.k[layer]), "v_scales": row.scales(self.v[layer])}
         return {**scales, "ROW": row.nbytes, "FP8": row.is_fp8}
 
-    def group(self, layer: int) -> int:
-        """Return the number of the group of a layer; 0 is the primary."""
-        return self._groups[layer]
-
     def table(self, blocks: Sequence[int], group: int) -> Sequence[int]:
         """Return where the rows of blocks lie in a group: the slot of each of its pool, or the blocks themselves."""
         return list(map(self.pools[group - 1].slot, blocks)) if group else blocks
@@ -247,11 +244,13 @@ class KVCache:
             assert self.host is not None
             self.host.carry_out(copy)
 
-    def copy_path(self, source: Sequence[int], rows: Runs, target: Sequence[int], start: int) -> None:
+    def copy_path(
+        self, source: Sequence[int], rows: Runs, target: Sequence[int], start: int, groups: bool = True
+    ) -> None:
         """Copy runs of rows of the block table `source`, in order, to the rows from `start` on of the block table
-        `target`, in every group."""
+        `target`: in all groups, or in the primary alone."""
         stop = start + sum(end - first for first, end in rows)
-        for group in range(len(self._windows)):
+        for group in range(len(self._windows) if groups else 1):
             taken = [run for first, end in rows for run in self.slots(source, first, end, group)]
             self.copy_rows(taken, self.slots(target, start, stop, group), group)
 

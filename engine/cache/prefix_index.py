@@ -117,22 +117,24 @@ class PrefixIndex:
             count += not block.children and block.keys != list(rest)
         return count
 
-    def find(self, keys: Sequence[Key], since: int = maxsize) -> tuple[list[Block], Block | None, int]:
+    def find(
+        self, keys: Sequence[Key], since: int = maxsize, group_since: int = maxsize
+    ) -> tuple[list[Block], Block | None, int]:
         """Return the full blocks of the longest prefix present, a block with more of its rows, and how many more.
 
         All blocks from index `first(len(path), since)` on are present, and in each group those that it needs.
         """
         path = self.chain(keys)
         if self._window is not None or self._groups.pools:
-            del path[self._present(path, since) :]
+            del path[self._present(path, since, group_since) :]
         return path, *self.go_on(path, keys)
 
-    def _present(self, path: Sequence[Block], since: int) -> int:
+    def _present(self, path: Sequence[Block], since: int, group_since: int) -> int:
         """Return how many leading blocks of `path` a table can hold: all that it needs then are present."""
         end, before = len(path), -1
         while end != before:
             before = end
-            for first, pool in zip(self._groups.firsts(before, since), self._groups.pools, strict=True):
+            for first, pool in zip(self._groups.firsts(before, group_since), self._groups.pools, strict=True):
                 end = next((i for i in range(end - 1, first - 1, -1) if path[i].id not in pool), end)
             if self._window is not None:
                 first = self.first(before, since)

@@ -28,3 +28,7 @@ class Window:
     def most_blocks(self, size: int) -> int:
         """Return the most blocks that a sequence holds, however long it is."""
         return -(-(self.rows + self.step) // size) + 2
+
+    def most_held(self, rows: int, size: int) -> int:
+        """Return the most blocks that a sequence holds until it has `rows` rows."""
+        return min(-(-rows // size), self.most_blocks(size))

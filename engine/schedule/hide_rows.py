@@ -30,22 +30,34 @@ def move_up(
     # The parts of `rows` that are not hidden.
     kept = [*zip([0, *ends], [*starts, len(rows)], strict=True)]
     origin = [row for begin, end in kept for row in range(begin, end)]
+    size = blocks.block_size
     with ExitStack() as tables:
-        # The rows to copy may lie before the window of the last row.
-        source = blocks.open(rows.keys, idle, since=origin[blocks.match(hidden.keys)])
+        # The rows to copy may lie before the window of the last row. In the groups with a window, those before the
+        # window of the hidden rows are left out.
+        present = blocks.match(hidden.keys)
+        whole = min(blocks.groups.firsts(len(hidden) // size), default=0) * size
+        source = blocks.open(rows.keys, idle, origin[present], origin[max(present, whole)])
         tables.callback(blocks.close, source)
         target = blocks.open(hidden.keys, idle)
         tables.callback(blocks.close, target)
         first = target.length  # the first row that is not present yet
-        begin = max([source.first, *source.firsts]) * blocks.block_size
-        missing = first < len(hidden) and origin[first] < begin
+        begins = zip(
+            [first, *[max(first, whole)] * len(source.firsts)], [source.first, *source.firsts], strict=True
+        )
+        missing = first < len(hidden) and any(origin[row] < block * size for row, block in begins)
         if source.length < len(rows) or missing:
             raise MaskedRowsEvictedError("masked rows were evicted")
         origins = blocks.origins(source)
-        scheduler.reserve(target, len(hidden) - first, idle)
-        if first < len(hidden):
-            runs = [(max(begin, origin[first]), end) for begin, end in kept if end > origin[first]]
-            cache.copy_path(source.blocks, runs, target.blocks, first)
-        blocks.commit(target, hidden.keys[first:], [origins[row] for row in origin[first:]])
+        for start, stop, is_bare in ((first, whole, True), (max(first, whole), len(hidden), False)):
+            if start >= stop:
+                continue
+            scheduler.reserve(target, stop - start, idle, is_bare)
+            runs = [
+                (max(begin, origin[start]), min(end, origin[stop - 1] + 1))
+                for begin, end in kept
+                if end > origin[start] and begin < origin[stop - 1] + 1
+            ]
+            cache.copy_path(source.blocks, runs, target.blocks, start, groups=not is_bare)
+            blocks.commit(target, hidden.keys[start:stop], [origins[row] for row in origin[start:stop]])
     if not keep_rows:
         blocks.forget(rows.keys, starts[0])

@@ -265,17 +265,15 @@ class Scheduler:
             keys = sequence.rows.keys[start : start + count]
             self.blocks.commit(sequence.table, keys, repeat(sequence.origin))
 
-    def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> None:
+    def reserve(self, table: BlockTable, rows: int, idle: bool = False, is_bare: bool = False) -> None:
         """Make room for `rows` more rows in a table, preempting idle work if necessary, unless it is `idle` itself.
 
-        Raises as `BlockManager.reserve` does.
+        `is_bare` and what is raised are as in `BlockManager.reserve`.
         """
-        if self.blocks.blocks_for(table.length + rows) - len(table.blocks) <= self.blocks.num_free:
-            return self.blocks.reserve(table, rows)
         while True:
             others = [s for s in self._idle_work if s.table is not table]
             try:
-                return self.blocks.reserve(table, rows, idle or bool(others))
+                return self.blocks.reserve(table, rows, idle or bool(others), is_bare)
             except OutOfBlocksError:
                 if idle or not others:
                     raise

@@ -17,6 +17,11 @@ def after(parent: Digest, keys: Sequence[Hashable]) -> Digest:
     return sha256(parent + repr(tuple(keys)).encode()).digest()
 
 
+def without_windows(digest: Digest) -> Digest:
+    """Return the digest of the same block without the rows of groups with a window, which were released."""
+    return sha256(digest + b"without windows").digest()
+
+
 def chain(parent: Digest, keys: Sequence[Hashable], size: int) -> Iterator[Digest]:
     """Yield the digests of the full blocks of `size` rows that hold `keys`, after the block `parent`."""
     for start in range(0, len(keys) - size + 1, size):

@@ -22,9 +22,10 @@ from engine.errors import EngineError
 from engine.events import DiskFigures
 from engine.store import cost_cache
 from engine.store.buffers import Buffers
-from engine.store.digests import Digest, after, root
+from engine.store.digests import Digest, after, root, without_windows
 from engine.store.folder import Folder, is_chunk
 from engine.store.jobs import RestoreRequest, WriteRequest
+from engine.store.path_digests import PathDigests
 from models.weights.staging import StagingBuffer
 
 MOST_WRITES = 32
@@ -63,15 +64,13 @@ class DiskTier:
         self._size = blocks.block_size
         self._post = post
         self._buffers = Buffers(sum(rows.nbytes for rows in cache.block(0)), cache.device)
-        self._root = b""
+        self._digests = PathDigests(blocks)
         self._folder: Folder | None = None
         """None until it has been scanned, and once it is of no use."""
         self._writes: list[WriteRequest] = []
         """The paths to be written; the last one is next."""
         self._looked = 0
         """How many of them, from the end, were found to have nothing to write at the moment."""
-        self._names: dict[int, Digest] = {}
-        """The digest of a block by its name."""
         self._restores: list[RestoreRequest] = []
         self._early: list[Callable[[], None]] | None = []
         """Requests made before the folder was scanned; None from then on."""
@@ -173,9 +172,11 @@ class DiskTier:
         for block in path[write.done :]:
             if block.is_gone:
                 return False
-            digest = self._digest(block, write.digest or self._root)
-            has = folder.holds(owner, digest)
-            if not has and not self._hand_over(folder, owner, digest, block, self._size):
+            digest = self._digests.digest(block, write.digest or self._digests.root)
+            is_whole = self._blocks.groups.have(block.id)
+            name = digest if is_whole else without_windows(digest)
+            has = folder.holds(owner, digest) or folder.holds(owner, name)
+            if not has and not self._hand_over(folder, owner, name, block, self._size):
                 return False
             write.done, write.digest = write.done + 1, digest
             if not has:
@@ -190,7 +191,7 @@ class DiskTier:
             block = self._blocks.every[held[-1]]
             if block.keys[: len(tail)] != tail:
                 return False
-            digest = after(write.digest or self._root, tail)
+            digest = after(write.digest or self._digests.root, tail)
             has = folder.holds(owner, digest)
             if not has and not self._hand_over(folder, owner, digest, block, len(tail)):
                 return False
@@ -280,7 +281,8 @@ class DiskTier:
             then()
             return
         keys = list(keys)
-        present, missing, end = self._missing(folder, keys, until)
+        found = self._digests.missing(folder, keys, until)
+        present, missing, end = found.present, found.digests, found.end
         if not missing:
             then()
             return
@@ -296,7 +298,7 @@ class DiskTier:
             then()
             return
         asked = end - present * self._size
-        restore = RestoreRequest(table, keys[:end], idle, [wanted], [then], missing, asked)
+        restore = RestoreRequest(table, keys[:end], idle, [wanted], [then], missing, found.is_bare, asked)
         self._restores.append(restore)
         if table.length != present * self._size:
             self._end(restore)
@@ -329,30 +331,7 @@ class DiskTier:
 
     def reach(self, keys: Sequence[Key]) -> int:
         """Return how many of the first rows of `keys` are cached or on disk; 0 while the disk is not in use."""
-        return 0 if self._folder is None else self._missing(self._folder, keys, 0)[2]
-
-    def _missing(self, folder: Folder, keys: Sequence[Key], until: int) -> tuple[int, list[Digest], int]:
-        """Return the number of full blocks of `keys` in the cache or host memory, the digests of those after them that
-        are on disk, and the row at which these end."""
-        size, digest = self._size, self._root
-        path = self._blocks.chain(keys)
-        for block in path:
-            digest = self._digest(block, digest)
-        match = self._blocks.match(keys)
-        present = end = max(match // size, len(path))
-        found: list[Digest] = []
-        for at in range(len(path), len(keys) // size):
-            following = after(digest, keys[at * size : (at + 1) * size])
-            if at >= present:
-                if following not in folder:
-                    break
-                found.append(following)
-                end = at + 1
-            digest = following
-        rows, tail = end * size, keys[end * size : until]
-        if 0 < len(tail) < size and until > match and (rest := after(digest, tail)) in folder:
-            return present, [*found, rest], until
-        return present, found, rows
+        return 0 if self._folder is None else self._digests.missing(self._folder, keys, 0).end
 
     def _read(self, folder: Folder, restore: RestoreRequest) -> None:
         """Read the missing blocks on the disk's thread, group by group, no further ahead than the buffers allow."""
@@ -380,10 +359,11 @@ class DiskTier:
                 break
             rows = min(size, len(restore.keys) - table.length)
             try:
-                self._blocks.reserve(table, rows, restore.idle)
+                is_bare = restore.is_bare[restore.rows // size]
+                self._blocks.reserve(table, rows, restore.idle, is_bare)
                 targets = self._cache.block(table.blocks[table.length // size])
                 for target, held in zip(targets, self._buffers.block(slot, place, targets), strict=True):
-                    target.copy_(held, non_blocking=True)
+                    target.copy_(held, non_blocking=True)  # zeros, where the block has only the blank slot
             except Exception:  # noqa: BLE001 - no room, or a failed copy: the rest is computed
                 restore.is_over = True
                 break
@@ -442,14 +422,6 @@ class DiskTier:
 
     # -- helpers
 
-    def _digest(self, block: Block, parent: Digest) -> Digest:
-        found = self._names.get(block.name)
-        if found is None:
-            if len(self._names) > 4 * self._blocks.num_blocks:
-                self._names.clear()
-            found = self._names[block.name] = after(parent, block.keys)
-        return found
-
     def _begin(
         self, folder: Path, fingerprint: Callable[[], Mapping[str, str]], most_bytes: int | None
     ) -> None:
@@ -468,7 +440,7 @@ class DiskTier:
         known = cost_cache.load_costs(found.costs)
 
         def begun() -> None:
-            self._root, self._folder, self._kept = start, found, known
+            self._digests.root, self._folder, self._kept = start, found, known
             self.costs.learn(known)
             self._ready()
 

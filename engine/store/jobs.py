@@ -39,6 +39,8 @@ class RestoreRequest:
     then: list[Callable[[], None]]
     """What to call at the end, for each of them."""
     missing: list[Digest]
+    is_bare: list[bool]
+    """For each of them, whether it lacks the rows of groups with a window."""
     asked: int
     """The number of rows to bring back."""
     rows: int = 0

@@ -121,6 +121,6 @@ def test_any_program_gives_what_a_cache_of_one_group_gives(seed: int) -> None:
 def test_the_parts_of_a_group_are_as_small_as_its_pool() -> None:
     kv = Cache(40, [((1, 2), GroupPool(9, Window(WINDOW, STEP)))]).kv
     assert [tuple(part.shape[:3]) for part in kv.parts] == [(2, 1, 160), (2, 2, 40), (1, 1, 160)]
-    assert [kv.group(layer) for layer in range(4)] == [0, 1, 1, 0]
+    assert kv.groups == [0, 1, 1, 0]
     assert (kv.token_bytes, kv.group_bytes(1)) == (2 * 2 * DIM * 4 + 20, 2 * 2 * 2 * DIM * 4)
     assert kv.nbytes == 160 * kv.token_bytes + 40 * kv.group_bytes(1)

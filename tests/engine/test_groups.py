@@ -35,11 +35,11 @@ class Memory:
             for row in range(copy.rows):
                 self.rows[group][target * SIZE + row] = self.rows[group][source * SIZE + row]
 
-    def grow(self, table: BlockTable, keys: list[int], count: int) -> None:
+    def grow(self, table: BlockTable, keys: list[int], count: int, is_bare: bool = False) -> None:
         new = keys[table.length : table.length + count]
-        self.manager.reserve(table, len(new))
+        self.manager.reserve(table, len(new), is_bare=is_bare)
         for row in range(table.length, table.length + len(new)):
-            for group, slot in enumerate(self.at(table.blocks[row // SIZE])):
+            for group, slot in enumerate(self.at(table.blocks[row // SIZE])[: 1 if is_bare else None]):
                 self.rows[group][slot * SIZE + row % SIZE] = tuple(keys[: row + 1])
         self.manager.commit(table, new)
 
@@ -64,7 +64,7 @@ def test_a_table_reads_in_every_group_what_was_written_on_its_path(seed: int) ->
     tables: list[tuple[BlockTable, list[int]]] = []
     known: list[list[int]] = [[]]
     for _ in range(400):
-        match choose.choice(["open", "grow", "grow", "close", "pin", "keep", "forget"]):
+        match choose.choice(["open", "grow", "grow", "close", "restore", "pin", "keep", "forget"]):
             case "open" if len(tables) < 3:
                 begin = choose.choice(known)
                 keys = begin[: choose.randint(0, len(begin))]
@@ -83,6 +83,19 @@ def test_a_table_reads_in_every_group_what_was_written_on_its_path(seed: int) ->
                     memory.grow(table, keys, choose.randint(1, step))
             case "close" if tables:
                 table, _ = tables.pop(choose.randrange(len(tables)))
+                memory.manager.close(table)
+            case "restore":
+                keys = choose.choice(known)
+                table = memory.manager.open(keys)
+                bare = min(memory.manager.groups.firsts(len(keys) // SIZE), default=0) * SIZE
+                bare = choose.choice([bare, bare // 2 // SIZE * SIZE])
+                with suppress(OutOfBlocksError):
+                    if table.length < bare:
+                        memory.grow(table, keys, bare - table.length, is_bare=True)
+                    while table.length < len(keys):
+                        memory.manager.check()
+                        memory.grow(table, keys, choose.randint(1, step))
+                    memory.check(table, keys)
                 memory.manager.close(table)
             case "pin":
                 memory.manager.pin(choose.choice(known))
