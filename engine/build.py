@@ -11,6 +11,7 @@ from engine.attention.choose import choose_attention, make_backend
 from engine.attention.triton import TritonBackend
 from engine.attention.unusual import kinds, unusual_layers
 from engine.cache.blocks import BlockManager
+from engine.cache.group_pool import GroupPool
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
 from engine.cache.kv_rows import KVRow, attention_row, layer_rows
@@ -26,6 +27,7 @@ from engine.execute.compatibility import (
     ONE_ROW_FORMAT,
     PLAIN_ATTENTION,
     by_torch,
+    keeps_groups,
     lacking,
 )
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
@@ -100,13 +102,21 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     on_host = _host_experts(network, device, options)
     if on_host is not None:
         notes = (*notes, on_host.told(len(spec.layers)))
-    sized = size_up(network, device, row, block_size, on_host, options)
-    plan, window = sized.plan, sized.window
-    plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
-    cache = _allocate(plan, rows, network, window, options.kv_dtype)
+    in_groups = options.group is None and choice.name == "sdpa" and keeps_groups(spec, device.type)
+    sized = size_up(network, device, row, block_size, on_host, options, in_groups)
+    plan, window = sized.plan, sized.plan.needs.window
+    if options.num_blocks:
+        most = options.num_blocks
+        plan = replace(plan, num_blocks=most, slots=tuple(min(count, most) for count in plan.slots))
+    cache = _allocate(plan, rows, network, options.kv_dtype)
     cache.host = _host_memory(cache, options, device)
+    if plan.slots and (options.offload or options.offload_gb):
+        notes = (
+            *notes,
+            "No blocks are offloaded: layers with a window keep their rows in groups of their own.",
+        )
     tier = HostTier(cache.host.grow) if cache.host is not None else None
-    manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window)
+    manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window, cache.pools)
     backend = make_backend(choice.name, cache, unusual_layers(network))
     pieces = Pieces(
         network,
@@ -174,7 +184,7 @@ def _build_draft(
         graphs=options.graphs,
         tune=options.tune,
         free=maxsize,
-        block_size=plan.block_size,
+        block_size=plan.needs.block_size,
         num_blocks=plan.num_blocks,
         threads=pieces.threads,
         offload=0,
@@ -237,15 +247,17 @@ def _allocate(
     plan: KVPlan,
     rows: list[KVRow],
     network: Network,
-    window: Window | None,
     kind: str,
 ) -> KVCache:
-    device = network.device
-    sources = kv_sources(network.spec)
+    device, needs = network.device, plan.needs
+    pools = [
+        (group.layers, GroupPool(slots, Window(group.window, needs.step)))
+        for group, slots in zip(needs.groups, plan.slots, strict=True)
+    ]
+    sources, is_free = kv_sources(network.spec), kind == "auto"
+    size, dtype = needs.block_size, network.dtype
     try:
-        return KVCache(
-            rows, plan.num_blocks, plan.block_size, network.dtype, device, window, sources, kind == "auto"
-        )
+        return KVCache(rows, plan.num_blocks, size, dtype, device, needs.window, sources, is_free, pools)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -254,6 +266,8 @@ def _allocate(
 
 def _host_memory(cache: KVCache, options: BuildOptions, device: torch.device) -> HostKV | None:
     most, group = options.offload, options.group
+    if cache.pools:
+        return None  # it copies whole blocks
     if group is not None and group.rank:
         most = maxsize  # rank 0 says what is offloaded
     elif most is None and device.type == "cuda":

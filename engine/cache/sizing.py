@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.cache.computing import LEAST_ROWS, computing_bytes, prefill_rows
-from engine.cache.kv_rows import token_bytes
-from engine.cache.window import Window
+from engine.cache.kv_needs import BRANCH_PART, KVNeeds, kv_needs
 from engine.errors import EngineError, OutOfRoomError
 from models.spec import Experts, ModelSpec
 from models.units import bytes_text
@@ -30,8 +29,6 @@ OFFLOAD_CACHES = 4
 BRANCH_SHARE = 1 / 3
 """On a GPU, the cache has room for one more context, for branches, as long as it stays within this share of the most
 that it could take. Main memory is taken only as it is written; memory of a GPU is taken from other programs at once."""
-BRANCH_PART = 4
-"""Beyond that share, branches have room for 1 / BRANCH_PART of a context."""
 USEFUL_CONTEXT = 8192
 """Tokens of a conversation that should fit in memory, unless the user says how many: before a GPU holds all experts,
 and before an unused model stays loaded."""
@@ -44,19 +41,20 @@ LEAST_CONTEXT = 16
 
 @dataclass(frozen=True, slots=True)
 class KVPlan:
-    """The context length in tokens, and the blocks of the cache, of `block_size` tokens each."""
+    """The context length in tokens, and the blocks of the cache."""
 
     context_length: int
     num_blocks: int
-    block_size: int
-    bytes_per_token: int
+    needs: KVNeeds
     available: int = 0
     """Bytes that the weights left free."""
+    slots: tuple[int, ...] = ()
+    """The blocks of each group of `needs`, as in the order there."""
 
     @property
     def nbytes(self) -> int:
         """The size of the cache in bytes."""
-        return self.num_blocks * self.block_size * self.bytes_per_token
+        return self.needs.nbytes(self.num_blocks, self.slots)
 
     @property
     def share(self) -> float:
@@ -75,15 +73,13 @@ def branch_share(device: torch.device) -> float:
 
 
 def plan_kv(
-    bytes_per_token: int,
-    block_size: int,
+    needs: KVNeeds,
     available: int,
     model_limit: int,
     requested: int | None,
     share: float = DEFAULT_SHARE,
     reserve: int = 0,
     streams: int = 1,
-    window: Window | None = None,
     branches: float = 1.0,
 ) -> KVPlan:
     """Size the cache for contexts of `requested` tokens (None: as many as the model allows, or as fit).
@@ -91,8 +87,10 @@ def plan_kv(
     Of the `available` bytes, `reserve` are kept for activations and graphs; the share `share` of the rest is usable.
     The cache has room for one context for each of `streams`, and for branches: one more context while the cache stays
     within the share `branches` of the usable bytes, otherwise a quarter of one. If that does not fit, the cache takes
-    what fits, but at least one context. With a `window`, a context of any length needs only the blocks that one
-    sequence holds at most. Raises EngineError if `requested` is longer than the model allows or than fits.
+    what fits, but at least one context. If the network has a window, a context of any length needs only the blocks that
+    one sequence holds at most. Other groups of layers have room for what each of `streams` holds at most, and for
+    branches as `KVNeeds.branch_windows` says. Raises EngineError if `requested` is longer than the model allows or than
+    fits.
     """
     if requested is not None and requested < LEAST_CONTEXT:
         raise EngineError(f"--context is {requested}; it must be {LEAST_CONTEXT} tokens or more.")
@@ -101,21 +99,23 @@ def plan_kv(
             f"--context is {requested:,}, but this model was made for {model_limit:,} tokens. Use at most that."
         )
     usable = int(max(available - reserve, 0) * share)
-    fits = _fitting(usable, bytes_per_token, block_size)
-    slides = window is not None and fits >= window.most_blocks(block_size) * block_size
+    size, limit = needs.block_size, requested or model_limit
+    slots = needs.slots(streams, limit, needs.branch_windows(usable, streams, limit))
+    fits = needs.tokens_in(usable, slots)
+    slides = needs.window is not None and fits >= needs.window.most_blocks(size) * size
     if fits < min(requested or LEAST_CONTEXT, model_limit) and not slides:
         wanted = requested or LEAST_CONTEXT
         besides = f" and {bytes_text(reserve)} to compute with" if reserve else ""
         raise OutOfRoomError(
-            f"Too little memory: a context of {wanted:,} tokens needs {bytes_text(wanted * bytes_per_token)} for "
+            f"Too little memory: a context of {wanted:,} tokens needs {bytes_text(_least_bytes(needs, wanted))} for "
             f"its KV cache{besides}; {bytes_text(available)} are free, {bytes_text(usable)} can be used for the "
             f"cache. {_way_out(fits)}"
         )
     context = (requested or model_limit) if slides else min(requested or model_limit, fits)
     spare = min(max(int(fits * branches) - streams * context, context // BRANCH_PART), context)
     # One block more than the contexts fill: room for a copy-on-write while a full context is held.
-    blocks = -(-min(streams * context + spare, fits) // block_size) + 1
-    return KVPlan(context, blocks, block_size, bytes_per_token, available)
+    blocks = -(-min(streams * context + spare, fits) // size) + 1
+    return KVPlan(context, blocks, needs, available, tuple(min(count, blocks) for count in slots))
 
 
 def plan_chunks(
@@ -144,23 +144,23 @@ def expected_plan(
     context: int | None = None,
     kv_dtype: str = "auto",
     on_host: bool = False,
+    in_groups: bool = False,
 ) -> KVPlan:
     """Return the plan of a conversation's cache for a model that has not been loaded.
 
     `free` is how many bytes of the device are free before loading, `weights` how many the weights will take there.
-    `on_host` says whether there are experts in host memory. Raises what `plan_kv` raises.
+    `on_host` says whether there are experts in host memory; `in_groups` is as in `kv_needs`. Raises what `plan_kv`
+    raises.
     """
 
     def plan(rows: int) -> KVPlan:
         return plan_kv(
-            token_bytes(spec, dtype, kv_dtype),
-            32,
+            kv_needs(spec, dtype, kv_dtype, rows, in_groups),
             max(free - weights, 0),
             spec.max_positions,
             context,
             kv_share(device),
             computing_bytes(spec, rows, dtype, device, kv_dtype, on_host),
-            window=Window(spec.window, rows) if spec.window is not None else None,
             branches=branch_share(device),
         )
 
@@ -197,7 +197,7 @@ def gb_to_bytes(gb: float) -> int:
 
 def kv_refused(plan: KVPlan, available: int) -> OutOfRoomError:
     """Return the error for a cache that was planned but could not be allocated; `available` bytes are free now."""
-    fits = _fitting(available // 2, plan.bytes_per_token, plan.block_size)
+    fits = plan.needs.tokens_in(available // 2, plan.slots)
     return OutOfRoomError(
         f"Out of memory: the KV cache of {bytes_text(plan.nbytes)} could not be allocated, {bytes_text(available)} are "
         f"free now. {_way_out(min(fits, plan.context_length))}"
@@ -211,14 +211,16 @@ def beside_weights(
     context: int | None,
     kv_dtype: str = "auto",
     memory: int | None = None,
+    in_groups: bool = False,
 ) -> int:
     """Return the bytes that a conversation and a chunk of its prompt need beside the weights.
 
     The conversation has `context` tokens (None: a useful length), and the device has `memory` bytes free for the model
-    (None: unknown).
+    (None: unknown). `in_groups` is as in `kv_needs`.
     """
     chunk = prefill_rows(spec, dtype, device, memory)
-    kv = _kv_bytes(spec, dtype, device, context or USEFUL_CONTEXT, chunk, kv_dtype)
+    tokens = min(context or USEFUL_CONTEXT, spec.max_positions)
+    kv = _kv_bytes(kv_needs(spec, dtype, kv_dtype, chunk, in_groups), device, tokens)
     experts = any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
     return kv + computing_bytes(spec, chunk, dtype, device, kv_dtype, on_host=experts)
 
@@ -230,16 +232,18 @@ def least_beside(
     context: int | None,
     kv_dtype: str = "auto",
     short: int = LEAST_CONTEXT,
+    in_groups: bool = False,
 ) -> Beside:
     """Return the least that a model needs beside its weights.
 
-    That is memory for the smallest chunks and for a cache of `context` tokens (None: `short`).
+    That is memory for the smallest chunks and for a cache of `context` tokens (None: `short`). `in_groups` is as in
+    `kv_needs`.
     """
     chunk = min(prefill_rows(spec, dtype, device, None), LEAST_ROWS)
     tokens = min(context or short, spec.max_positions)
     return Beside(
         computing_bytes(spec, chunk, dtype, device, kv_dtype),
-        _kv_bytes(spec, dtype, device, tokens, chunk, kv_dtype),
+        _kv_bytes(kv_needs(spec, dtype, kv_dtype, chunk, in_groups), device, tokens),
         tokens,
         is_asked=context is not None,
     )
@@ -250,19 +254,19 @@ def weight_room(spec: ModelSpec, free: int, dtype: torch.dtype, context: int | N
     return free - beside_weights(spec, dtype, torch.device("cuda"), context, memory=free)
 
 
-def _kv_bytes(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, tokens: int, chunk: int, kv_dtype: str
-) -> int:
+def _least_bytes(needs: KVNeeds, tokens: int) -> int:
+    """Return the bytes of the least cache for a context of `tokens` tokens."""
+    whole = tokens * needs.token_bytes
+    return whole + needs.group_bytes(
+        [min(count, -(-tokens // needs.block_size)) for count in needs.slots(1, 0, 0)]
+    )
+
+
+def _kv_bytes(needs: KVNeeds, device: torch.device, tokens: int) -> int:
     """Return the bytes that must be free for a cache of `tokens` tokens, with what it must leave to others."""
-    tokens = min(tokens, spec.max_positions)
-    if spec.window is not None:
-        tokens = min(tokens, spec.window + chunk)
-    return int(tokens * token_bytes(spec, dtype, kv_dtype) / kv_share(device))
-
-
-def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:
-    """Return the tokens of a context whose cache takes at most `usable` bytes, spare block included."""
-    return usable // bytes_per_token // block_size * block_size - block_size
+    if needs.window is not None:
+        tokens = min(tokens, needs.window.rows + needs.window.step)
+    return int(_least_bytes(needs, tokens) / kv_share(device))
 
 
 def _way_out(fits: int) -> str:

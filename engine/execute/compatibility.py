@@ -123,6 +123,16 @@ def not_divided(spec: ModelSpec) -> str | None:
     return None
 
 
+def keeps_groups(spec: ModelSpec, device_type: str) -> bool:
+    """Return whether layers with a window keep their rows in groups of their own: only plain PyTorch finds them there.
+
+    Our kernels have one block table for all layers, and so have the other backends of attention on a GPU.
+    """
+    if device_type == "cuda":
+        return lacking(spec, ONE_ROW_FORMAT) is not None and not_fused(spec) is not None
+    return not_native(spec) is not None
+
+
 def has_experts(spec: ModelSpec) -> bool:
     """Return whether any layer has a mixture of experts."""
     return any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)

@@ -14,6 +14,7 @@ from engine.cache.computing import (
     expert_bytes,
     prefill_rows,
 )
+from engine.cache.kv_needs import kv_needs
 from engine.cache.kv_rows import KVRow, token_bytes
 from engine.cache.sizing import (
     USEFUL_CONTEXT,
@@ -24,7 +25,6 @@ from engine.cache.sizing import (
     plan_kv,
     plan_with_draft,
 )
-from engine.cache.window import Window
 from engine.device import available_memory
 from engine.execute.build_options import BuildOptions
 from engine.execute.cuda.all_reduce_layout import MOST_ROWS, AllReduceLayout
@@ -36,11 +36,10 @@ from models.network import Network
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """The KV cache, the most prefill rows of a step, the window of the cache, and whether a draft model fits."""
+    """The KV cache, the most prefill rows of a step, and whether a draft model fits."""
 
     plan: KVPlan
     max_chunk: int
-    window: Window | None
     has_draft: bool
 
 
@@ -51,8 +50,9 @@ def size_up(
     block_size: int,
     on_host: HostExperts | None,
     options: BuildOptions,
+    in_groups: bool,
 ) -> Sized:
-    """Choose the sizes for a network that is loaded on a device.
+    """Choose the sizes for a network that is loaded on a device; `in_groups` is as in `kv_needs`.
 
     All ranks of a group get the same sizes. Raises EngineError if nothing fits.
     """
@@ -70,20 +70,16 @@ def size_up(
     if group is not None:  # all ranks need the same number of blocks
         free = group.least(free - reserve) + reserve
 
-    def window(rows: int) -> Window | None:
-        return Window(spec.window, rows) if spec.window is not None else None
-
     def plan_with(rows: int, beside: int) -> KVPlan:
+        needs = kv_needs(spec, network.dtype, options.kv_dtype, rows, in_groups, block_size)
         return plan_kv(
-            token_bytes(spec, network.dtype, options.kv_dtype) + beside,
-            block_size,
+            replace(needs, token_bytes=needs.token_bytes + beside),
             free,
             network.positions,
             options.context,
             kv_share(device),
             computing(rows),
             options.streams,
-            window(rows),
             branch_share(device),
         )
 
@@ -94,7 +90,7 @@ def size_up(
     if group is not None:  # rank 0 may need room for a draft model
         agreed = group.least(plan.context_length), group.least(plan.num_blocks)
         plan = replace(plan, context_length=agreed[0], num_blocks=agreed[1])
-    return Sized(plan, rows, window(rows), has_draft)
+    return Sized(plan, rows, has_draft)
 
 
 def _memory(network: Network, device: torch.device, on_host: HostExperts | None) -> int | None:

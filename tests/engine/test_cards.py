@@ -13,6 +13,7 @@ from benchmarks.repeating import write_repeating
 from engine import Engine, EngineError
 from engine import engine as engine_module
 from engine.cache.computing import CHUNK_PART, LEAST_ROWS, MOST_ROWS, chunk_bytes, prefill_rows
+from engine.cache.kv_needs import KVNeeds
 from engine.cache.sizing import (
     BRANCH_SHARE,
     GPU_SHARE,
@@ -84,8 +85,8 @@ def test_no_card_loses_streams_to_the_share_of_branches(card: int, streams: int)
     """Every stream has its context wherever it had one, and branches have a quarter of one at least."""
     left = free_of(card) - 2 * GIB
     given = {"streams": streams, "share": GPU_SHARE}
-    plan = plan_kv(TOKEN, 32, left, 40_960, None, **given, branches=BRANCH_SHARE)  # type: ignore[arg-type]
-    full = plan_kv(TOKEN, 32, left, 40_960, None, **given)  # type: ignore[arg-type]
+    plan = plan_kv(KVNeeds(TOKEN), left, 40_960, None, **given, branches=BRANCH_SHARE)  # type: ignore[arg-type]
+    full = plan_kv(KVNeeds(TOKEN), left, 40_960, None, **given)  # type: ignore[arg-type]
     assert plan.context_length == full.context_length
     whole = min(full.num_blocks, 32 + (streams * plan.context_length + plan.context_length // 4) // 32)
     assert whole - 32 <= plan.num_blocks <= full.num_blocks
@@ -128,7 +129,7 @@ def test_the_estimate_is_near_what_a_chunk_was_measured_to_take(name: str, rows:
 
 def test_chunks_are_halved_where_the_context_would_be_useless_beside_them() -> None:
     def plan(rows: int) -> KVPlan:
-        return plan_kv(1000, 32, 10_000_000, 40_960, None, 1.0, reserve=2000 * rows)
+        return plan_kv(KVNeeds(1000), 10_000_000, 40_960, None, 1.0, reserve=2000 * rows)
 
     assert plan_chunks(plan, 1024, 512)[1] == 512
     assert plan_chunks(plan, 1024, 512, useful=7000)[1] == 1024

@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 
 from engine import Engine, SamplingParams
 from engine.batch import StepBatch
+from engine.cache.kv_needs import KVNeeds
 from engine.cache.rows import Rows
 from engine.cache.sizing import USEFUL_CONTEXT, KVPlan, plan_with_draft
 from engine.errors import OutOfRoomError
@@ -308,7 +309,7 @@ def test_a_draft_model_that_does_not_fit_is_left_out() -> None:
             tokens = most // (100 + beside)
             if tokens < least:
                 raise OutOfRoomError("no room")
-            return KVPlan(min(tokens, 100_000), tokens, 1, 100)
+            return KVPlan(min(tokens, 100_000), tokens, KVNeeds(100, 1))
 
         return of
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from engine.cache.computing import expert_bytes
+from engine.cache.kv_needs import KVNeeds
 from engine.cache.sizing import GPU_SHARE, KVPlan, kv_refused, kv_share, plan_kv
 from engine.device import DTYPES, available_memory, pick_device, pick_dtype
 from engine.errors import EngineError
@@ -14,24 +15,24 @@ KIB = 1024
 
 
 def test_the_model_s_own_context_where_it_fits_and_room_for_branches() -> None:
-    plan = plan_kv(KIB, 32, available=1 << 30, model_limit=8192, requested=None)
+    plan = plan_kv(KVNeeds(KIB), available=1 << 30, model_limit=8192, requested=None)
     assert plan.context_length == 8192
     assert plan.num_blocks == 2 * 8192 // 32 + 1
 
 
 def test_the_cache_never_takes_more_than_its_share() -> None:
     for megabytes in (1, 3, 7, 20):
-        plan = plan_kv(KIB, 32, available=megabytes << 20, model_limit=8192, requested=None)
+        plan = plan_kv(KVNeeds(KIB), available=megabytes << 20, model_limit=8192, requested=None)
         assert plan.num_blocks * 32 * KIB <= megabytes << 19
         assert plan.context_length < plan.num_blocks * 32
 
 
 def test_a_requested_context_is_kept_or_refused_with_what_would_fit() -> None:
-    assert plan_kv(KIB, 32, available=1 << 30, model_limit=8192, requested=1000).context_length == 1000
+    assert plan_kv(KVNeeds(KIB), available=1 << 30, model_limit=8192, requested=1000).context_length == 1000
     with pytest.raises(EngineError, match=r"8,000 tokens needs 8.2 MB.*--context (\d+)") as caught:
-        plan_kv(KIB, 32, available=4 << 20, model_limit=8192, requested=8000)
+        plan_kv(KVNeeds(KIB), available=4 << 20, model_limit=8192, requested=8000)
     fits = int(str(caught.value).split("--context ")[1].split()[0])
-    assert plan_kv(KIB, 32, available=4 << 20, model_limit=8192, requested=fits).context_length == fits
+    assert plan_kv(KVNeeds(KIB), available=4 << 20, model_limit=8192, requested=fits).context_length == fits
 
 
 @pytest.mark.parametrize(
@@ -39,12 +40,12 @@ def test_a_requested_context_is_kept_or_refused_with_what_would_fit() -> None:
 )
 def test_an_impossible_context_is_refused(requested: int, message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        plan_kv(KIB, 32, available=1 << 30, model_limit=8192, requested=requested)
+        plan_kv(KVNeeds(KIB), available=1 << 30, model_limit=8192, requested=requested)
 
 
 def test_no_memory_at_all_is_said() -> None:
     with pytest.raises(EngineError, match="Too little memory"):
-        plan_kv(KIB, 32, available=1000, model_limit=8192, requested=None)
+        plan_kv(KVNeeds(KIB), available=1000, model_limit=8192, requested=None)
 
 
 def test_a_chunk_has_memory_for_its_experts() -> None:
@@ -54,9 +55,9 @@ def test_a_chunk_has_memory_for_its_experts() -> None:
 
 @pytest.mark.parametrize("streams", [1, 3, 64])
 def test_the_cache_has_a_context_for_each_stream_and_one_more_where_they_fit(streams: int) -> None:
-    plan = plan_kv(KIB, 32, 1 << 30, 8192, requested=1024, streams=streams)
+    plan = plan_kv(KVNeeds(KIB), 1 << 30, 8192, requested=1024, streams=streams)
     assert (plan.context_length, plan.num_blocks) == (1024, (streams + 1) * 1024 // 32 + 1)
-    little = plan_kv(KIB, 32, 8 << 20, 8192, requested=1024, streams=streams)
+    little = plan_kv(KVNeeds(KIB), 8 << 20, 8192, requested=1024, streams=streams)
     assert (little.context_length, little.num_blocks) == (1024, min((streams + 1) * 32, 4095 // 32) + 1)
 
 
@@ -78,20 +79,20 @@ def test_cuda_without_a_gpu_says_why() -> None:
 
 
 def test_the_reserve_is_left_alone() -> None:
-    plan = plan_kv(KIB, 32, 20 << 20, 8192, None, share=GPU_SHARE, reserve=15 << 20)
+    plan = plan_kv(KVNeeds(KIB), 20 << 20, 8192, None, share=GPU_SHARE, reserve=15 << 20)
     taken = plan.num_blocks * 32 * KIB
     assert 0.8 * (5 << 20) < taken <= 0.9 * (5 << 20)
 
 
 def test_a_gpu_takes_no_more_than_is_useful() -> None:
-    plan = plan_kv(KIB, 32, 80 << 30, 8192, None, share=kv_share(torch.device("cuda")), reserve=1 << 30)
+    plan = plan_kv(KVNeeds(KIB), 80 << 30, 8192, None, share=kv_share(torch.device("cuda")), reserve=1 << 30)
     assert (plan.context_length, plan.num_blocks) == (8192, 2 * 8192 // 32 + 1)
     assert kv_share(torch.device("cpu")) == 0.5
 
 
 def test_a_reserve_that_leaves_too_little_is_told_with_what_would_fit() -> None:
     def plan(requested: int | None, reserve: int) -> int:
-        return plan_kv(KIB, 32, 20 << 20, 8192, requested, share=0.9, reserve=reserve).context_length
+        return plan_kv(KVNeeds(KIB), 20 << 20, 8192, requested, share=0.9, reserve=reserve).context_length
 
     with pytest.raises(
         EngineError, match=r"needs 8.2 MB for its KV cache and 16 MB to compute with; 21 MB"
@@ -104,11 +105,11 @@ def test_a_reserve_that_leaves_too_little_is_told_with_what_would_fit() -> None:
 
 
 def test_a_cache_that_could_not_be_allocated_is_told_with_what_would_fit() -> None:
-    plan = KVPlan(8192, num_blocks=513, block_size=32, bytes_per_token=KIB)
+    plan = KVPlan(8192, 513, KVNeeds(KIB))
     message = str(kv_refused(plan, available=10 << 20))
     assert "the KV cache of 17 MB could not be allocated, 10 MB are free now" in message
     fits = int(message.split("--context ")[1].split()[0])
-    assert plan_kv(KIB, 32, 10 << 20, 8192, fits).context_length == fits
+    assert plan_kv(KVNeeds(KIB), 10 << 20, 8192, fits).context_length == fits
     assert "Close other programs" in str(kv_refused(plan, available=10 << 10))
 
 

@@ -12,6 +12,7 @@ from engine import SamplingParams
 from engine.cache.block_map import BlockState, block_map
 from engine.cache.block_table import BlockTable
 from engine.cache.blocks import BlockManager
+from engine.cache.kv_needs import KVNeeds
 from engine.cache.prefix_hit import PrefixHit, prefix_hit
 from engine.cache.rows import Rows
 from engine.cache.sizing import plan_kv
@@ -144,13 +145,14 @@ def test_mixed_layers_let_go_of_nothing(tmp_path: Path) -> None:
 
 def test_the_context_is_not_bound_by_the_memory_once_the_window_fits() -> None:
     window = Window(4096, 512)
+    needs = KVNeeds(1000, window=window)
     room = window.most_blocks(32) * 32
     for tokens, context in ((room + 32, 32_768), (room + 31, room - 32)):
-        plan = plan_kv(1000, 32, tokens * 1000, 32_768, None, 1.0, window=window)
+        plan = plan_kv(needs, tokens * 1000, 32_768, None, 1.0)
         assert plan.context_length == context
         assert plan.num_blocks * 32 <= tokens
     with pytest.raises(EngineError, match=f"Use --context {room - 32} or less"):
-        plan_kv(1000, 32, (room + 31) * 1000, 32_768, 30_000, 1.0, window=window)
+        plan_kv(needs, (room + 31) * 1000, 32_768, 30_000, 1.0)
 
 
 def test_blocks_go_in_the_order_in_which_they_were_let_go_of_and_the_path_is_found_at_its_end() -> None:

@@ -1,0 +1,94 @@
+"""What a network needs of the KV cache: the bytes of a token, and the rows that its layers see."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache.kv_rows import token_bytes
+from engine.cache.layer_groups import LayerGroup, layer_groups
+from engine.cache.window import Window
+from models.spec import ModelSpec
+
+BRANCH_PART = 4
+"""Branches have room for at least 1 / BRANCH_PART of a context."""
+BRANCH_WINDOWS = (8, 4, 2, 1, 0)
+"""In groups with a window, branches have room for so many windows of rows, but for no more than a part of a context.
+Each is the end of a path that can be resumed. The first number that leaves most of the memory to the primary group."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVNeeds:
+    """The bytes of a token in the layers that keep all rows, and the groups of layers that do not."""
+
+    token_bytes: int
+    block_size: int = 32
+    window: Window | None = None
+    """The window of the whole network, if any."""
+    groups: tuple[LayerGroup, ...] = ()
+    step: int = 0
+    """The most rows that are computed at once; not needed without groups."""
+
+    def slots(self, streams: int, context: int, windows: int) -> tuple[int, ...]:
+        """Return the blocks of each group for `streams` contexts, a copy, and branches with `windows` windows."""
+        size = self.block_size
+        found = []
+        for group in self.groups:
+            branches = min(windows * group.window, context // BRANCH_PART)
+            found.append(
+                streams * Window(group.window, self.step).most_blocks(size) + 1 + -(-branches // size)
+            )
+        return tuple(found)
+
+    def branch_windows(self, usable: int, streams: int, context: int) -> int:
+        """Return the windows for branches with which the groups take at most 1 / BRANCH_PART of `usable` bytes."""
+        for windows in BRANCH_WINDOWS:
+            if self.group_bytes(self.slots(streams, context, windows)) <= usable // BRANCH_PART:
+                return windows
+        return 0
+
+    def group_bytes(self, slots: Sequence[int]) -> int:
+        """Return the bytes of so many blocks of each group."""
+        pairs = zip(self.groups, slots, strict=True)
+        return sum(group.token_bytes * count for group, count in pairs) * self.block_size
+
+    def nbytes(self, blocks: int, slots: Sequence[int] = ()) -> int:
+        """Return the bytes of a cache of `blocks` blocks, with at most `slots` blocks of each group."""
+        own = self.token_bytes * blocks * self.block_size
+        return own + self.group_bytes([min(count, blocks) for count in slots])
+
+    def tokens_in(self, usable: int, slots: Sequence[int] = ()) -> int:
+        """Return the tokens of a context whose cache takes at most `usable` bytes, spare block included."""
+        size = self.block_size
+        blocks = usable // self.token_bytes // size
+        if slots:
+            low = 0
+            while low < blocks:
+                middle = (low + blocks + 1) // 2
+                low, blocks = (middle, blocks) if self.nbytes(middle, slots) <= usable else (low, middle - 1)
+        return blocks * size - size
+
+    def conversation_bytes(self, tokens: int) -> int:
+        """Return the bytes that the rows of one conversation of `tokens` tokens take, without any room for others."""
+        whole = tokens if self.window is None else min(tokens, self.window.rows + self.window.step)
+        return self.token_bytes * whole + sum(
+            group.token_bytes * min(tokens, group.window) for group in self.groups
+        )
+
+
+def kv_needs(
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    kind: str = "auto",
+    step: int = 0,
+    in_groups: bool = False,
+    block_size: int = 32,
+) -> KVNeeds:
+    """Return what a network needs that computes in `dtype` and in steps of at most `step` rows.
+
+    `kind` is as in `kv_row`. `in_groups`: rows are released by group, so far as layers see different windows.
+    """
+    groups = tuple(layer_groups(spec, dtype, kind)) if in_groups else ()
+    primary = token_bytes(spec, dtype, kind) - sum(group.token_bytes for group in groups)
+    window = Window(spec.window, step) if spec.window is not None else None
+    return KVNeeds(primary, block_size, window, groups, step)

@@ -1,0 +1,146 @@
+"""Networks that mix windows with layers that see all rows: what is released is never missed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from transformers import PretrainedConfig
+
+from engine import ContextFullError, build
+from engine.cache import kv_needs
+from engine.cache.rows import Rows
+from engine.conversation.chat import Turn
+from tests.engine.keeping import GREEDY, answer, heard, on_disk, saved
+from tests.engine.test_chat_paths import copies
+from tests.engine.test_chat_random import OPERATIONS, one
+from tests.engine.tiny import TinyEngine, tiny_engine, tiny_tokenizer
+from tests.fresh import seeds
+from tests.models.families import tiny_gemma4, tiny_gemma4_moe, tiny_lfm2
+
+STEPS, CONTEXT, CHUNK, SIZE = 30, 420, 16, 4
+SIZES: dict[str, Any] = {"vocab_size": 272, "max_position_embeddings": 1024}
+CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    "gemma4": lambda: tiny_gemma4(**SIZES, vocab_size_per_layer_input=272, sliding_window=9),
+    "gemma4 moe": lambda: tiny_gemma4_moe(**SIZES, sliding_window=30),
+    "lfm2": lambda: tiny_lfm2(**SIZES),
+    "lfm2 wide": lambda: tiny_lfm2(**SIZES, conv_L_cache=7),
+}
+
+
+@pytest.fixture(autouse=True)
+def few_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have slots taken back soon: branches have room for a window or two."""
+    monkeypatch.setattr(kv_needs, "BRANCH_WINDOWS", (2, 1, 0))
+
+
+def forget_all(engine: TinyEngine) -> None:
+    """Make NaN of every number that nobody has written."""
+    for part in engine.pieces.cache.parts:
+        part[:, :, :-SIZE] = float("nan")
+
+
+def slots(engine: TinyEngine) -> list[int]:
+    return [pool.num_slots for pool in engine.pieces.cache.pools]
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("think_cache", ["exact", "mask"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_random_conversations(folder: Path, name: str, seed: int, think_cache: str) -> None:
+    rng = Random(seed)
+    blocks = rng.choice([None, 110])
+    options: dict[str, Any] = {"context": CONTEXT, "num_blocks": blocks, "max_chunk": CHUNK}
+    with tiny_engine(folder, CONFIGS[name](), tiny_tokenizer(), **options) as engine:
+        assert slots(engine)
+        forget_all(engine)
+        chat = engine.chat(think_cache=think_cache)
+        loaded: list[list[Turn]] = [[]]
+        for _ in range(STEPS):
+            operation = rng.choice(OPERATIONS)
+            if operation == "load":
+                loaded.append(copies(chat.turns))
+                chat.load(copies(rng.choice(loaded)))
+            try:
+                one(engine, chat, rng, operation)
+            except ContextFullError:
+                chat.load(copies(chat.turns[: len(chat.turns) // 2]))
+            engine.check()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_prompts_that_share_beginnings_are_answered_as_with_all_rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    rng = Random(name)
+    stem = [rng.randrange(250) for _ in range(150)]
+    prompts = [stem[: rng.randint(1, 150)] + [rng.randrange(250)] * rng.randint(1, 20) for _ in range(40)]
+    answers = []
+    for in_groups in (True, False):
+        if not in_groups:
+            monkeypatch.setattr(build, "keeps_groups", lambda spec, device: False)
+        with tiny_engine(folder, CONFIGS[name](), context=CONTEXT, max_chunk=CHUNK) as engine:
+            assert bool(slots(engine)) is in_groups
+            found = []
+            for first in range(0, len(prompts), 4):
+                asked = [engine.start(Rows.of(prompt), GREEDY) for prompt in prompts[first : first + 4]]
+                found += [heard(engine, sequence) for sequence in asked]
+            answers.append(found)
+    for mine, theirs in zip(*answers, strict=True):
+        assert [token for token, _ in mine] == [token for token, _ in theirs]
+        assert [chance for _, chance in mine] == pytest.approx([chance for _, chance in theirs], abs=1e-4)
+
+
+def test_a_prompt_that_turns_off_further_back_than_the_window_is_computed_from_where_it_can_be(
+    folder: Path,
+) -> None:
+    prompt = [(17 * i) % 250 for i in range(200)]
+    with tiny_engine(folder, CONFIGS["gemma4"](), context=CONTEXT, max_chunk=CHUNK) as engine:
+        expected, _ = answer(engine, prompt)
+        near, far = [*prompt[:190], 1, 2, 3], [*prompt[:40], 1, 2, 3]
+        assert answer(engine, near)[1] == 3
+        assert answer(engine, far)[1] == 43, "its rows are there, but not those of the window"
+        assert [token for token, _ in answer(engine, prompt)[0]] == [token for token, _ in expected]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_after_a_restart_rows_that_were_released_are_not_missed(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    prompt = [(17 * i) % 250 for i in range(200)]
+    store, options = tmp_path / "kv", {"context": CONTEXT, "max_chunk": CHUNK, "config": CONFIGS[name]()}
+    with on_disk(folder, store, **options) as engine:
+        first, _ = answer(engine, prompt)
+        told = prompt + [token for token, _ in first]
+        engine.warm(told)
+        saved(engine, "one", told)
+        expected = answer(engine, [*told, 5, 6, 7])[0]
+        lacking = engine.loop.call(lambda: lacking_slots(engine, told))
+        assert lacking, "the pools have no room for all of it"
+    with on_disk(folder, store, **options) as engine:
+        forget_all(engine)
+        again, computed = answer(engine, [*told, 5, 6, 7])
+        whole = len(told) // SIZE * SIZE
+        assert (again, computed) == (expected, len(told) + 3 - whole)
+        assert engine.figures().disk.restored_tokens == whole
+        assert engine.loop.call(lambda: lacking_slots(engine, told)) >= lacking
+
+
+def lacking_slots(engine: TinyEngine, tokens: list[int]) -> int:
+    blocks = engine.pieces.blocks
+    return sum(not blocks.groups.have(block.id) for block in blocks.chain(tokens))
+
+
+def test_a_path_that_lost_the_rows_of_its_window_comes_back_from_disk(folder: Path, tmp_path: Path) -> None:
+    prompts = [[(17 * i + at) % 250 for i in range(150)] for at in range(4)]
+    options = {"context": CONTEXT, "max_chunk": CHUNK, "config": CONFIGS["gemma4"](), "num_blocks": 400}
+    with on_disk(folder, tmp_path / "kv", **options) as engine:
+        expected = []
+        for number, prompt in enumerate(prompts):
+            expected.append(answer(engine, prompt)[0])
+            saved(engine, f"n{number}", prompt)
+        assert engine.kept_tokens(prompts[0]) == 148
+        again, computed = answer(engine, prompts[0])
+        assert (again, computed) == (expected[0], 2)
+        assert engine.figures().disk.restored_tokens
