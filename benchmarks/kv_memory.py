@@ -14,7 +14,8 @@ import torch
 
 from benchmarks.options import names
 from benchmarks.random_checkpoint import hf_config
-from engine.cache.kv_rows import token_bytes
+from engine.cache.kv_needs import kv_needs
+from engine.execute.compatibility import keeps_groups
 from engine.machine.shapes import CONFIGS, known_shape
 from models.spec import ModelSpec, ShortConvolution
 from models.units import bytes_text
@@ -43,8 +44,9 @@ MODELS = (
 
 
 def our_bytes(spec: ModelSpec, tokens: int) -> int:
-    """Return the bytes of the rows of a conversation, without room for branches."""
-    return tokens * token_bytes(spec, torch.bfloat16)
+    """Return the bytes of the rows of a conversation on a CPU, without room for a chunk of a prompt or for branches."""
+    needs = kv_needs(spec, torch.bfloat16, in_groups=keeps_groups(spec, "cpu"))
+    return needs.conversation_bytes(tokens)
 
 
 def transformers_bytes(name: str, spec: ModelSpec, tokens: int) -> int:

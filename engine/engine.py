@@ -18,6 +18,7 @@ from engine.draft import find_draft, read_draft
 from engine.errors import EngineError
 from engine.events import DiskFigures, Figures
 from engine.execute.build_options import BuildOptions
+from engine.execute.compatibility import keeps_groups
 from engine.execute.faults import not_loaded
 from engine.execute.loading import gpu_room, load_here, plan_here
 from engine.kernels.native.library import check_threads, default_threads
@@ -116,7 +117,15 @@ class Engine(EngineCore):
                 asked,
                 room=room or (gpu_room(numbers, place, asked.context) if count == 1 else None),
                 rank=(0, count),
-                needs=lambda spec: least_beside(spec, numbers, place, asked.context, asked.kv_dtype, short),
+                needs=lambda spec: least_beside(
+                    spec,
+                    numbers,
+                    place,
+                    asked.context,
+                    asked.kv_dtype,
+                    short,
+                    count == 1 and keeps_groups(spec, place.type),
+                ),
             )
             network = load_here(plan, on_progress)
             group = ranks.meet(place) if ranks is not None else None

@@ -303,7 +303,9 @@ class Figures:
     kv_dtype: str = ""
     """The format of the numbers in the KV cache: bfloat16, ..., fp8 or int8."""
     kv_token_bytes: int = 0
-    """Bytes that a token takes in the KV cache, scales included."""
+    """Bytes that a token takes in the KV cache, scales included, in the layers that keep every row."""
+    kv_window_bytes: int = 0
+    """Bytes of `kv_bytes` for layers that keep only the rows of their windows."""
     kv_share: float = 0.0
     """The share that the KV cache takes of the memory that the weights left free; 0 if unknown."""
     host_bytes: int = 0

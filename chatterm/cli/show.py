@@ -127,8 +127,7 @@ def _expected(
     facts: ModelFacts, spec: ModelSpec, files: ModelFiles | None, device: str
 ) -> list[tuple[str, str]]:
     """Return rows (label, text) with the memory and the speed to expect on the device where the model would run."""
-    from engine.cache.kv_rows import token_bytes
-    from engine.machine.expected import CONVERSATION
+    from engine.machine.expected import CONVERSATION, needed_kv
     from engine.machine.report import look_here
 
     here = look_here(device, "auto")
@@ -145,7 +144,7 @@ def _expected(
     elif found.on_cpu:
         speed += f"; the GPU has no room for it, {bytes_text(here.free or 0)} are free there"
     weights = bytes_text(found.weight_bytes)
-    fewer = bytes_text(tokens * token_bytes(spec, here.dtype, "fp8"))
+    fewer = bytes_text(needed_kv(spec, here, "fp8").conversation_bytes(tokens))
     memory = (
         f"weights {weights}, {conversation} more for a conversation of {counted(tokens, 'token')}"
         f" ({fewer} with --kv-dtype fp8 or int8){room}"

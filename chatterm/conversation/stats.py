@@ -168,6 +168,8 @@ def _about(
         )
         if figures.kv_token_bytes:
             cache += f" · {figures.kv_dtype}, {bytes_text(figures.kv_token_bytes)} a token"
+        if figures.kv_window_bytes:
+            cache += f" · {bytes_text(figures.kv_window_bytes)} of it for layers with a window"
         if figures.kv_share and figures.device != "cpu":
             cache += f" · {figures.kv_share:.0%} of the memory beside the weights"
         pairs.append(("KV cache", cache))

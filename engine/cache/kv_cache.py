@@ -137,11 +137,21 @@ class KVCache:
         """The bytes that a token takes in all layers of the primary group."""
         return self.group_bytes(0)
 
+    def figures(self, ranks: int) -> dict[str, Any]:
+        """Return the fields of `engine.events.Figures` that describe the cache; each of `ranks` has one like it."""
+        primary = sum(part.nbytes for part in self._group_parts(0))
+        return {
+            "kv_bytes": self.nbytes * ranks,
+            "kv_dtype": self.row.name,
+            "kv_token_bytes": self.token_bytes * ranks,
+            "kv_window_bytes": (self.nbytes - primary) * ranks,
+        }
+
     def group_bytes(self, group: int) -> int:
         """Return the bytes that a token takes in all layers of a group."""
-        return sum(part[:, :, 0].nbytes for part in self._of(group))
+        return sum(part[:, :, 0].nbytes for part in self._group_parts(group))
 
-    def _of(self, group: int) -> list[Tensor]:
+    def _group_parts(self, group: int) -> list[Tensor]:
         return [part for part, own in zip(self.parts, self._group_of_part, strict=True) if own == group]
 
     def block(self, id: int) -> list[Tensor]:
@@ -262,7 +272,7 @@ class KVCache:
         self.tell(source, target)
         (first, end), (to, last) = source[0], target[0]
         if len(source) == len(target) == 1 and end - first == last - to and self.device.type == "cpu":
-            for part in self._of(group):
+            for part in self._group_parts(group):
                 part[:, :, to:last] = part[:, :, first:end]  # slices are faster on a CPU
             return
         sources, targets = _indices(source), _indices(target)
@@ -272,7 +282,7 @@ class KVCache:
         copy = copy_rows_reference
         if self._by_kernel:
             from engine.kernels.triton.copy_rows import copy_rows as copy
-        for part in self._of(group):
+        for part in self._group_parts(group):
             copy(part, slots)
 
 

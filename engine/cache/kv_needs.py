@@ -69,11 +69,9 @@ class KVNeeds:
         return blocks * size - size
 
     def conversation_bytes(self, tokens: int) -> int:
-        """Return the bytes that the rows of one conversation of `tokens` tokens take, without any room for others."""
-        whole = tokens if self.window is None else min(tokens, self.window.rows + self.window.step)
-        return self.token_bytes * whole + sum(
-            group.token_bytes * min(tokens, group.window) for group in self.groups
-        )
+        """Return the bytes of the rows of one conversation of `tokens` tokens, without any room for computing more."""
+        windows = sum(group.token_bytes * min(tokens, group.window) for group in self.groups)
+        return self.token_bytes * tokens + windows
 
 
 def kv_needs(

@@ -249,9 +249,12 @@ def least_beside(
     )
 
 
-def weight_room(spec: ModelSpec, free: int, dtype: torch.dtype, context: int | None) -> int:
-    """Return how many of the `free` bytes of a GPU the weights may take."""
-    return free - beside_weights(spec, dtype, torch.device("cuda"), context, memory=free)
+def weight_room(
+    spec: ModelSpec, free: int, dtype: torch.dtype, context: int | None, in_groups: bool = False
+) -> int:
+    """Return how many of the `free` bytes of a GPU the weights may take. `in_groups` is as in `kv_needs`."""
+    device = torch.device("cuda")
+    return free - beside_weights(spec, dtype, device, context, memory=free, in_groups=in_groups)
 
 
 def _least_bytes(needs: KVNeeds, tokens: int) -> int:

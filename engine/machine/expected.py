@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from engine.cache.kv_rows import token_bytes
+from engine.cache.kv_needs import KVNeeds, kv_needs
 from engine.cache.sizing import SHORT_CONTEXT, KVPlan, expected_plan, weight_room
 from engine.errors import EngineError
-from engine.execute.compatibility import not_fused, not_native, not_on_host
+from engine.execute.compatibility import keeps_groups, not_fused, not_native, not_on_host
 from engine.execute.loading import plan_here
 from engine.machine.shapes import known_shape
 from engine.params import LoadOptions
@@ -205,17 +205,22 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
     """Return the speed of a model of this shape; `stored` is the bytes of its weights if they stay quantised."""
     count = parameters(spec)
     weights = stored or count * here.dtype.itemsize
-    per_token = token_bytes(spec, here.dtype, here.kv_dtype)
+    kv = needed_kv(spec, here, here.kv_dtype)
     speed = None
     if here.bandwidth:
-        seconds = (read_bytes(spec, weights) + CONTEXT * per_token) / (
+        seconds = (read_bytes(spec, weights) + kv.conversation_bytes(CONTEXT)) / (
             here.bandwidth * here.program.efficiency
         )
         speed = 1 / (seconds + len(spec.layers) * here.program.layer_s)
     plan = _plan(spec, here, stored or needed_bytes(spec, here.dtype, spec.max_positions))
-    conversation = min(CONVERSATION, spec.max_positions) * per_token
+    conversation = kv.conversation_bytes(min(CONVERSATION, spec.max_positions))
     found = Speed(name, count, weights, 0, speed, weights + conversation)
     return replace(found, **_kv(plan))
+
+
+def needed_kv(spec: ModelSpec, here: Here, kv_dtype: str) -> KVNeeds:
+    """Return what a model needs of the KV cache for a conversation, with rows of `kv_dtype`."""
+    return kv_needs(spec, here.dtype, kv_dtype, in_groups=keeps_groups(spec, here.device.type))
 
 
 def read_bytes(spec: ModelSpec, weights: int) -> int:
@@ -244,8 +249,8 @@ def _plan(spec: ModelSpec, here: Here, weights: int, on_host: bool = False) -> K
     if here.free is None:
         return None
     with suppress(EngineError):
-        kv_dtype = here.kv_dtype
-        return expected_plan(spec, here.dtype, here.device, here.free, weights, None, kv_dtype, on_host)
+        given = here.kv_dtype, on_host, keeps_groups(spec, here.device.type)
+        return expected_plan(spec, here.dtype, here.device, here.free, weights, None, *given)
     return None
 
 
@@ -263,7 +268,7 @@ def _split(spec: ModelSpec, here: Here, blocks: int | None) -> Placement | None:
         if here.keeps_blocks:  # kept as blocks on the device too
             needed = blocks
             experts = [replace(layer, on_device=layer.on_host) for layer in experts]
-    room = weight_room(spec, here.free, here.dtype, None)
+    room = weight_room(spec, here.free, here.dtype, None, keeps_groups(spec, here.device.type))
     placement = place_experts(needed, experts, room)
     if placement is None or not placement.host_layers or placement.host_bytes > here.host_free * HOST_SHARE:
         return None
