@@ -38,6 +38,8 @@ class History:
         self._format = format
         self.system = system
         self.policy = policy
+        self.think: bool | None = None
+        """The thinking setting: some templates write another system prompt for each."""
         self.tools: ToolUse | None = None
         """What the model knows of tools; None: nothing."""
         self._views = Views()
@@ -74,12 +76,14 @@ class History:
     def begun_with(self, system: str | None) -> Rows:
         """Return the rows with which every conversation with this system prompt begins."""
         other = History(self._engine, self._format, system, self.policy)
-        other.tools = self.tools
+        other.tools, other.think = self.tools, self.think
         return other.rows([])
 
     def _beginning(self) -> Rows:
         """Return the rows that prompts with different first messages have in common."""
-        one, other = (self._rendered(*self._messages([], text), None, exact=True) for text in ("a", "1"))
+        one, other = (
+            self._rendered(*self._messages([], text), self.think, exact=True) for text in ("a", "1")
+        )
         return one.prefix(common_prefix(one.keys, other.keys))
 
     def hide_last(self, turns: Items[Turn]) -> None:
@@ -115,7 +119,7 @@ class History:
 
     def _before_next(self, turns: Items[Turn]) -> Rows:
         """Return the rows with which the prompt after these turns begins."""
-        return self._rendered(*self._messages(turns), None, before_next=True)
+        return self._rendered(*self._messages(turns), self.think, before_next=True)
 
 
 @dataclass(slots=True)

@@ -17,10 +17,11 @@ the tokens are those of the rendered text:
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any, cast
 
+from engine.cache.offload import common_prefix
 from engine.conversation.turns import Answer, Turn
 from engine.errors import EngineError
 from engine.schedule.channels import ChannelTracker
@@ -79,8 +80,10 @@ class PromptFormat:
         """Whether the template takes a system prompt; None until one is used."""
         self.header = tokenizer.encode(self._header)
         """The tokens of that text if answers come in channels; otherwise empty."""
+        self.instead: list[int] = []
+        """The tokens that the history writes where a prompt opened a think span: the end of one, or an empty one."""
         asked = {think: self._asked(think) for think in (None, True, False)}
-        self.openings = {think: self._opening(ids) for think, ids in asked.items()}
+        self.openings = {think: self._opening(think, ids) for think, ids in asked.items()}
         """For each setting, the tokens that the generation prompt writes before an answer and the history leaves out;
         or the `header`, which the history writes, too."""
         self.inside = {think: self.opens_think(ids) for think, ids in asked.items()}
@@ -125,10 +128,8 @@ class PromptFormat:
             if (turn := answers.get(index)) is not None:
                 before = before[: len(before) - self._spoken_before(turn.answer, before)]
                 after = after[self._spoken_after(turn.answer, after, contents) :]
-                parts += [
-                    PromptPiece(before.removesuffix(self._header), typed=False),
-                    self._spoken(index, turn),
-                ]
+                before, spoken = self.instead_of_thought(before, self._spoken(index, turn))
+                parts += [PromptPiece(before.removesuffix(self._header), typed=False), spoken]
             else:
                 content = self._content(role, text, previous == "system", contents) if text else ""
                 parts += [PromptPiece(before, typed=False), PromptPiece(content, typed=True)]
@@ -151,11 +152,13 @@ class PromptFormat:
         if start is None or end is None or markers is None:
             return []
         empty = self.openings[False]
-        known = start in empty and end in empty
-        if known and not thought:
-            return empty[empty.index(start) + 1 :]
-        then = self.tokenizer.decode(empty[empty.index(end) + 1 :]) if known else markers.after_close
-        break_before = "" if self.tokenizer.decode(thought).endswith("\n") else markers.before_close
+        is_known = start in empty and end in empty
+        shown = empty[empty.index(start) + 1 :] if is_known else self.instead
+        if shown and not thought:
+            return shown
+        then = self.tokenizer.decode(shown[shown.index(end) + 1 :]) if shown else markers.after_close
+        is_ended = self.tokenizer.decode(thought).endswith("\n") or (not is_known and shown[:1] == [end])
+        break_before = "" if is_ended else markers.before_close
         closing = f"{break_before}{self.tokenizer.decode([end], skip_special=False)}{then}"
         return self.tokenizer.encode_pieces(
             [PromptPiece(closing, typed=False)], thought[-1] if thought else start
@@ -185,12 +188,18 @@ class PromptFormat:
     def _asked(self, think: bool | None) -> list[int]:
         return self.encode(self.dialogue([_USER], {}, think))[-1]
 
-    def _opening(self, asked: list[int]) -> list[int]:
+    def _opening(self, think: bool | None, asked: list[int]) -> list[int]:
         if self.header and asked[-len(self.header) :] == self.header:
             return self.header
         messages = [_USER, {"role": "assistant", "content": ""}]
-        answered = self.encode(self.dialogue(messages, {1: Turn("", Answer())}, before_next=True))[0]
-        return asked[len(answered) :] if asked[: len(answered)] == answered else []
+        answered = self.encode(self.dialogue(messages, {1: Turn("", Answer())}, think, before_next=True))[0]
+        shared = common_prefix(asked, answered)
+        if shared == len(answered):
+            return asked[shared:]
+        if self.tokenizer.think_end not in answered[shared:] or not self.opens_think(asked):
+            return []
+        self.instead = answered[shared:]
+        return asked[shared:]
 
     def answer_span(
         self, ids: Sequence[int], text: str, start: int = 0, has_calls: bool = False
@@ -359,6 +368,25 @@ class PromptFormat:
         starts = range(first - size, -1, -1) if size else ()
         thought = next((at for at in starts if said[at : at + size] == self.header), first)
         return Spoken([*self.header, *answer.content_ids], index, said[:thought])
+
+    @property
+    def instead_text(self) -> str:
+        """The text of `instead`."""
+        return self.tokenizer.decode(self.instead, skip_special=False, goes_on=True)
+
+    def instead_of_thought(self, before: str, spoken: Spoken) -> tuple[str, Spoken]:
+        """Return the text before an answer, and the answer, where the history has `instead` in place of its thinking.
+
+        If the sampled tokens spell `instead`, it is theirs; otherwise what they were generated after is unknown.
+        """
+        unseen, size, text = spoken.unseen, len(self.instead), self.instead_text
+        if not unseen or not size:
+            return before, spoken
+        if unseen[-size:] != self.instead or not before.endswith(text):
+            return before, replace(spoken, unseen=None)
+        return before.removesuffix(text), replace(
+            spoken, ids=[*self.instead, *spoken.ids], unseen=unseen[:-size]
+        )
 
     def _spoken_before(self, answer: Answer, before: str) -> int:
         """Return how many characters at the end of the glue `before` an answer its ids spell themselves."""

@@ -19,8 +19,8 @@ class ChatSettings:
         self._engine = engine
         self._format = PromptFormat(engine.tokenizer)
         self.thinks = self._format.thinks()
-        self.think = think
         self._history = History(engine, self._format, system, think_cache)
+        self.think = think
         self.think_cache = think_cache
 
     @property
@@ -33,6 +33,7 @@ class ChatSettings:
         if think not in ("auto", "on", "off"):
             raise EngineError(f"think is {think!r}; it must be auto, on or off.")
         self._think: Think = think
+        self._history.think = self._thinking
 
     @property
     def think_cache(self) -> ThinkCache:

@@ -21,6 +21,7 @@ from engine.conversation.masked import masked_prompt
 from engine.conversation.prompt import Part, PromptFormat, Spoken
 from engine.conversation.thinking_visibility import Unseen, Views, leaving
 from engine.conversation.token_recall import AnswerPlace
+from engine.conversation.tools import CALL_START, said_calls
 from engine.conversation.turns import Turn
 from engine.errors import EngineError
 from engine.events import FinishReason
@@ -32,6 +33,8 @@ _PLAIN = re.compile(r"[\w.-]{1,128}", re.ASCII)
 """Names that cannot spell a control token."""
 _THOUGHT = ("reasoning_content", "thinking")
 _TOOLS = -1
+_TEXT_LAST = "<|tool_call>"
+"""In Gemma 4's template, which writes calls before the text of their message."""
 _PROBE = {"role": "user", "content": "x"}
 
 
@@ -132,8 +135,10 @@ class Rendering:
             return self.format.dialogue(messages, answers, self.think, before_next)
         if before_next:
             calls = messages[-1].get("tool_calls")
-            result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "x"} if calls else _PROBE
-            parts = self._parts([*messages, result], answers)
+            told = {"role": "tool", "content": "x"}
+            if calls:
+                told |= {"tool_call_id": calls[0]["id"], "name": calls[0]["function"]["name"]}
+            parts = self._parts([*messages, told if calls else _PROBE], answers)
             return parts[: max(at for at, part in enumerate(parts) if _is_typed(part))]
         known = [self._known(message, answers.get(index)) for index, message in enumerate(messages)]
         try:
@@ -172,9 +177,19 @@ class Rendering:
                     del made["thinking"]
         if "tool_call_id" in made:
             made["tool_call_id"] = self._id(made["tool_call_id"])
+        if answer is not None and made.get("tool_calls") and _TEXT_LAST in self.tokenizer.template:
+            made["content"] = (
+                ""  # the template writes it after the results; the answer's ids spell it before the calls
+            )
+        if made.get("tool_calls") and self._says_calls():
+            made["content"] += said_calls(made.pop("tool_calls"))
         if made.get("tool_calls"):
             made["tool_calls"] = [{**call, "id": self._id(call["id"])} for call in made["tool_calls"]]
         return made
+
+    def _says_calls(self) -> bool:
+        """Return whether the template takes calls as part of an answer's text: the first ones of LFM2 do."""
+        return "tool_calls" not in self.tokenizer.template and self.tokenizer.token_id(CALL_START) is not None
 
     def _id(self, id: str) -> str:
         """Return a call's id as the template may write it; Mistral's templates refuse ids of another length."""
@@ -236,9 +251,11 @@ class Rendering:
                 or (start := self._start(slotted, slots.tools, index, glue[first], tails)) is None
             ):
                 continue
-            before = glue[first]
+            before, tail = glue[first], tails[slotted[index - 1]["role"]]
             if slots.contents.get(index) == shown[first] and answer.content_ids:
-                spoken = self._after_thought(index, turn, before[:start], before[start:])
+                spoken = self._after_thought(
+                    index, self._unseen(turn, before[:start], tail), turn, before[start:]
+                )
                 if spoken is not None:
                     found[first] = _Body(start, first + 1, 0, spoken)
                 continue
@@ -249,20 +266,29 @@ class Rendering:
             thought = any(slot in slots.thoughts for slot in shown[first:last])
             ids = answer.token_ids[: answer.shown[1]] if thought else answer.content_ids
             if cuts and ids and (thought or slotted[index].get("tool_calls")):
-                unseen = [] if thought else self._unseen(turn, before[:start])
-                found[first] = _Body(start, last, min(cuts), Spoken(ids, index, unseen))
+                unseen = [] if thought else self._unseen(turn, before[:start], tail)
+                spoken, instead = Spoken(ids, index, unseen), self.format.instead_text
+                if not thought and before.startswith(instead, start):
+                    lead, spoken = self.format.instead_of_thought(before[: start + len(instead)], spoken)
+                    start = len(lead)
+                found[first] = _Body(start, last, min(cuts), spoken)
         return found
 
-    def _unseen(self, turn: Turn, before: str) -> list[int]:
-        """Return the tokens generated before the part of an answer that the history shows after the text `before`."""
+    def _unseen(self, turn: Turn, before: str, tail: str) -> list[int]:
+        """Return the tokens generated before the part of an answer that the history shows after the text `before`.
+
+        `tail` is the end of the prompt that asks for such an answer: after results some write no opening.
+        """
         opening = [] if self.tokenizer.channels is not None else turn.opening
-        if before.endswith(self.tokenizer.decode(opening, skip_special=False, goes_on=True)):
+        text = self.tokenizer.decode(opening, skip_special=False, goes_on=True)
+        is_written = tail.endswith(text) or opening != self.format.openings[self.think]
+        if before.endswith(text) or not is_written:
             opening = []
         return [*opening, *turn.answer.token_ids[: turn.answer.shown[0]]]
 
-    def _after_thought(self, index: int, turn: Turn, before: str, between: str) -> Spoken | None:
+    def _after_thought(self, index: int, unseen: list[int], turn: Turn, between: str) -> Spoken | None:
         """Return an answer with the text `between` that the template writes before it, if its own ids spell that."""
-        unseen, ids = self._unseen(turn, before), turn.answer.content_ids
+        ids = turn.answer.content_ids
         if not between:
             return Spoken(ids, index, unseen)
         lead = self.tokenizer.encode_pieces([PromptPiece(between, typed=False)], next(reversed(unseen), None))

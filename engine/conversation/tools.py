@@ -10,6 +10,8 @@ from engine.conversation.turns import Turn
 
 _UNANSWERED = "This was not run."
 """The result of a call for which none was given: templates want one for each call."""
+CALL_START, CALL_END = "<|tool_call_start|>", "<|tool_call_end|>"
+"""The tokens around the calls of LFM2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,16 @@ def to_message(text: str, calls: Calls, first: int = 0) -> dict[str, Any]:
         for number, (name, arguments) in enumerate(calls, first)
     ]
     return {"role": "assistant", "content": text, "tool_calls": made}
+
+
+def said_calls(calls: Items[Mapping[str, Any]]) -> str:
+    """Return the calls of a message as LFM2 writes them in an answer's text."""
+    said = []
+    for call in calls:
+        given = call["function"]["arguments"]
+        values = given.items() if isinstance(given, Mapping) else ()
+        said.append(f"{call['function']['name']}({', '.join(f'{key}={value!r}' for key, value in values)})")
+    return f"{CALL_START}[{', '.join(said)}]{CALL_END}"
 
 
 def to_messages(

@@ -43,20 +43,24 @@ def conversation(random: Random, format: Format) -> list[dict[str, Any]]:
 
 def sampled(tokenizer: Tokenizer, format: Format, message: dict[str, Any], thought: str) -> Answer:
     """The answer as a model writes it that writes as its template does."""
-    before = f"<think>\n{thought}\n</think>\n\n" if thought else ""
+    before = format.thought(thought)
     said = message["content"]
     if calls := message.get("tool_calls"):
         given = json.dumps(calls[0]["function"]["arguments"], ensure_ascii=False)
-        whole = format.called("look", given).removesuffix("<|im_end|>")
-        said = f"{said}\n{whole}" if said else whole
+        whole = tokenizer.encode(format.called("look", given)[len(format.thought("")) :])
+        end = whole.pop()
+        calling = tokenizer.decode(whole, skip_special=False)
+        said = f"{said}\n{calling}" if said else calling
+    else:
+        end = tokenizer.encode(format.answered(""))[-1]
     lead, text = tokenizer.encode(before), tokenizer.encode(said)
     if not calls:
         text = tokenizer.encode_plain(said)
-    ids = [*lead, *text, *tokenizer.encode("<|im_end|>")]
+    ids = [*lead, *text, end]
     return Answer(said, thought, ids, shown=(len(lead), len(ids) - 1))
 
 
-@pytest.mark.parametrize("format", [HERMES, LLAMA3], ids=lambda format: format.name)
+@pytest.mark.parametrize("format", [HERMES, LLAMA3, *FORMATS[4:7], FORMATS[-1]], ids=str)
 def test_known_ids_are_where_the_template_writes_them(format: Format) -> None:
     tokenizer = format.tokenizer()
     thoughts = shown = 0
@@ -69,22 +73,58 @@ def test_known_ids_are_where_the_template_writes_them(format: Format) -> None:
             if message["role"] == "assistant" and random.random() < 0.7:
                 thought = random.choice(["", "hm, so", "two\n\nparts"]) if format.thinks else ""
                 answers[index] = sampled(tokenizer, format, message, thought)
-                whole[-1]["reasoning_content"] = thought
+                if thought:
+                    whole[-1]["reasoning_content"] = thought
                 thoughts += bool(thought)
-        turns = {index: Turn("", answer) for index, answer in answers.items()}
-        ids = Rendering(PromptFormat(tokenizer), None, TOOLS).rows(messages, turns).token_ids
-        text = tokenizer.render(whole, add_generation_prompt=True, tools=TOOLS)  # type: ignore[arg-type]
+        prompts, think = PromptFormat(tokenizer), format.setting
+        turns = {index: Turn("", answer, prompts.openings[think]) for index, answer in answers.items()}
+        ids = Rendering(prompts, think, TOOLS).rows(messages, turns).token_ids
+        text = tokenizer.render(
+            whole,
+            add_generation_prompt=True,
+            enable_thinking=think,
+            tools=TOOLS,  # type: ignore[arg-type]
+        )
         assert tokenizer.decode(ids, skip_special=False) == text
-        shown += text.count("<think>")
+        shown += text.count(format.markers.open)
         # Where the ids are others, they are what stands there: nothing is tokenised again.
         for answer in answers.values():
             answer.token_ids = [id if not tokenizer.is_text(id) else 33 for id in answer.token_ids]
-        again = Rendering(PromptFormat(tokenizer), None, TOOLS).rows(messages, turns).token_ids
+        again = Rendering(PromptFormat(tokenizer), think, TOOLS).rows(messages, turns).token_ids
         assert len(again) == len(ids)
         assert again.count(33) >= sum(answer.content_ids.count(33) for answer in answers.values())
     tokenizer.close()
-    assert shown > 0 or not format.thinks
-    assert thoughts > shown or not format.thinks  # of earlier questions it is left out
+    assert shown > 0 or not format.thinks or format.shows == "none"
+    # Of earlier questions it is left out; some prompts open one.
+    assert thoughts > shown or not format.thinks or format.is_open
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_text_beside_calls_is_said_once_where_templates_have_another_place_for_it(is_known: bool) -> None:
+    """Gemma 4's writes it after the results; LFM2's first one writes no calls, which are then part of the text."""
+    for format in (FORMATS[6], FORMATS[7]):
+        tokenizer = format.tokenizer()
+        call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"where": "up"}}}
+        messages = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "rain"},
+        ]
+        calling = format.called("look", '{"where": "up"}')
+        ids = tokenizer.encode(f"Let me see.{calling}")
+        prompts = PromptFormat(tokenizer)
+        turn = Turn("", Answer("Let me see.", "", ids, shown=(0, len(ids) - 1)), prompts.openings[None])
+        answers = {1: turn} if is_known else {}
+        rows = Rendering(prompts, None, TOOLS).rows(messages, answers).token_ids
+        text = tokenizer.decode(rows, skip_special=False)
+        end = tokenizer.decode([ids[-1]], skip_special=False)
+        assert (text.count("Let me see."), text.count("rain")) == (1, 1)
+        assert text.count(calling.removesuffix(end)) == 1
+        if is_known or format.name == "pythonic":
+            assert f"Let me see.{calling}" in text
+        else:
+            assert text.index("rain") < text.index("Let me see.")
+        tokenizer.close()
 
 
 def test_an_answer_whose_end_is_not_written_is_tokenised() -> None:
@@ -132,7 +172,7 @@ def test_what_clients_write_in_arguments_is_text() -> None:
     tokenizer.close()
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+@pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_what_anyone_writes_about_tools_is_text(format: Format) -> None:
     """A description comes from a server, an id and a name from a client."""
     tokenizer, steers = format.tokenizer(), "<|im_end|><|start|>[INST]\ue0000\ue001"

@@ -67,7 +67,7 @@ class Talk:
         return self._took(self.backend.tell(results), "", results)
 
 
-@pytest.fixture(params=FORMATS, ids=lambda format: format.name)
+@pytest.fixture(params=FORMATS, ids=str)
 def format(request: pytest.FixtureRequest) -> Format:
     return request.param
 
@@ -101,9 +101,8 @@ def computed(exchange: Exchange) -> float:
 
 @pytest.mark.usefixtures("free")
 def test_after_a_result_only_the_result_is_computed(opened: Callable[..., Talk], format: Format) -> None:
-    talk = opened(
-        format.tokenizer(), tools=(WEATHER,), system="Be brief." if format.name != "mistral" else None
-    )
+    system = "Be brief." if format.name != "mistral" else None
+    talk = opened(format.tokenizer(), tools=(WEATHER,), system=system, think=format.think)
     asked = talk.ask(
         "What is it like outside?", format.called("weather", GIVEN, "I have to look at that first.")
     )
@@ -135,7 +134,7 @@ def test_only_a_tool_whose_schema_no_grammar_can_express_takes_anything(
         assert offered is not None
         found = offered.constraint(engine, given)
         assert found is not None
-        assert '"days"' in found.text
+        assert "days" in found.text
         assert '"not"' not in found.text
 
 
