@@ -221,6 +221,7 @@ class WordTokenizer:
     suppressed_ids: frozenset[int] = frozenset()
     think_start: int | None = None
     think_end: int | None = None
+    think_markers: None = None
     channels: None = None
 
     def __init__(self) -> None:

@@ -127,6 +127,7 @@ def _expected(
     facts: ModelFacts, spec: ModelSpec, files: ModelFiles | None, device: str
 ) -> list[tuple[str, str]]:
     """Return rows (label, text) with the memory and the speed to expect on the device where the model would run."""
+    from engine.cache.kv_rows import token_bytes
     from engine.machine.expected import CONVERSATION, needed_kv
     from engine.machine.report import look_here
 

@@ -85,9 +85,11 @@ def _attentions(spec: ModelSpec, fields: Fields, local: Sequence[bool]) -> list[
     window = fields.integer("sliding_window")
     ropes, changes = fields.mapping("rope_parameters"), fields.mapping("per_layer_config")
     beside = replace(fields, raw={"max_position_embeddings": spec.max_positions})
+    # transformers writes the numbers of layers with as many digits as the last one has: "04".
+    keys = {int(key): key for key in changes.raw if key.isdecimal()}
     found = []
     for index, is_local in enumerate(local):
-        own = changes.mapping(str(index))
+        own = changes.mapping(keys.get(index, str(index)))
         if other := next((key for key in own.raw if key not in whole), None):
             raise ModelError(f"{own.where} changes {other[:60]}, which is not supported.")
         own = replace(own, raw={} if is_local else usual) if not own.raw else own
