@@ -26,6 +26,7 @@ class Feature(Enum):
     QUERY_SCALING = "queries that are scaled by their positions"
     NEXT_POSITION = "queries that are scaled by the position after their own"
     SINKS = "attention sinks"
+    GATE = "a gate for the attention's output"
     HEAD_NORM = "norms of query and key heads"
     NORM_ALL_HEADS = "norms of all query or key heads together"
     NORM_ROTATED = "norms of query and key heads after their rotation"
@@ -120,6 +121,7 @@ def _of_mixer(spec: Mixer) -> set[Feature]:
         Feature.QUERY_SCALING: spec.query_scaling is not None,
         Feature.NEXT_POSITION: spec.query_scaling is not None and spec.query_scaling.offset != 0,
         Feature.SINKS: spec.sinks,
+        Feature.GATE: spec.gate is not None,
         Feature.SHARED_KV: spec.kv_from is not None,
         Feature.HEAD_NORM: spec.head_norm is not None,
         Feature.NORM_ALL_HEADS: spec.norms_all_heads,

@@ -106,6 +106,8 @@ class AttentionWeights:
     covers all heads (`norms_all_heads`): [numbers of all q and k heads]."""
     sinks: Tensor | None = None
     """[q heads]"""
+    gate: Linear | None = None
+    """hidden -> q heads, or their numbers"""
     rotary: Tensor | None = None
     """[positions, rotated numbers]: cos and sin side by side (see reference/rope.py); layers with one rope share it."""
 

@@ -99,6 +99,9 @@ class Attention:
     """Applied to every v head; it has neither weight nor bias."""
     v_is_k: bool = False
     """Whether the layer has no projection for values: they are the keys before norm and rotation."""
+    gate: Literal["heads", "numbers"] | None = None
+    """The attention's output is multiplied by the sigmoid of a projection of the layer's input, which has one number
+    for each query head, or for each number of these; None: it is not."""
     sinks: bool = False
     """Whether each head has a learned score that takes part in the softmax but has no value."""
     query_scaling: QueryScaling | None = None

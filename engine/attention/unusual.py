@@ -74,7 +74,7 @@ def kinds(specs: Iterable[Attention]) -> tuple[Attention, ...]:
     """Return one of each kind of attention among those of layers: what a backend has to support."""
 
     def kind(spec: Attention) -> Attention:
-        # These fields are applied before a backend gets q, k and v. A new field counts until it is listed here.
+        # These fields are applied before a backend gets q, k and v, or after it. A new field counts until it is listed.
         before = {
             "head_norm": None,
             "norms_all_heads": False,
@@ -85,6 +85,7 @@ def kinds(specs: Iterable[Attention]) -> tuple[Attention, ...]:
             "rope": None,
             "qkv_bias": False,
             "out_bias": False,
+            "gate": None,
         }
         return replace(spec, **before)  # type: ignore[arg-type]
 

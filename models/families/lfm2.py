@@ -46,7 +46,7 @@ def _from_hf(architecture: str, fields: Fields, size: int) -> ModelSpec:
     changes = {"intermediate_size": size, "rms_norm_eps": norm, "tie_word_embeddings": tied}
     spec = base_spec(architecture, replace(fields, raw={**fields.raw, **changes}), head_norm=True)
     width, bias = fields.integer("conv_L_cache", 3, limit=1024), fields.flag("conv_bias")
-    return _convolving(spec, _convolutions(fields, len(spec.layers)), width, bias)
+    return with_convolutions(spec, _convolutions(fields, len(spec.layers)), width, bias)
 
 
 def _convolutions(fields: Fields, layers: int) -> list[bool]:
@@ -97,10 +97,10 @@ def _from_gguf(architecture: str, name: str, config: GGUFConfig) -> ModelSpec:
     spec = base_spec_of_gguf(architecture, name, config, head_norm=True, experts=name == "lfm2moe")
     bias = any(tensor.endswith(".shortconv.conv.bias") for tensor in config.tensors)
     width = fields.integer(f"{name}.shortconv.l_cache", limit=1024)
-    return _convolving(spec, [count == 0 for count in counts], width, bias)
+    return with_convolutions(spec, [count == 0 for count in counts], width, bias)
 
 
-def _convolving(spec: ModelSpec, convolutions: list[bool], width: int, bias: bool) -> ModelSpec:
+def with_convolutions(spec: ModelSpec, convolutions: list[bool], width: int, bias: bool) -> ModelSpec:
     """Return `spec` with short convolutions in place of the attention of some layers. Raises ModelError if of all."""
     if all(convolutions):
         raise ModelError(
@@ -115,7 +115,7 @@ def _check_scale(fields: Fields, key: str) -> None:
         raise ModelError(f"{key} in {fields.where} is {fields.raw[key]}; only 1 is supported.")
 
 
-_NAMES = {
+LFM2_NAMES = {
     **NAMES,
     "attention_norm": "operator_norm",
     "q_norm": "self_attn.q_layernorm",
@@ -150,7 +150,7 @@ FAMILY = Family(
     from_hf=_dense_from_hf,
     gguf_architecture="lfm2",
     from_gguf=_dense_from_gguf,
-    names=_NAMES,
+    names=LFM2_NAMES,
     gguf_names=_GGUF_NAMES,
 )
 SPARSE = Family(
@@ -159,7 +159,7 @@ SPARSE = Family(
     from_hf=_sparse_from_hf,
     gguf_architecture="lfm2moe",
     from_gguf=_sparse_from_gguf,
-    names=_NAMES,
+    names=LFM2_NAMES,
     gguf_names=_GGUF_NAMES,
     packed={
         "feed_forward.experts.gate_up_proj": ("experts.gate", "experts.up"),

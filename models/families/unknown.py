@@ -89,7 +89,6 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "jetmoe": ("a mixture of attention heads",),
     "kolibri1": ("experts that are chosen by biased logits",),
     "laguna": (_GATED,),
-    "lfm3": (_GATED,),
     "longcat_flash": ("experts that return their input",),
     "mimo_v2_flash": ("values of another width than keys",),
     "minimax_m3_vl_text": (_INDEXED,),

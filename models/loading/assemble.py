@@ -182,6 +182,7 @@ def _mixer(
         out=store.linear(f"{at}out", split_columns=True),
         head_norm=store.plain.get(f"{at}head_norm.weight"),
         sinks=store.plain.get(f"{at}sinks"),
+        gate=store.linear(f"{at}attention_gate") if spec.gate is not None else None,
         rotary=rotary,
     )
 

@@ -148,6 +148,8 @@ def places(network: Network) -> Iterator[tuple[Place, Linear]]:
         else:
             yield (f"{at}qkv.weight", None), layer.mixer.qkv
             yield (f"{at}out.weight", None), layer.mixer.out
+            if layer.mixer.gate is not None:
+                yield (f"{at}attention_gate.weight", None), layer.mixer.gate
         feed = layer.feed_forward
         if isinstance(feed, ExpertWeights):
             for number, expert in enumerate(feed.experts):

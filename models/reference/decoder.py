@@ -272,6 +272,8 @@ class Decoder:
         if spec.query_scaling is not None:
             q = q * step.query_scale(spec.query_scaling).to(q.dtype)
         out = attention(index, q, qk[:, spec.heads :], v)
+        if weights.gate is not None:
+            out = out * self._linear(weights.gate, x).sigmoid().view(len(x), spec.heads, -1)
         return self._linear(weights.out, out.reshape(-1, spec.heads * spec.head_dim))
 
     def _attend_to_latents(

@@ -199,6 +199,9 @@ def _attention(spec: Attention, hidden: int) -> Iterator[Slot]:
             yield Slot("k_norm", "weight", "head_norm.weight", spec.heads, spec.own_kv_heads, (dim,), True)
     if spec.sinks:
         yield Slot("sinks", "weight", "sinks", 0, spec.heads, (spec.heads,))
+    if spec.gate is not None:
+        rows = spec.heads if spec.gate == "heads" else q
+        yield from _linear("attention_gate", {"attention_gate": rows}, hidden)
     yield from _linear("out", {"out": hidden}, q, spec.out_bias)
 
 

@@ -50,11 +50,12 @@ def _of_share(tensor: StoredTensor, slot: Slot, share: Share) -> StoredTensor:
         return tensor if share.is_first else _part(tensor, SharePart(0, 0, slot.rows), 0)
     if part == "down":
         return _part(tensor, share.width(slot.shape[1]), 1)
-    if slot.layer is None or part not in ("q", "k", "v", "q_norm", "k_norm", "out", "sinks") or slot.repeated:
+    of_heads = ("q", "k", "v", "q_norm", "k_norm", "attention_gate", "out", "sinks")
+    if slot.layer is None or part not in of_heads or slot.repeated:
         return tensor
     spec = share.whole.layers[slot.layer].attention
     heads = share.kv_heads(spec) if part in ("k", "v", "k_norm") else share.q_heads(spec)
-    if part == "sinks":
+    if part == "sinks" or (part == "attention_gate" and spec.gate == "heads"):
         return _part(tensor, heads, 0)
     part_of = heads.times(spec.head_dim)
     return _part(tensor, part_of, 1) if part == "out" else _part(tensor, part_of, 0)

@@ -313,8 +313,8 @@ UNKNOWN = {
         {"kv_lora_rank": 512, "n_group": 8, "index_topk": 2048, "vision_config": {"depth": 2}},
         "chatterm does not compute sparse attention by an index and images",
     ),
-    "Lfm3ForCausalLM": (
-        {"model_type": "lfm3", "layer_types": ["conv", "full_attention"]},
+    "LagunaForCausalLM": (
+        {"model_type": "laguna", "layer_types": ["sliding_attention", "full_attention"]},
         "chatterm does not compute a gate for the attention's output",
     ),
     "BertModel": ({"type_vocab_size": 2}, "chatterm does not compute an encoder"),

@@ -27,6 +27,7 @@ from transformers import (
     HunYuanDenseV1Config,
     Lfm2Config,
     Lfm2MoeConfig,
+    Lfm3Config,
     Llama4TextConfig,
     Ministral3Config,
     MinistralConfig,
@@ -369,6 +370,26 @@ def tiny_glm_lite(**changes: Any) -> Glm4MoeLiteConfig:
     return tiny_deepseek(Glm4MoeLiteConfig, **values | changes)
 
 
+def tiny_lfm3(**changes: Any) -> Lfm3Config:
+    """Return six layers: convolutions, one layer with a window and two that see all tokens."""
+    values: dict[str, Any] = {
+        "num_hidden_layers": 6,
+        "layer_types": ["conv", "conv", "full_attention", "conv", "sliding_attention", "full_attention"],
+        "head_dim": 24,
+        "sliding_window": 7,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    }
+    return tiny(Lfm3Config, **values | changes)
+
+
 FAMILIES: dict[str, Any] = {
     "qwen2": tiny(Qwen2Config),
     "qwen2 windows": tiny(Qwen2Config, use_sliding_window=True, sliding_window=12, max_window_layers=1),
@@ -459,6 +480,10 @@ FAMILIES: dict[str, Any] = {
     "lfm2": tiny_lfm2(),
     "lfm2 biases": tiny_lfm2(conv_bias=True, conv_L_cache=7, block_ffn_dim_multiplier=1.3),
     "lfm2 moe": tiny_lfm2_moe(),
+    "lfm3": tiny_lfm3(),
+    "lfm3 plain": tiny_lfm3(
+        conv_bias=True, attention_bias=True, use_sandwich_norm=False, use_attention_gate=False, conv_L_cache=3
+    ),
     "deepseek v2": tiny_deepseek_v2(),
     "deepseek v2 lite": tiny_deepseek_v2(q_lora_rank=None, topk_method="greedy", n_group=1, topk_group=1),
     "deepseek v3": tiny_deepseek(rope_parameters=DEEPSEEK_YARN),
@@ -557,6 +582,10 @@ PLAINER: dict[str, Any] = {
     "llama4 norms": tiny_llama4(use_qk_norm=False),
     "llama4 scales": tiny_llama4(attn_temperature_tuning=False),
     "llama4 layers": tiny_llama4(layer_types=["chunked_attention"] * 4),
+    "lfm3 windows": tiny_lfm3(sliding_window=256),
+    "lfm3 rope": tiny_lfm3(
+        rope_parameters={kind: {"rope_type": "default", "rope_theta": 1000.0} for kind in _TYPES}
+    ),
     "gemma4 shared": tiny_gemma4(use_double_wide_mlp=False),
     "gemma4 windows": tiny_gemma4(sliding_window=256),
     "gemma4 rope": tiny_gemma4(rope_parameters=GEMMA4_PARTIAL),

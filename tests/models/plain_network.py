@@ -182,6 +182,9 @@ class PlainNetwork:
                 shares = scores.exp()
                 whole = shares.sum() + (self._get(f"{at}sinks")[head].exp() if spec.sinks else 0.0)
                 outs[row, head] = shares / whole @ values[first : row + 1]
+        if spec.gate is not None:
+            gates = 1 / (1 + (-self._linear(f"{at}attention_gate", x)).exp())
+            outs = outs * gates.view(count, spec.heads, -1)
         return self._linear(f"{at}out", outs.flatten(1), spec.out_bias)
 
     def _latent_attention(self, at: str, spec: LatentAttention, x: Tensor) -> Tensor:

@@ -489,6 +489,40 @@ APERTUS = {  # 8B-Instruct-2509
     "vocab_size": 131072,
 }
 OF_APERTUS = {Feature.HEAD_NORM, Feature.UNGATED, Feature.ACTIVATION, Feature.LEARNED_ACTIVATION}
+LFM_3 = {  # 1.7B
+    "architectures": ["Lfm3ForCausalLM"],
+    "conv_L_cache": 7,
+    "conv_bias": False,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 7680,
+    "layer_types": [
+        "conv",
+        "conv",
+        *["full_attention", "conv", "sliding_attention", "conv"] * 5,
+        "full_attention",
+        "conv",
+    ],
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "rope_parameters": {
+        "full_attention": {
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 1000000.0,
+            "rope_type": "proportional",
+        },
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "sliding_window": 256,
+    "tie_word_embeddings": True,
+    "use_attention_gate": True,
+    "use_sandwich_norm": True,
+    "vocab_size": 128000,
+}
+OF_LFM_3 = OF_LFM_2 | {Feature.GATE, Feature.WINDOW, Feature.NORM_PLACE, Feature.EXACT_ROPE}
 SCOUT: dict[str, Any] = {
     "architectures": ["Llama4ForConditionalGeneration"],
     "text_config": {
@@ -674,6 +708,7 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (HUNYUAN, 7_504_568_320, {Feature.HEAD_NORM, Feature.NORM_ROTATED}),
         (COMMAND_R7B, 8_028_033_024, OF_COMMAND_R),
         (APERTUS, 8_053_338_176, OF_APERTUS),
+        (LFM_3, 1_728_801_536, OF_LFM_3),
         (SCOUT, 107_769_861_120, OF_SCOUT),
         (MAVERICK, 400_711_848_960, OF_MAVERICK),
         (GEMMA_3N, 6_835_235_568, OF_GEMMA_3N),
@@ -741,6 +776,24 @@ def test_command_r7b_rotates_the_layers_with_a_window_alone() -> None:
     assert (spec.tied, spec.logit_scale) == (True, 0.25)
     types = [*["sliding_attention"] * 3, "full_attention"] * 8
     assert hf(COMMAND_R7B | {"layer_types": types, "sliding_window_pattern": None}) == spec
+
+
+def test_lfm_3_has_its_defaults() -> None:
+    spec = hf(LFM_3)
+    needed = ("architectures", "tie_word_embeddings")
+    assert hf({key: LFM_3[key] for key in needed}) == spec
+    whole = Rope(1e6, frequency_factors=(1.0,) * 32 + (math.inf,) * 32, exact=True)
+    attention = Attention(16, 4, 128, head_norm=Norm(1e-5), rope=whole, gate="heads")
+    local = replace(attention, rope=Rope(1e4, exact=True), window=256)
+    convolution = ShortConvolution(2048, 7)
+    mixers = [layer.mixer for layer in spec.layers]
+    assert mixers == [
+        *[convolution, convolution],
+        *[attention, convolution, local, convolution] * 5,
+        attention,
+        convolution,
+    ]
+    assert {layer.feed_forward_post_norm for layer in spec.layers} == {Norm(1e-5)}
 
 
 def test_llama_4_has_chunks_where_it_has_rotation_and_scaled_queries_elsewhere() -> None:
@@ -929,6 +982,7 @@ def test_granite_multiplies() -> None:
         (MAVERICK, {"layer_types": ["sliding_attention"] * 48}, ["layer_types", "chunked_attention"]),
         (MAVERICK, {"no_rope_layers": [1]}, ["no_rope_layers"]),
         (MAVERICK, {"moe_layers": "all"}, ["moe_layers", "whole numbers"]),
+        (LFM_3, {"layer_types": ["conv", "mamba"] * 12}, ["layer_types", "conv, sliding_attention or full"]),
         (APERTUS, {"hidden_act": "silu"}, ["hidden_act silu", "xielu"]),
         (PHI_4_MINI, {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "89"]),
     ],
@@ -946,7 +1000,7 @@ KNOWN = [
     *(LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE),
     *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE, GPT_OSS),
     *(GRANITE_4, EXAONE_4, SEED_OSS, HUNYUAN, DEVSTRAL_2),
-    *(COMMAND_R7B, APERTUS, GEMMA_3N_TEXT, MAVERICK, LFM_2, LFM_2_MOE),
+    *(COMMAND_R7B, APERTUS, GEMMA_3N_TEXT, MAVERICK, LFM_2, LFM_2_MOE, LFM_3),
     *(DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_4_7_FLASH),
 ]
 READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")

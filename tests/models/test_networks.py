@@ -76,6 +76,7 @@ from tests.models.families import (
     tiny_granite_moe,
     tiny_lfm2,
     tiny_lfm2_moe,
+    tiny_lfm3,
     tiny_llama4,
     tiny_qwen3_moe,
 )
@@ -408,6 +409,7 @@ BF16_CONFIGS = {
     "apertus": (tiny(ApertusConfig, hidden_size=384, intermediate_size=768), None),
     "llama4": (tiny_llama4(hidden_size=384, intermediate_size=128, head_dim=64), None),
     "lfm2": (tiny_lfm2(hidden_size=384, intermediate_size=768), None),
+    "lfm3": (tiny_lfm3(hidden_size=384, intermediate_size=768, head_dim=64), None),
     "lfm2 moe": (tiny_lfm2_moe(hidden_size=384, intermediate_size=768, moe_intermediate_size=128), None),
     "granite4": (tiny_granite4(hidden_size=384, shared_intermediate_size=768), None),
     "deepseek v2": (tiny_deepseek_v2(hidden_size=384, moe_intermediate_size=128, kv_lora_rank=128), None),

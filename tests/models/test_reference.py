@@ -224,6 +224,7 @@ def attentions(
         sinks=draw(st.booleans()),
         v_norm=draw(st.none() | st.just(Norm(1e-2)) | st.just(Norm(kind="layer"))) if mixed else None,
         v_is_k=mixed and draw(st.booleans()),
+        gate=draw(st.sampled_from([None, "heads", "numbers"])) if mixed else None,
     )
 
 

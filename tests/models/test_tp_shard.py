@@ -36,7 +36,7 @@ from tests.models.quantized_models import CASES, write
 
 CPU = torch.device("cpu")
 TOKENS = [3, 141, 59, 26, 5, 35, 89, 79, 3, 23, 84, 62, 64, 33, 83, 27, 95, 0, 28, 159]
-WHOLE = ("lfm2", "gemma3n", "deepseek", "glm4 moe lite")
+WHOLE = ("lfm", "gemma3n", "deepseek", "glm4 moe lite")
 """The first words of families that are not divided."""
 CONFIGS = {
     "qwen3": tiny_qwen3(),
