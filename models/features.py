@@ -67,6 +67,7 @@ class Feature(Enum):
     LAUREL = "residuals of low rank"
     STREAMS = "several residual streams"
     LAYER_INPUTS = "embeddings for every layer"
+    EMBEDDING_NORM = "a norm of the embeddings"
     EMBEDDING_SCALE = "scaled embeddings"
     LOGIT_SCALE = "scaled logits"
     LOGIT_CAP = "capped logits"
@@ -83,6 +84,7 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
         Feature.LEARNED_POSITIONS: spec.learned_positions,
         Feature.STREAMS: spec.altup is not None,
         Feature.LAYER_INPUTS: spec.layer_inputs is not None,
+        Feature.EMBEDDING_NORM: spec.embedding_norm is not None,
         Feature.EMBEDDING_SCALE: spec.embedding_scale != 1.0,
         Feature.LOGIT_SCALE: spec.logit_scale != 1.0,
         Feature.LOGIT_CAP: spec.logit_cap is not None,

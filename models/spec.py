@@ -390,6 +390,8 @@ class ModelSpec:
     final_norm: Norm = Norm()
     tied: bool = False
     """Whether the embedding is also the head."""
+    embedding_norm: Norm | None = None
+    """Applied to the embeddings; it has neither weight nor bias."""
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None

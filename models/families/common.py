@@ -124,8 +124,8 @@ def check_heads(heads: int, kv_heads: int, dim: int) -> None:
 
 
 _NO_TEXT = (
-    *("vision_model.", "vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision."),
-    *("audio_tower.", "embed_audio."),
+    *("vision_model.", "vision_tower.", "vision_adapter.", "vision_projection.", "vision_embedder."),
+    *("multi_modal_projector.", "embed_vision.", "audio_tower.", "embed_audio."),
 )
 
 

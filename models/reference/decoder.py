@@ -129,6 +129,8 @@ class Decoder:
         """Embed token_ids and positions int64 [T]: return the input of the first layer [T, hidden_size]."""
         network = self.network
         x = self._look_up(network.embedding, token_ids)
+        if self.spec.embedding_norm is not None:
+            x = _scaled(self.spec.embedding_norm, x, None)
         if self.spec.embedding_scale != 1.0:
             x = x * _rounded(self.spec.embedding_scale, x)
         if network.position_embedding is not None:
@@ -272,7 +274,8 @@ class Decoder:
         if spec.query_scaling is not None:
             q = q * step.query_scale(spec.query_scaling).to(q.dtype)
         out = attention(index, q, qk[:, spec.heads :], v)
-        if weights.gate is not None:
+        if spec.gate is not None:
+            assert weights.gate is not None
             out = out * self._linear(weights.gate, x).sigmoid().view(len(x), spec.heads, -1)
         return self._linear(weights.out, out.reshape(-1, spec.heads * spec.head_dim))
 

@@ -110,6 +110,7 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.RESIDUAL_SCALE: changed(a_spec(), residual_scale=0.22),
     Feature.LAYER_SCALE: changed(a_spec(), scalar=True),
     Feature.LAYER_INPUTS: replace(a_spec(), layer_inputs=LayerInputs(8)),
+    Feature.EMBEDDING_NORM: replace(a_spec(), embedding_norm=Norm(weighted=False)),
     Feature.EMBEDDING_SCALE: replace(a_spec(), embedding_scale=8.0),
     Feature.LOGIT_SCALE: replace(a_spec(), logit_scale=0.5),
     Feature.LOGIT_CAP: replace(a_spec(), logit_cap=30.0),

@@ -31,7 +31,7 @@ PROMPTS = (PROMPT, PROMPT[:45], [*PROMPT[:61], 7, 8])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     config = deepcopy(FAMILIES[name])
-    config.max_position_embeddings = 512
+    config.get_text_config().max_position_embeddings = 512
     network = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
     tokenizer = tiny_tokenizer()
     tokenizer.stop_ids = frozenset()
@@ -63,8 +63,9 @@ def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> 
 def test_conversations_with_thinking_have_the_logits_of_a_plain_forward(name: str, tmp_path: Path) -> None:
     """Think spans that are masked, prefixes that are found again, whatever is done in between."""
     config = deepcopy(FAMILIES[name])
-    config.vocab_size = config.vocab_size_per_layer_input = 272
-    config.max_position_embeddings = 512
+    text = config.get_text_config()
+    text.vocab_size = text.vocab_size_per_layer_input = 272
+    text.max_position_embeddings = 512
     with tiny_engine(tmp_path, config, context=CONTEXT, max_chunk=16) as engine:
         fire = Fire(engine, list(FAMILIES).index(name))
         for step in count():

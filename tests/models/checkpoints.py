@@ -12,7 +12,14 @@ import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen3Config,
+)
 
 from models.files import ModelFiles
 from models.network import Network
@@ -73,7 +80,8 @@ def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | Non
     `k_norm` plants this value in some k_norm weights of every layer (Qwen3).
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    kind = _auto_class(config)
+    model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
@@ -99,6 +107,11 @@ def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | Non
     return model
 
 
+def _auto_class(config: PretrainedConfig) -> Any:
+    """Return what makes a transformers model; those of some types have no class for text alone."""
+    return AutoModelForImageTextToText if config.model_type == "muse_glimmer" else AutoModelForCausalLM
+
+
 def write_checkpoint(
     folder: Path,
     config: PretrainedConfig,
@@ -116,7 +129,8 @@ def write_checkpoint(
 
 def reference_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """Load the transformers model of a folder. (`.to(dtype)` instead would round its RoPE frequencies, too.)"""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    kind = _auto_class(AutoConfig.from_pretrained(folder))
+    return kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
 def files_of(path: Path) -> ModelFiles:

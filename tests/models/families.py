@@ -32,6 +32,8 @@ from transformers import (
     Ministral3Config,
     MinistralConfig,
     MistralConfig,
+    MuseGlimmerConfig,
+    MuseGlimmerTextConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
@@ -390,6 +392,20 @@ def tiny_lfm3(**changes: Any) -> Lfm3Config:
     return tiny(Lfm3Config, **values | changes)
 
 
+def tiny_muse_glimmer(**changes: Any) -> MuseGlimmerConfig:
+    """Return five layers, of which the first and the last see all tokens, beside a small model of images."""
+    values: dict[str, Any] = {
+        "num_hidden_layers": 5,
+        "head_dim": 24,
+        "sliding_window": 7,
+        "post_norm_eps": 0.01,
+        "output_multiplier": 0.5,
+    }
+    images = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    text = tiny(MuseGlimmerTextConfig, **values | changes)
+    return MuseGlimmerConfig(text_config=text.to_dict(), vision_config=images)
+
+
 FAMILIES: dict[str, Any] = {
     "qwen2": tiny(Qwen2Config),
     "qwen2 windows": tiny(Qwen2Config, use_sliding_window=True, sliding_window=12, max_window_layers=1),
@@ -480,6 +496,10 @@ FAMILIES: dict[str, Any] = {
     "lfm2": tiny_lfm2(),
     "lfm2 biases": tiny_lfm2(conv_bias=True, conv_L_cache=7, block_ffn_dim_multiplier=1.3),
     "lfm2 moe": tiny_lfm2_moe(),
+    "muse glimmer": tiny_muse_glimmer(),
+    "muse glimmer layers": tiny_muse_glimmer(
+        attention_bias=True, layer_rope_theta=[0, 1.0, 1.0, 0, 1.0], layer_types=["sliding_attention"] * 5
+    ),
     "lfm3": tiny_lfm3(),
     "lfm3 plain": tiny_lfm3(
         conv_bias=True, attention_bias=True, use_sandwich_norm=False, use_attention_gate=False, conv_L_cache=3
@@ -582,6 +602,11 @@ PLAINER: dict[str, Any] = {
     "llama4 norms": tiny_llama4(use_qk_norm=False),
     "llama4 scales": tiny_llama4(attn_temperature_tuning=False),
     "llama4 layers": tiny_llama4(layer_types=["chunked_attention"] * 4),
+    "muse glimmer windows": tiny_muse_glimmer(sliding_window=256),
+    "muse glimmer scale": tiny_muse_glimmer(qk_scale_factor=1.0),
+    "muse glimmer rope": tiny_muse_glimmer(layer_rope_theta=[1.0] * 5),
+    "muse glimmer caps": tiny_muse_glimmer(final_logit_softcapping=0.5),
+    "muse glimmer logits": tiny_muse_glimmer(output_multiplier=1.0),
     "lfm3 windows": tiny_lfm3(sliding_window=256),
     "lfm3 rope": tiny_lfm3(
         rope_parameters={kind: {"rope_type": "default", "rope_theta": 1000.0} for kind in _TYPES}

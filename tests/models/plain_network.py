@@ -37,7 +37,8 @@ class PlainNetwork:
     def logits(self, tokens: list[int]) -> Tensor:
         """[tokens, vocab]"""
         spec = self.spec
-        x = self._get("embedding.weight")[tokens] * spec.embedding_scale
+        x = self._get("embedding.weight")[tokens]
+        x = self._norm("embedding_norm", spec.embedding_norm, x) * spec.embedding_scale
         if spec.learned_positions:
             x = x + self._get("position_embedding.weight")[: len(tokens)]
         kept: dict[int, tuple[Tensor, Tensor]] = {}

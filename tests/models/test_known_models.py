@@ -523,6 +523,47 @@ LFM_3 = {  # 1.7B
     "vocab_size": 128000,
 }
 OF_LFM_3 = OF_LFM_2 | {Feature.GATE, Feature.WINDOW, Feature.NORM_PLACE, Feature.EXACT_ROPE}
+MUSE_GLIMMER: dict[str, Any] = {  # 30B
+    "architectures": ["MuseGlimmerForConditionalGeneration"],
+    "text_config": {
+        "attention_bias": False,
+        "final_logit_softcapping": 20.0,
+        "head_dim": 128,
+        "hidden_activation": "silu",
+        "hidden_size": 6656,
+        "intermediate_size": 19968,
+        "layer_rope_theta": [10000.0, 10000.0, 10000.0, 0] * 13,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 13,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 52,
+        "num_key_value_heads": 2,
+        "output_multiplier": 0.19611613513818404,
+        "post_norm_eps": 1e-08,
+        "qk_scale_factor": 3.87,
+        "rms_norm_eps": 1e-05,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "sliding_window": 2048,
+        "tie_word_embeddings": False,
+        "vocab_size": 202048,
+    },
+}
+OF_MUSE_GLIMMER = {
+    Feature.GATE,
+    Feature.HEAD_NORM,
+    Feature.NO_WEIGHT,
+    Feature.EMBEDDING_NORM,
+    Feature.NORM_OFFSET,
+    Feature.NORM_PLACE,
+    Feature.NORM_ROUNDING,
+    Feature.MIXED_EPS,
+    Feature.SCALE,
+    Feature.WINDOW,
+    Feature.NO_ROPE,
+    Feature.LOGIT_SCALE,
+    Feature.LOGIT_CAP,
+    Feature.MIXED_LAYERS,
+}
 SCOUT: dict[str, Any] = {
     "architectures": ["Llama4ForConditionalGeneration"],
     "text_config": {
@@ -709,6 +750,7 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (COMMAND_R7B, 8_028_033_024, OF_COMMAND_R),
         (APERTUS, 8_053_338_176, OF_APERTUS),
         (LFM_3, 1_728_801_536, OF_LFM_3),
+        (MUSE_GLIMMER, 27_854_780_928, OF_MUSE_GLIMMER),
         (SCOUT, 107_769_861_120, OF_SCOUT),
         (MAVERICK, 400_711_848_960, OF_MAVERICK),
         (GEMMA_3N, 6_835_235_568, OF_GEMMA_3N),
@@ -794,6 +836,23 @@ def test_lfm_3_has_its_defaults() -> None:
         convolution,
     ]
     assert {layer.feed_forward_post_norm for layer in spec.layers} == {Norm(1e-5)}
+
+
+def test_muse_glimmer_rotates_the_layers_with_a_window_alone() -> None:
+    spec = hf(MUSE_GLIMMER)
+    assert hf(MUSE_GLIMMER | {"text_config": {}}) == spec
+    whole = Attention(
+        *(32, 2, 128),
+        head_norm=Norm(1e-5, weighted=False),
+        scale=3.87 * 128**-0.5,
+        gate="numbers",
+    )
+    local = replace(whole, rope=Rope(), window=2048)
+    assert [layer.attention for layer in spec.layers] == [local, local, local, whole] * 13
+    norm, after = Norm(1e-5, offset=1.0), Norm(1e-8, offset=1.0)
+    assert {layer.attention_norm for layer in spec.layers} == {norm}
+    assert {layer.feed_forward_post_norm for layer in spec.layers} == {after}
+    assert spec.final_norm == Norm(1e-5, rounds_last=True)
 
 
 def test_llama_4_has_chunks_where_it_has_rotation_and_scaled_queries_elsewhere() -> None:
@@ -983,6 +1042,8 @@ def test_granite_multiplies() -> None:
         (MAVERICK, {"no_rope_layers": [1]}, ["no_rope_layers"]),
         (MAVERICK, {"moe_layers": "all"}, ["moe_layers", "whole numbers"]),
         (LFM_3, {"layer_types": ["conv", "mamba"] * 12}, ["layer_types", "conv, sliding_attention or full"]),
+        (MUSE_GLIMMER, {"text_config": {"hidden_activation": "gelu"}}, ["hidden_activation gelu", "silu"]),
+        (MUSE_GLIMMER, {"text_config": {"layer_rope_theta": [0]}}, ["layer_rope_theta", "52 layers"]),
         (APERTUS, {"hidden_act": "silu"}, ["hidden_act silu", "xielu"]),
         (PHI_4_MINI, {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "89"]),
     ],

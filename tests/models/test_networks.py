@@ -78,6 +78,7 @@ from tests.models.families import (
     tiny_lfm2_moe,
     tiny_lfm3,
     tiny_llama4,
+    tiny_muse_glimmer,
     tiny_qwen3_moe,
 )
 
@@ -213,6 +214,9 @@ LEFT_OUT = {
         "cohere2",
         lambda spec: replace(spec, layers=tuple(replace(x, parallel=False) for x in spec.layers)),
     ),
+    "a gate for the attention": ("muse glimmer", lambda spec: attending(spec, gate=None)),
+    "norms without weights": ("muse glimmer", lambda spec: attending(spec, head_norm=None)),
+    "a norm of the embeddings": ("muse glimmer", lambda spec: replace(spec, embedding_norm=None)),
     "residuals beside the attention": (
         "gemma3n",
         lambda spec: replace(spec, layers=tuple(replace(x, laurel=None) for x in spec.layers)),
@@ -412,6 +416,10 @@ BF16_CONFIGS = {
     "lfm3": (tiny_lfm3(hidden_size=384, intermediate_size=768, head_dim=64), None),
     "lfm2 moe": (tiny_lfm2_moe(hidden_size=384, intermediate_size=768, moe_intermediate_size=128), None),
     "granite4": (tiny_granite4(hidden_size=384, shared_intermediate_size=768), None),
+    "muse glimmer": (  # transformers rounds scaled queries, which a power of two does not change
+        tiny_muse_glimmer(hidden_size=384, intermediate_size=768, head_dim=64, qk_scale_factor=4.0),
+        None,
+    ),
     "deepseek v2": (tiny_deepseek_v2(hidden_size=384, moe_intermediate_size=128, kv_lora_rank=128), None),
     "deepseek v3": (tiny_deepseek(hidden_size=384, moe_intermediate_size=128, kv_lora_rank=128), None),
     "glm4 moe lite": (tiny_glm_lite(hidden_size=384, moe_intermediate_size=128, kv_lora_rank=128), None),

@@ -277,6 +277,7 @@ def specs(
         tuple(shared(drawn, draw(st.lists(st.booleans(), min_size=3, max_size=3))) if mixed else drawn),
         final_norm=draw(norms),
         tied=draw(st.booleans()),
+        embedding_norm=draw(st.none() | st.just(Norm(1e-2, weighted=False))) if mixed else None,
         embedding_scale=draw(st.sampled_from([1.0, 4.5])),
         logit_scale=draw(st.sampled_from([1.0, 0.25])),
         logit_cap=draw(st.none() | st.sampled_from([1.0, 30.0])),

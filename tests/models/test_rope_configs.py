@@ -42,9 +42,9 @@ CONFIGS = {
     for config in (*FAMILIES.values(), tiny_qwen3(), tiny_llama())
     if config.model_type != "gpt2"
     and getattr(config, "position_embedding_type", "rope") is not None
-    and not config.model_type.startswith(("gemma4", "lfm3"))
+    and not config.model_type.startswith(("gemma4", "lfm3", "muse"))
 }
-"""Those of Gemma 4 and LFM3 are written in one way only (see test_gemma4.py)."""
+"""Those of Gemma 4, LFM3 and Muse Glimmer are written in one way only (see test_gemma4.py)."""
 BY_LAYER = ("gemma3_text", "gemma3n_text", "olmo3")
 """The families that have parameters for each kind of layer."""
 OF_LAYERS = {

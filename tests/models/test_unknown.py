@@ -112,7 +112,7 @@ def test_a_model_with_code_of_its_own_may_write_text_whatever_it_is_called() -> 
     assert "chatterm does not know it" in why_unknown("architecture", "ChatGLMModel", raw)
 
 
-WITH_MORE = ("gemma3", "gemma3n", "llama4", "mistral3", "granitemoehybrid")
+WITH_MORE = ("gemma3", "gemma3n", "llama4", "mistral3", "muse_glimmer", "granitemoehybrid")
 """Types of models only a part of which is run, or some of which are."""
 
 

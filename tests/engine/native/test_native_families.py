@@ -41,7 +41,7 @@ DENSE = {
     **{
         name: config
         for name, config in FAMILIES.items()
-        if not re.search("moe|gemma3n|gemma4|lfm|llama4|cohere2|deepseek|^gpt-oss$", name)
+        if not re.search("moe|gemma3n|gemma4|lfm|llama4|muse|cohere2|deepseek|^gpt-oss$", name)
     },
     "gpt2": tiny_gpt2(n_embd=64),
     "gpt2 scales": tiny_gpt2(
