@@ -127,7 +127,6 @@ def _expected(
     facts: ModelFacts, spec: ModelSpec, files: ModelFiles | None, device: str
 ) -> list[tuple[str, str]]:
     """Return rows (label, text) with the memory and the speed to expect on the device where the model would run."""
-    from engine.cache.kv_rows import token_bytes
     from engine.machine.expected import CONVERSATION, needed_kv
     from engine.machine.report import look_here
 
@@ -150,7 +149,7 @@ def _expected(
         f"weights {weights}, {conversation} more for a conversation of {counted(tokens, 'token')}"
         f" ({fewer} with --kv-dtype fp8 or int8){room}"
     )
-    rows = [("Memory", memory), *_latents(spec, token_bytes(spec, here.dtype))]
+    rows = [("Memory", memory), *_latents(spec, needed_kv(spec, here, "auto").token_bytes)]
     if found.fits and place == "GPU":
         rows.append(("KV cache", kv_cache(found)))
     if not found.host_layers:
