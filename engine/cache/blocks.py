@@ -62,8 +62,8 @@ class BlockManager:
         self.blank = num_blocks
         """The blank block, which stands in a table for the blocks it has released; nothing writes to it."""
         self.groups = Groups(pools, block_size)
-        self._index = PrefixIndex(self._blocks, block_size, window, self.groups)
-        self._eviction = Eviction(self._index, self.groups)
+        self.index = PrefixIndex(self._blocks, block_size, window, self.groups)
+        self._eviction = Eviction(self.index, self.groups)
         self._cached = 0
         self._clock = count(1)
         self._tables: list[BlockTable] = []
@@ -98,17 +98,9 @@ class BlockManager:
 
     def path(self, keys: Sequence[Key]) -> list[int]:
         """Return the ids of the blocks of the longest cached prefix of `keys`, in order; blank for those gone."""
-        path, partial, _ = self._index.find(keys)
+        path, partial, _ = self.index.find(keys)
         blocks = path if partial is None else [*path, partial]
         return [self.blank if block.is_gone else block.id for block in blocks]
-
-    def branches(self, keys: Sequence[Key]) -> int:
-        """Return how many paths continue `keys` (its whole blocks), counted by their leaves."""
-        return self._index.branches(keys)
-
-    def chain(self, keys: Sequence[Key]) -> list[Block]:
-        """Return the full blocks of the longest known prefix of `keys`, for reading; with a window some may be gone."""
-        return self._index.chain(keys)
 
     def pin(self, keys: Sequence[Key]) -> None:
         """Mark `keys`, present or not, as the conversation in use: evicted last, and never for idle work.
@@ -126,7 +118,7 @@ class BlockManager:
 
     def match(self, keys: Sequence[Key]) -> int:
         """Return how many leading rows of `keys` are present, here or in the host tier. Changes nothing."""
-        path, _, rows = self._index.find(keys)
+        path, _, rows = self.index.find(keys)
         offloaded = sum(rows for _, rows in self._offloaded(path, keys))
         return len(path) * self.block_size + max(rows, offloaded)
 
@@ -142,8 +134,8 @@ class BlockManager:
         def most(rows: int) -> int:
             return self.window.most_held(rows, self.block_size) if self.window else self.blocks_for(rows)
 
-        path, _, _ = self._index.find(keys)
-        needed = most(rows) - sum(block.refs > 0 for block in path[self._index.first(len(path)) :])
+        path, _, _ = self.index.find(keys)
+        needed = most(rows) - sum(block.refs > 0 for block in path[self.index.first(len(path)) :])
         for table, more in others:
             needed += max(most(more) + 1 - (len(table.blocks) - table.first), 0)
         return needed <= self.room() and self.groups.fit([block.id for block in path], rows, others)
@@ -159,9 +151,9 @@ class BlockManager:
         held, whatever the window, and those from `group_since` on in every group. Raises what `carry_out` raises; then
         there is no table.
         """
-        path, partial, rows = self._index.find(keys, since, group_since)
+        path, partial, rows = self.index.find(keys, since, group_since)
         offloaded = self._offloaded(path, keys)
-        first = self._index.first(len(path), since)
+        first = self.index.first(len(path), since)
         held = path[first:]
         for block in held:
             self._hold(block)
@@ -197,6 +189,16 @@ class BlockManager:
             self._cut_table(table, before)
             raise
 
+    def go_along(self, table: BlockTable, keys: Sequence[Key]) -> None:
+        """Continue `table`, which has whole blocks, with the next full blocks of `keys` in the cache, whatever they
+        lack in the groups, as after `reserve(is_bare=True)`."""
+        path = self.index.chain(keys)
+        self.groups.skip(table, len(path), next(self._clock))
+        for block in path[len(table.blocks) :]:
+            self._hold(block)
+            table.blocks.append(block.id)
+        table.length = len(path) * self.block_size
+
     def commit(self, table: BlockTable, keys: Iterable[Key], origins: Iterable[int] = repeat(0)) -> None:
         """Note that the next rows of `table` are written (or will be, before they are read), and their origins.
 
@@ -207,8 +209,8 @@ class BlockManager:
             index, row = divmod(table.length, self.block_size)
             block = self._blocks[table.blocks[index]]
             if row == 0:
-                before = self._blocks[table.blocks[index - 1]] if index else self._index.root
-                self._index.link(block, before)
+                before = self._blocks[table.blocks[index - 1]] if index else self.index.root
+                self.index.link(block, before)
             block.keys.append(key)
             block.origins.append(origin)
             table.length += 1
@@ -236,7 +238,7 @@ class BlockManager:
         """Return the blocks of all rows of `table`, in order, including those that it has released."""
         if not table.length:
             return []
-        return self._index.path_to(self._blocks[table.blocks[(table.length - 1) // self.block_size]])
+        return self.index.path_to(self._blocks[table.blocks[(table.length - 1) // self.block_size]])
 
     def origins(self, table: BlockTable) -> list[int]:
         """Return the origin of each row of `table`."""
@@ -247,8 +249,8 @@ class BlockManager:
 
         Blocks that a table holds or that other paths share stay. Return how many blocks were freed.
         """
-        path = self._index.chain(keys)
-        partial, rows = self._index.go_on(path, keys, in_all=False)
+        path = self.index.chain(keys)
+        partial, rows = self.index.go_on(path, keys, in_all=False)
         self.tier.forget(self._offloaded(path, keys), self.blocks_for(start) - len(path))
         if partial is not None and rows == len(partial.keys):
             path.append(partial)  # the path's own tail, not a block of another branch
@@ -262,8 +264,8 @@ class BlockManager:
                 break
             if not self.tier.remove(*self._identity(block)):
                 break
-            if kept and not self._index.begins_another(block, kept):
-                self._index.shorten(block, kept)
+            if kept and not self.index.begins_another(block, kept):
+                self.index.shorten(block, kept)
                 self._eviction.note_change()
                 break
             self._evict(block, offload=False)
@@ -309,10 +311,6 @@ class BlockManager:
         return table.length > start
 
     # -- rows
-
-    def children(self, parent: Block | None) -> Iterable[Block]:
-        """Return the blocks that follow `parent` (None: those that begin a path), for reading only."""
-        return (parent or self._index.root).children
 
     def _continue(self, table: BlockTable, source: Block | None, rows: int, idle: bool) -> None:
         """Continue `table` with the first `rows` rows of `source`: the block itself, or a copy if there is room."""
@@ -373,7 +371,7 @@ class BlockManager:
     def _slide(self, table: BlockTable) -> None:
         """Release the blocks that no later row sees; they stay cached, to be evicted in the order of their rows."""
         self.groups.slide(table, partial(next, self._clock))
-        first = self._index.first(table.length // self.block_size, table.since)
+        first = self.index.first(table.length // self.block_size, table.since)
         for index in range(table.first, first):
             block = self._blocks[table.blocks[index]]
             block.last_used = next(self._clock)
@@ -384,7 +382,7 @@ class BlockManager:
 
     def _complete(self, table: BlockTable, index: int) -> None:
         block = self._blocks[table.blocks[index]]
-        known = self._index.complete(block)
+        known = self.index.complete(block)
         if known is block:
             block.name = self.tier.name(*self._identity(block)[1:])
             return
@@ -392,7 +390,7 @@ class BlockManager:
             known.id, known.refs, known.origins = block.id, block.refs, block.origins.copy()
             self._blocks[known.id], block.id, block.refs = known, GONE, 0
             self._eviction.forget(block)
-            self._index.prune(block)
+            self.index.prune(block)
             return
         self._hold(known)
         self.groups.merge(table, index, known.id)
@@ -453,7 +451,7 @@ class BlockManager:
         self._blocks[block.id] = Block(block.id)
         self._eviction.forget(block)
         block.id = GONE
-        self._eviction.offer(self._index.prune(block))
+        self._eviction.offer(self.index.prune(block))
 
     # -- invariants
 
@@ -464,7 +462,7 @@ class BlockManager:
             held = table.blocks[table.first :]
             assert len(set(held)) == len(held), "a table holds a block twice"
             assert self.blocks_for(table.length) <= len(table.blocks), "a table claims rows without a block"
-            first = self._index.first(table.length // self.block_size, table.since)
+            first = self.index.first(table.length // self.block_size, table.since)
             assert table.first == first, f"a table holds blocks from number {table.first} on, not {first}"
             assert set(table.blocks[:first]) <= {self.blank}, "a table shows a block that it does not hold"
             path = self.along(table)
@@ -496,5 +494,5 @@ class BlockManager:
                 assert block.refs or not child.refs, f"block {child.id} is held but not its parent"
         self._eviction.check(self._blocks)
         assert cached == self._cached, f"{self._cached} blocks are counted as cached, there are {cached}"
-        self._index.check()
+        self.index.check()
         self.tier.check([self._identity(block) for block in self._blocks if block.indexed])

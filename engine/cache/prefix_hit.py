@@ -61,7 +61,7 @@ def _beside(
     """
     index, at = divmod(row, blocks.block_size)
     before, wanted = keys[row - at : row], keys[row : row + 1]
-    children = blocks.children(path[index - 1] if index else None)
+    children = (path[index - 1] if index else blocks.index.root).children
     others = [b for b in children if len(b.keys) > at and b.keys[:at] == before and [b.keys[at]] != wanted]
     others.sort(key=lambda block: block.last_used, reverse=True)
     return [(block.keys[at], block.origins[at]) for block in others]

@@ -114,7 +114,7 @@ class Chunks:
         for name, one in kept:
             ids, keys = one.rows.token_ids, one.rows.keys
             shared = max((common_prefix(ids, others) for others in before), default=0)
-            present, branches = blocks.match(keys), blocks.branches(keys)
+            present, branches = blocks.match(keys), blocks.index.branches(keys)
             on_disk = self._engine.taken_on_disk(one.owner) if one.owner is not None else 0
             about = len(ids), one.pinned, present, shared, branches, token_bytes, one.is_read, on_disk
             found.append(CachedChunk(name, *about))

@@ -168,7 +168,7 @@ class DiskTier:
     def _next(self, folder: Folder, write: WriteRequest) -> bool:
         """Hand over the next block of a path. Return False if none is ready."""
         owner = write.owner
-        path = self._blocks.chain(write.keys)
+        path = self._blocks.index.chain(write.keys)
         for block in path[write.done :]:
             if block.is_gone:
                 return False
@@ -293,7 +293,9 @@ class DiskTier:
             coming.then.append(lambda: self.bring(keys, until, idle, wanted, then))
             return
         try:
-            table = self._blocks.open(keys[: present * self._size], idle)
+            table = self._blocks.open(keys[: found.held * self._size], idle)
+            if present > found.held:
+                self._blocks.go_along(table, keys[: present * self._size])
         except Exception:  # noqa: BLE001 - computing the prompt raises it again, and reports it
             then()
             return

@@ -11,10 +11,12 @@ from engine.store.folder import Folder
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """The blocks of a path that are on disk and follow those in the cache."""
+    """The blocks of a path that are on disk and follow those in the cache, or have what those lack."""
 
+    held: int
+    """The number of full blocks in the cache or host memory with which a prompt can continue."""
     present: int
-    """The number of full blocks in the cache or host memory, after which these come."""
+    """The number of full blocks after which these come: more than `held` if those between lack only rows of groups."""
     digests: list[Digest]
     is_bare: list[bool]
     """For each block, whether it lacks the rows of the groups with a window."""
@@ -44,31 +46,39 @@ class PathDigests:
     def missing(self, folder: Folder, keys: Sequence[Key], until: int) -> OnDisk:
         """Return what is on disk of `keys` after the rows in the cache; `until` is as in `DiskTier.bring`."""
         size, groups = self.blocks.block_size, self.blocks.groups
-        path = self.blocks.chain(keys)
+        path = self.blocks.index.chain(keys)
         match = self.blocks.match(keys)
-        # Blocks that lost only the rows of a group are read again, and take the places of those in the cache.
-        present = match // size if groups else max(match // size, len(path))
-        found: list[Digest] = []
-        is_bare: list[bool] = []
+        held = match // size if groups else max(match // size, len(path))
         digest = self.root
+        names: list[Digest | None] = []
+        is_bare: list[bool] = []
         for at, following in enumerate(self._chain(path, keys)):
-            if at >= present:
-                name = next(
-                    (name for name in (following, without_windows(following)) if name in folder), None
-                )
-                if name is None:
-                    break
-                found.append(name)
-                is_bare.append(name != following)
+            name = self._stored(folder, following) if at >= held else None
+            if name is None and at >= max(held, len(path)):
+                break
+            names.append(name)
+            is_bare.append(name != following)
             digest = following
-        count = self._whole(present, is_bare)
-        end = (present + count) * size
-        tail = keys[end:until]
-        if count == len(found) and 0 < len(tail) < size and until > match:
+        for end in range(len(names), held - 1, -1):
+            # A prompt continues here if the last blocks are whole in all groups, and those before are there at all.
+            first = min(groups.firsts(end), default=held)
+            begin = max(min(first, len(path)), held) if self.blocks.window is None else held
+            if any(is_bare[max(first, held) : end]) or None in names[begin:end]:
+                continue
+            tail = keys[end * size : until]
             rest = after(digest, tail)
-            if rest in folder:
-                return OnDisk(present, [*found, rest], [*is_bare, False], until)
-        return OnDisk(present, found[:count], is_bare[:count], end)
+            found = [name for name in names[begin:end] if name is not None]
+            if end == len(names) and 0 < len(tail) < size and until > match and rest in folder:
+                return OnDisk(held, begin, [*found, rest], [*is_bare[begin:end], False], until)
+            return OnDisk(held, begin, found, is_bare[begin:end], end * size)
+        raise AssertionError("there is always a place to continue from")
+
+    def _stored(self, folder: Folder, digest: Digest) -> Digest | None:
+        """Return the name under which a block is on disk, whole or without the rows of groups; None: it is not."""
+        if digest in folder:
+            return digest
+        bare = without_windows(digest) if self.blocks.groups else digest
+        return bare if bare in folder else None
 
     def _chain(self, path: Sequence[Block], keys: Sequence[Key]) -> Iterator[Digest]:
         """Yield the digest of every full block of `keys`, which begin with the blocks `path`."""
@@ -77,11 +87,3 @@ class PathDigests:
             digest = self.digest(block, digest)
             yield digest
         yield from chain(digest, keys[len(path) * self.blocks.block_size :], self.blocks.block_size)
-
-    def _whole(self, present: int, is_bare: Sequence[bool]) -> int:
-        """Return how many blocks a table can continue with after `present` blocks: it needs the last ones whole."""
-        for count in range(len(is_bare), 0, -1):
-            first = min(self.blocks.groups.firsts(present + count), default=present)
-            if not any(is_bare[max(first - present, 0) : count]):
-                return count
-        return 0

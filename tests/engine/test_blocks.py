@@ -221,7 +221,7 @@ class Blocks(RuleBasedStateMachine):
         return copy.target if isinstance(copy, RowCopy) else copy.block
 
     def _on_device(self, keys: list[int]) -> int:
-        path, _, rows = self.manager._index.find(keys)
+        path, _, rows = self.manager.index.find(keys)
         return len(path) * 4 + rows
 
     @rule(keys=st.lists(st.integers(0, 1), max_size=14))

@@ -181,4 +181,4 @@ def test_whatever_is_kept_the_blocks_are_in_order(actions: list[tuple[str, int, 
                 blocks.commit(table, keys[table.length :])
             tables.append(table)
         blocks.check()
-        assert blocks.branches(keys) >= 0
+        assert blocks.index.branches(keys) >= 0

@@ -86,9 +86,14 @@ def test_a_table_reads_in_every_group_what_was_written_on_its_path(seed: int) ->
                 memory.manager.close(table)
             case "restore":
                 keys = choose.choice(known)
-                table = memory.manager.open(keys)
                 bare = min(memory.manager.groups.firsts(len(keys) // SIZE), default=0) * SIZE
                 bare = choose.choice([bare, bare // 2 // SIZE * SIZE])
+                whole = memory.manager.match(keys) // SIZE * SIZE
+                if widest is None and whole < bare:
+                    table = memory.manager.open(keys[:whole])
+                    memory.manager.go_along(table, keys[:bare])
+                else:
+                    table = memory.manager.open(keys)
                 with suppress(OutOfBlocksError):
                     if table.length < bare:
                         memory.grow(table, keys, bare - table.length, is_bare=True)
