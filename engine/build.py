@@ -29,6 +29,7 @@ from engine.execute.compatibility import (
     by_torch,
     keeps_groups,
     lacking,
+    not_fused,
 )
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
 from engine.execute.cuda.draft_runner import DraftRunner, make_draft_runner
@@ -232,9 +233,9 @@ def _tell(pieces: Pieces, reason: str | None) -> None:
 
 
 def _attention_name(spec: ModelSpec, options: BuildOptions) -> str:
-    """Return the attention backend to use: only torch's attends to rows that differ from layer to layer."""
+    """Return the attention backend to use: without fused kernels, only torch's attends to rows that differ."""
     lacks = lacking(spec, ONE_ROW_FORMAT)
-    if lacks is None or options.attention == "sdpa":
+    if lacks is None or options.attention == "sdpa" or not_fused(spec) is None:
         return options.attention
     if options.attention != "auto":
         raise EngineError(
@@ -290,7 +291,8 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
     try:
         cuts = _cuts(network, device, options) if fused else None
         if cuts is not None and isinstance(pieces.backend, TritonBackend):
-            pieces.backend.tile = cuts.prompt(network.spec.attention, network.dtype.itemsize)
+            attentions, itemsize = network.spec.attentions.values(), network.dtype.itemsize
+            pieces.backend.tiles = {each.head_dim: cuts.prompt(each, itemsize) for each in attentions}
         if fused:
             reason = pieces.runner.fuse(
                 network, pieces.cache, pieces.context_length, graphs, options.deterministic

@@ -14,6 +14,7 @@ from engine.attention.triton import TritonBackend
 from engine.attention.unusual import Layers, on_trial
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
+from engine.cache.kv_rows import kv_row
 from engine.device import FULL_SPEED, is_amd
 from engine.errors import EngineError
 from engine.kernels import flash
@@ -151,6 +152,10 @@ def _problem(
         return _Problem(f"it does not support {Feature.CHUNKS.value}", broken=False)
     if name == "flash" and any(spec.sinks for spec in asked):
         return _Problem(f"flash-attn does not support {Feature.SINKS.value}", broken=False)
+    if name == "flash" and len({spec.head_dim for spec in asked}) > 1:
+        return _Problem(f"flash-attn is not used for {Feature.MIXED_HEADS.value}", broken=False)
+    if name == "flash" and any(spec.kv_from is not None for spec in asked):
+        return _Problem(f"flash-attn is not used for {Feature.SHARED_KV.value}", broken=False)
     return _tried(name, device, dtype, head_dim, asked, kind)
 
 
@@ -188,22 +193,27 @@ def _error(
     A shorter prompt would fit into one tile of flash-attn's kernels: a build without those for heads of 96 gives
     correct numbers for the first tile, and wrong ones from the second on.
     """
-    head_dim, random = asked[0].head_dim, torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(315, heads, head_dim, generator=random).to(device, dtype) for heads in (4, 2, 2))
+    random = torch.Generator().manual_seed(0)
+    numbers: dict[int, list[Tensor]] = {}
+    for dim in dict.fromkeys(spec.head_dim for spec in asked):
+        numbers[dim] = [
+            torch.randn(315, heads, dim, generator=random).to(device, dtype) for heads in (4, 2, 2)
+        ]
     blocks = tuple(range(1, 2 + 300 // BLOCK_SIZES[name]))
     steps = ((Span(blocks, 0, 300),), (Span(blocks, 300, 1), Span((0,), 0, 14)))
     unusual = {i: on_trial(spec, device, dtype) for i, spec in enumerate(asked) if not spec.is_plain}
-    outs: list[Tensor] = []
-    for backend_name, numbers in ((name, dtype), ("sdpa", torch.float32)):
-        shape = (len(asked), 1 + len(blocks), BLOCK_SIZES[name], 2, head_dim)
-        cache = KVCache.uniform(*shape, numbers, device, kind=kind if kind in ("fp8", "int8") else "auto")
+    outs: list[list[Tensor]] = []
+    for backend_name, held in ((name, dtype), ("sdpa", torch.float32)):
+        quantized = kind if kind in ("fp8", "int8") else "auto"
+        formats = [kv_row(quantized, 2, spec.head_dim, held, device) for spec in asked]
+        cache = KVCache(formats, 1 + len(blocks), BLOCK_SIZES[name], held, device)
         backend = make_backend(backend_name, cache, unusual)
-        found = []
+        found: list[list[Tensor]] = [[] for _ in asked]
         for spans, rows in zip(steps, (slice(0, 300), slice(300, 315)), strict=True):
             step = backend.plan(StepBatch(spans))
-            given = q[rows].to(numbers), k[rows].to(numbers), v[rows].to(numbers)
-            found.append(torch.stack([step(layer, *given).float() for layer in range(len(asked))]))
-        outs.append(torch.cat(found, dim=1))
-    result, expected = (out.flatten(1) for out in outs)
-    errors = (result - expected).norm(dim=1) / expected.norm(dim=1)
-    return float(errors.max())
+            for layer, spec in enumerate(asked):
+                given = [each[rows].to(held) for each in numbers[spec.head_dim]]
+                found[layer].append(step(layer, *given).float().flatten())
+        outs.append([torch.cat(own) for own in found])
+    pairs = zip(*outs, strict=True)
+    return float(torch.stack([(one - other).norm() / other.norm() for one, other in pairs]).max())

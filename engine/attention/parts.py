@@ -105,14 +105,16 @@ class SpanRows:
 
 
 class WriteSpans:
-    """An `engine.attention.Write` for the rows of spans, in layers of the primary group."""
+    """An `engine.attention.Write` for the rows of spans, in layers of the primary group; without heads, it writes
+    nothing."""
 
     def __init__(self, cache: KVCache, spans: tuple[Span, ...]) -> None:
         self._cache = cache
         self._slots = span_slots(cache, spans)
 
     def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
-        self._cache.write(layer_index, self._slots, k, v)
+        if k.shape[1]:
+            self._cache.write(layer_index, self._slots, k, v)
 
 
 def cache_args(cache: KVCache, layer_index: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Attention by our own Triton kernels over the block table; plain attention of many tokens uses torch's."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -41,8 +42,9 @@ class TritonBackend:
         self._unusual = unusual
         self._has_plain = len(unusual) < len(cache.k)
         self._long = SdpaBackend(cache)
-        self.tile: Tile | None = None
-        """How spans of any length are tiled; None: the default. Set it before the first step."""
+        self.tiles: Mapping[int, Tile] = {}
+        """How spans of any length are tiled, by the size of a head; the default where it is missing. Set it before the
+        first step."""
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
@@ -55,7 +57,7 @@ class TritonBackend:
         spans, cache = batch.spans, self._cache
         write, tables = WriteSpans(cache, spans), block_tables(cache, spans)
         tokens = max(span.count for span in spans)
-        return _Ragged(cache, self._unusual, write, *ends(cache, spans), tables, tokens, plain, self.tile)
+        return _Ragged(cache, self._unusual, write, *ends(cache, spans), tables, tokens, self.tiles, plain)
 
     def _expands(self, batch: StepBatch) -> bool:
         return all(span.count <= FEW or expands(self._cache, span) for span in batch.spans)
@@ -73,7 +75,7 @@ class TritonBackend:
         self, write: Write, q_ends: Tensor, k_ends: Tensor, tables: Tensor, tokens: int, rows: int
     ) -> Attention:
         """See `RaggedBackend`."""
-        return _Ragged(self._cache, self._unusual, write, q_ends, k_ends, tables, tokens, tile=self.tile)
+        return _Ragged(self._cache, self._unusual, write, q_ends, k_ends, tables, tokens, self.tiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,9 @@ class _Ragged:
     k_ends: Tensor
     tables: Tensor
     most_tokens: int
+    tiles: "Mapping[int, Tile]"
     plain: Attention | None = None
     """The attention used for plain layers instead."""
-    tile: "Tile | None" = None
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from engine.kernels.triton.prompt_attention import ragged_attention
@@ -104,7 +106,7 @@ class _Ragged:
             k_ends=self.k_ends,
             tables=self.tables,
             most_tokens=self.most_tokens,
-            tile=self.tile,
+            tile=self.tiles.get(q.shape[2]),
             **cache_args(self.cache, layer_index),
             **(layer.asked if layer is not None else {}),
         )
@@ -140,7 +142,7 @@ class PagedStep:
 
 @dataclass(frozen=True, slots=True)
 class WriteTokens:
-    """An `engine.attention.Write` that reads on the device where each token goes."""
+    """An `engine.attention.Write` that reads on the device where each token goes; without heads it writes nothing."""
 
     cache: KVCache
     slots: Tensor
@@ -150,8 +152,9 @@ class WriteTokens:
         """See `engine.attention.Write`."""
         from engine.kernels.triton.kv_rows import write_rows
 
-        rows = self.cache.k[layer_index], self.cache.v[layer_index]
-        write_rows(rows, self.cache.told(layer_index), self.slots, k, v)
+        if k.shape[1]:
+            rows = self.cache.k[layer_index], self.cache.v[layer_index]
+            write_rows(rows, self.cache.told(layer_index), self.slots, k, v)
 
 
 def _paged_step(cache: KVCache, spans: tuple[Span, ...]) -> PagedStep:

@@ -55,14 +55,27 @@ FUSED = NATIVE - {
     Feature.LEARNED_ACTIVATION,
     Feature.UNGATED,
     Feature.LAYER_NORM,
-} | {Feature.CONVOLUTION}
+} | {
+    Feature.CONVOLUTION,
+    Feature.VALUE_NORM,
+    Feature.VALUE_IS_KEY,
+    Feature.LAYER_SCALE,
+    Feature.LAYER_INPUTS,
+    Feature.MIXED_HEADS,
+    Feature.SHARED_KV,
+}
 """Features that the fused GPU kernels compute."""
 
-FUSED_HEADS = (64, 96, 128, 256)
+FUSED_HEADS = (64, 96, 128, 256, 512)
 """Head sizes that the fused GPU kernels support."""
 
-NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET})
+NOT_WITH_EXPERTS = frozenset(
+    {Feature.NORM_PLACE, Feature.NORM_OFFSET, Feature.LAYER_SCALE, Feature.LAYER_INPUTS}
+)
 """Features in `FUSED` that the fused kernels lack when the network has experts."""
+
+NOT_DIVIDED = frozenset({Feature.NORM_ALL_HEADS, Feature.LAYER_SCALE, Feature.LAYER_INPUTS})
+"""Features in `FUSED` that the fused kernels lack when the network is divided among GPUs."""
 
 DIVIDED = "it is divided among several processes"
 """Why kernels that know nothing of other ranks do not compute a network, as the middle of a sentence."""
@@ -110,16 +123,18 @@ def not_fused(spec: ModelSpec) -> str | None:
     known = FUSED - NOT_WITH_EXPERTS if has_experts(spec) else FUSED
     if (lacks := lacking(spec, known)) is not None:
         return f"the fused kernels do not support {lacks}{' with experts' if known < FUSED else ''}"
-    dim = spec.attention.head_dim
-    if dim not in FUSED_HEADS:
-        return f"there are no fused kernels for a head_dim of {dim}"
+    for attention in spec.attentions.values():
+        if attention.head_dim not in FUSED_HEADS:
+            return f"there are no fused kernels for a head_dim of {attention.head_dim}"
+    if spec.layer_inputs is not None and spec.layer_inputs.vocab_size is not None:
+        return "the fused kernels do not support embeddings for every layer of some tokens alone"
     return _not_fused_experts(spec)
 
 
 def not_divided(spec: ModelSpec) -> str | None:
     """Return why the fused kernels cannot divide the network among GPUs, besides `not_fused`; None if they can."""
-    if any(attention.norms_all_heads for attention in spec.attentions.values()):
-        return f"the fused kernels do not support {Feature.NORM_ALL_HEADS.value} that are divided among GPUs"
+    if (lacks := _listed(features(spec) & NOT_DIVIDED)) is not None:
+        return f"the fused kernels do not support {lacks} that are divided among GPUs"
     return None
 
 

@@ -97,7 +97,7 @@ class Decoder:
         """
         network, spec, step = self.network, self.spec, StepPositions(positions)
         x = self.embed(token_ids, positions)
-        inputs = self._layer_inputs(token_ids, x)
+        inputs = self.layer_inputs(token_ids, x)
         if network.streams is not None:
             x = self._spread(network.streams, x)
         for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
@@ -148,8 +148,9 @@ class Decoder:
         x = self._embedding(weight, rows, network.dtype)
         return peers.sum(torch.where(held[:, None], x, 0.0))
 
-    def _layer_inputs(self, token_ids: Tensor, x: Tensor) -> Tensor | None:
-        """Return the inputs of all layers [T, layers, size], for token ids [T] and the first layer's x."""
+    def layer_inputs(self, token_ids: Tensor, x: Tensor) -> Tensor | None:
+        """Return the inputs of all layers [T, layers, size], for token ids int64 [T] and x, the input of the first
+        [T, hidden_size]; None if they have none."""
         spec, weights = self.spec.layer_inputs, self.network.layer_inputs
         if spec is None or weights is None:
             return None

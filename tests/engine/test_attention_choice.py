@@ -61,6 +61,21 @@ def test_an_unknown_name_is_refused() -> None:
         choose_attention("xformers", CPU, torch.float32, 64)
 
 
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (Attention(4, 2, 128), "attention heads that differ from layer to layer"),
+        (Attention(4, 2, 64, kv_from=0), "layers that read the keys and values of other layers"),
+    ],
+)
+def test_flash_attends_only_to_rows_of_one_format(other: Attention, said: str) -> None:
+    with pytest.raises(
+        EngineError, match=f"--attention flash cannot be used: flash-attn is not used for {said}"
+    ):
+        choose_attention("flash", CUDA, torch.bfloat16, 64, (Attention(4, 2, 64), other))
+
+
 def test_an_old_gpu_takes_sdpa(capability: dict[str, tuple[int, int]]) -> None:
     capability["is"] = (7, 5)
     assert choose_attention("auto", CUDA, torch.float16, 64) == AttentionChoice("sdpa", 32)

@@ -161,13 +161,19 @@ def test_what_lacks_is_told_as_a_part_of_a_sentence() -> None:
 
 @pytest.mark.parametrize(
     ("dim", "native", "fused"),
-    [(64, True, True), (96, True, True), (256, True, True), (16, True, False), (12, False, False)],
+    [(64, True, True), (96, True, True), (512, True, True), (16, True, False), (12, False, False)],
 )
 def test_sizes_of_heads_that_kernels_do_not_have(dim: int, native: bool, fused: bool) -> None:
     spec = changed(a_spec(), mixer=Attention(2, 1, dim, rope=Rope()))
     assert (not_native(spec) is None, not_fused(spec) is None) == (native, fused)
     for said in (not_native(spec), not_fused(spec)):
         assert said is None or f"a head_dim of {dim}" in said
+
+
+def test_the_fused_kernels_need_embeddings_for_every_layer_of_all_tokens() -> None:
+    assert not_fused(replace(a_spec(), layer_inputs=LayerInputs(8))) is None
+    some = replace(a_spec(), layer_inputs=LayerInputs(8, vocab_size=24))
+    assert "of some tokens alone" in str(not_fused(some))
 
 
 GATED, SHARED = FeedForward(64), FeedForward(24)

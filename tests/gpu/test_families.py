@@ -33,6 +33,8 @@ TEXTS = [random_tokens(60 + 67 * n % 401, n) for n in range(20)]
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = deepcopy(FUSED[request.param])
     config.vocab_size, config.max_position_embeddings = 272, 2048
+    if hasattr(config, "vocab_size_per_layer_input"):
+        config.vocab_size_per_layer_input = config.vocab_size
     return write_checkpoint(tmp_path_factory.mktemp(request.param.replace(" ", "_")), config, dtype=BF16)
 
 

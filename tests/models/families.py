@@ -525,6 +525,14 @@ _GEMMA = _HEADS | {"query_pre_attn_scalar": 36}
 _FACTORS = {"short_factor": [1.0, 1.25] * 8, "long_factor": [1.0, 6.0] * 8}
 _CONVOLVES = ["conv", "full_attention"]
 _TYPES = ["sliding_attention", "full_attention"]
+_GEMMA4 = _SMALL | {
+    "vocab_size_per_layer_input": 40,
+    "hidden_size": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "layer_types": _TYPES * 2,
+}
 FUSED: dict[str, Any] = {
     "qwen2 windows": tiny(
         Qwen2Config, **_HEADS, use_sliding_window=True, sliding_window=12, max_window_layers=1
@@ -547,6 +555,10 @@ FUSED: dict[str, Any] = {
     ),
     "gemma2": tiny_gemma2(**_GEMMA, head_dim=64),
     "gemma3": tiny_gemma3(**_GEMMA, head_dim=256, layer_types=_TYPES),
+    "gemma4": tiny_gemma4(**_GEMMA4, num_kv_shared_layers=2, head_dim=64, global_head_dim=512),
+    "gemma4 unified": tiny_gemma4_unified(
+        **_GEMMA4 | {"num_key_value_heads": 1}, head_dim=256, global_head_dim=128
+    ),
     "ernie": tiny_ernie(**_HEADS, head_dim=128),
     "qwen3 moe": tiny_qwen3_moe(**_HEADS, head_dim=64),
     "ernie moe": tiny_ernie_moe(**_HEADS, head_dim=64, moe_layer_end_index=1),

@@ -21,11 +21,13 @@ def normed(norm: Norm | None, weights: NormWeights | None) -> Normed | None:
 
 @dataclass(frozen=True, slots=True)
 class AddNorm:
-    """total = residual + `scale` * `post` of x, and `norm` of total. A norm that is None changes nothing."""
+    """total = (residual + `scale` * `post` of x) * `factor`, and `norm` of total. What is None changes nothing."""
 
     post: Normed | None
     scale: float
     norm: Normed | None
+    factor: Tensor | None = None
+    """[1]"""
 
     def arguments(self) -> dict[str, Any]:
         """Return the named arguments of `norm_kernel`, and of `sum_norm_kernel`."""
@@ -40,6 +42,8 @@ class AddNorm:
             kind, weights = self.post
             found |= {"post_weight": weights.weight, "POST_EPS": kind.eps}
             found |= {"POST_OFFSET": kind.offset, "POST_ONCE": kind.rounds_last}
+        if self.factor is not None:
+            found["factor"] = self.factor
         return found
 
 

@@ -17,6 +17,8 @@ from engine.kernels.triton.launch import split_alike
 GROUP = 4
 """Query heads per KV head (a power of two) from which tensor cores beat `attention_kernel`. Speed-up in whole steps on
 an H200: Qwen3-8B, which has four, 1.01 to 1.05 for one to eight sequences of 500 rows and 1.11 for eight of 4,000."""
+MOST_DIM = 256
+"""The largest heads, rounded up to a power of two, for which a program's matrices fit into its registers."""
 OWN_ROWS = 512
 """Rows of the largest part of a sequence's unshared rows, in a step with sharing."""
 OWN_PROGRAMS, OWN_PART = 256, 256
@@ -91,7 +93,9 @@ def _choose_start(shape: AttentionShape, given: AttentionInput, rows: int) -> st
 
 def can_use_tensor_cores(shape: AttentionShape, given: AttentionInput) -> bool:
     """Return whether `parts_kernel` supports the layer."""
-    return shape.spec.window is None and given.sinks is None
+    spec = shape.spec
+    is_usual = (spec.window, spec.v_norm, spec.v_is_k, spec.kv_from) == (None, None, False, None)
+    return is_usual and given.sinks is None and shape.dim <= MOST_DIM
 
 
 def choose_shared_cut(
@@ -164,7 +168,7 @@ def attend_mma(
 
     `shared` int32 [rows] and `members` int32 [tiles, members] on the device say which sequences read rows together
     (`share`). They may change from step to step; all 0 and all -1 mean no sharing. Without `sharing` they must be that,
-    with shapes [rows] and [16]. The layer must have neither a window nor sinks.
+    with shapes [rows] and [16]. `can_use_tensor_cores` must be true of the layer.
     """
     spec, dim, chunks = shape.spec, shape.dim, most_chunks(rows)
     together = sharing or Sharing(max(16 // shape.group, 1), 1)
@@ -172,8 +176,7 @@ def attend_mma(
     is_whole = out is not None and sharing is None and cut.own == 1
     if is_whole:  # nothing to combine
         chunks = 1
-    assert spec.window is None
-    assert given.sinks is None
+    assert can_use_tensor_cores(shape, given)
     assert sharing is None or sharing.tiles <= cut.parts
     assert is_whole or cut.own < chunks
     assert together.members * shape.group >= 16 * cut.halves

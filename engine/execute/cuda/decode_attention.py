@@ -7,11 +7,23 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from engine.execute.cuda.tiles import FEW, IN_ORDER, IN_ORDER_DIM, MOST_CHUNKS, Chunking, most_chunks
+from engine.execute.cuda.tiles import (
+    FEW,
+    IN_ORDER,
+    IN_ORDER_DIM,
+    MOST_CHUNKS,
+    Chunking,
+    most_chunks,
+    query_splits,
+)
 from engine.kernels.triton.attention import attention_kernel
 from engine.kernels.triton.combine import combine_kernel
 from engine.kernels.triton.launch import split_alike
 from models.spec import Attention
+
+MOST_HELD = 2
+"""The most rows that a group of threads reads at once if heads have more than 256 numbers: with more, three tiles of K
+and V would not fit into the shared memory of every GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,11 @@ class AttentionShape:
     def dim(self) -> int:
         """Size of a head, rounded up to a power of two."""
         return int(triton.next_power_of_2(self.spec.head_dim))
+
+    @property
+    def programs(self) -> int:
+        """Programs of `attention_kernel` for a chunk: one or more for each KV head."""
+        return self.spec.kv_heads * query_splits(self.spec.groups, self.dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +175,7 @@ def attend(
     not combined. Unless `overlaps` is False, the kernel may read cache rows that others wrote before it waits for their
     kernels.
     """
-    spec, dim = shape.spec, shape.dim
+    spec, dim, programs = shape.spec, shape.dim, shape.programs
     chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
     tensors = given.arguments(spec)
     constants: dict[str, Any] = {
@@ -172,18 +189,23 @@ def attend(
         "BLOCK": shape.block_size,
         "PDL": shape.pdl,
         "START": choose_start(shape, rows),
+        "SPLITS": programs // spec.kv_heads,
+        "V_EPS": None if spec.v_norm is None else spec.v_norm.eps,
+        "V_IS_K": spec.v_is_k,
+        "STORED": spec.kv_from is not None,
         "launch_pdl": shape.pdl and overlaps,
     }
     window = spec.window or 0
     wide = max(dim // 128, 1)  # the wider a head is, the fewer rows a thread can hold at once
     for cut in cuts:
-        groups = cut.warps * 256 // dim
-        tiles, held = cut.tiles * wide, cut.tile // (groups * wide)
+        groups = cut.warps * max(256 // dim, 1)
+        held = min(cut.tile // (groups * wide), MOST_HELD if dim > 256 else cut.tile)
+        tiles = cut.rows // (groups * held)
         stages = min(tiles, 3)
         line = groups * dim * given.k.element_size()
-        beside = -(-spec.kv_heads * cut.chunks * rows // shape.multiprocessors)
+        beside = -(-programs * cut.chunks * rows // shape.multiprocessors)
         spare = shape.shared_bytes // (beside + 1) - 2 * stages * held * line
-        kernel = attention_kernel[(spec.kv_heads, cut.chunks, rows)](
+        kernel = attention_kernel[(programs, cut.chunks, rows)](
             *tensors,
             cut.first,
             cut.end,

@@ -16,6 +16,7 @@ A norm of a product's output, before it is added to x, is a launch of its own (`
 
 In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no experts.
 A short convolution is one launch in place of the attention and its combination (`convolution.py`).
+A second input of every layer is computed first, and added to each layer's result in four launches (`step_inputs.py`).
 
 With many query heads per KV head, and for many short sequences, tensor cores compute the attention
 (`attention_mma.py`). With more rows, rows that several sequences share are attended to once, besides those that each
@@ -32,7 +33,6 @@ KV cache.
 from dataclasses import replace
 
 import torch
-import triton
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
@@ -43,19 +43,18 @@ from engine.execute.cuda.experts import ExpertStep, apart
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.kernel_configs import KernelConfigs, table_cuts
 from engine.execute.cuda.many_row_linear import WideProducts
-from engine.execute.cuda.packed import matrix_args, packed_embedding, packed_product
+from engine.execute.cuda.packed import packed_embedding, packed_product
 from engine.execute.cuda.prefill import OnHost, run_layers
 from engine.execute.cuda.prefix_groups import KVShape
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_attention import StepAttention
+from engine.execute.cuda.step_inputs import StepInputs, look_up, rounded_scale
 from engine.execute.cuda.step_products import StepProducts
 from engine.execute.cuda.tiles import FEW, FUSED, FUSED_MOST
-from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import has_warpgroups, split_alike
 from models.network import ExpertWeights, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, ModelSpec
-from models.weights.formats.blocks import COLUMNS
 
 
 def unsupported(network: Network) -> str | None:
@@ -103,8 +102,7 @@ class FusedDecoder:
         spec = network.spec
         self._network = network
         self._reference = Decoder(network, packed_product, embedding=packed_embedding)
-        scale = torch.tensor(spec.embedding_scale, dtype=network.dtype)  # rounded as in the reference
-        self._embedding_scale = float(scale)
+        self._embedding_scale = rounded_scale(spec.embedding_scale, network.dtype)
         self._given = given
         self._deterministic = deterministic
         self._on_host = on_host
@@ -131,6 +129,10 @@ class FusedDecoder:
         self._logits = buffer(most if deterministic else few, vocab)
         self._products = StepProducts(network, few, pdl, cuts, exchange)
         self._attention = StepAttention(network, cache, (few, most), pdl, cuts, small, not deterministic)
+        self._inputs: StepInputs | None = None
+        if spec.layer_inputs is not None and network.layer_inputs is not None:
+            own = spec.layer_inputs, network.layer_inputs
+            self._inputs = StepInputs(network, *own, few, self._products, pdl)
 
     @property
     def cuts(self) -> KernelConfigs:
@@ -186,19 +188,7 @@ class FusedDecoder:
         exchange.sum(self._x[:rows])
 
     def _look_up(self, active: Tensor, token: Tensor, rows: int) -> None:
-        """Write the embedding of token[active[row]] for each row; zeros where `active` is -1."""
-        size, embedding = self._x.shape[1], self._network.embedding
-        block = 1024 if embedding.planes is None else COLUMNS
-        kernel = embedding_kernel[(triton.cdiv(size, block), rows)](
-            active,
-            token,
-            **matrix_args(embedding),
-            out=self._x,
-            SIZE=size,
-            BLOCK=block,
-            SCALE=self._embedding_scale,
-        )
-        split_alike(kernel)
+        look_up(self._network.embedding, active, token, rows, self._x, self._embedding_scale)
 
     def _few(
         self,
@@ -211,12 +201,14 @@ class FusedDecoder:
         alone: StepInput | None = None,
     ) -> None:
         network, whole = self._network, self._network.spec
-        products, attention = self._products, self._attention
+        products, attention, inputs = self._products, self._attention, self._inputs
         layers = list(zip(whole.layers, network.layers, strict=True))
         norms = [normed(spec.attention_norm, layer.attention_norm) for spec, layer in layers]
         norms.append((whole.final_norm, network.final_norm))
         programs = 0  # that have prepared x for the next norm
         attention.begin(given, rows)
+        if inputs is not None:
+            inputs.begin(given, x, rows)
         for index, (spec, layer) in enumerate(layers):
             first, feed, weights = layer.projections, spec.feed_forward, layer.feed_forward
             projected = self._projected[: rows * first.rows].view(rows, first.rows)
@@ -238,8 +230,11 @@ class FusedDecoder:
             products.run(rows, x, weights.gate_up, inner, norm=norm, gate=feed, prepared=programs)
             after = normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
             consumer = network.head if index + 1 == len(layers) else layers[index + 1][1].projections
-            following = norms[index + 1] if wants_norm(consumer) else None
-            programs = products.add(rows, inner, weights.down, x, after, scale, following)
+            following = norms[index + 1] if wants_norm(consumer) and inputs is None else None
+            factor = layer.scalar if inputs is None else None
+            programs = products.add(rows, inner, weights.down, x, after, scale, following, factor=factor)
+            if inputs is not None:
+                inputs.add(rows, index, x)
         scale, cap = whole.logit_scale, whole.logit_cap or 0.0
         products.run(rows, x, network.head, logits, norm=norms[-1], scale=scale, cap=cap, prepared=programs)
 
@@ -288,7 +283,12 @@ class FusedDecoder:
         attention.begin(self._given, rows)
         # A decode step never fetches experts, however many rows it has.
         on_host = None if self._on_host is None else OnHost(self._on_host, False, self._given.active)
-        hidden = run_layers(self._network, self._x[:rows], attend, on_host, self._wide, self._exchange)
+        x, inputs = self._x[:rows], None
+        if self._network.layer_inputs is not None:
+            slots = self._given.active[:rows].clamp(min=0)
+            token = self._given.token.index_select(0, slots).clamp(min=0)
+            inputs = self._reference.layer_inputs(token, x)
+        hidden = run_layers(self._network, x, attend, on_host, self._wide, self._exchange, inputs)
         return self._reference.logits(hidden)
 
 

@@ -16,6 +16,7 @@ from engine.execute.cuda.tiles import (
     Tile,
     WarpgroupTile,
     WideTile,
+    query_splits,
     rounded,
 )
 from engine.execute.tuning.store import Rule, Table, load_table
@@ -227,10 +228,11 @@ class KernelConfigs:
         if rows > FEW:
             return None
         window = f" window {spec.window}" if spec.window is not None else ""
-        plain = "" if possible or window else " sinks"
-        name = f"{_rows_key(rows)}attention {spec.heads} / {spec.kv_heads} x {spec.head_dim}{window}{plain}"
+        sinks = " sinks" if spec.sinks and not window else ""
+        name = f"{_rows_key(rows)}attention {spec.heads} / {spec.kv_heads} x {spec.head_dim}{window}{sinks}"
         splits = starmap(AttentionSplit, self._table.candidates["attention"])
-        found = self._take(name, lambda: _splits(splits, spec.kv_heads, dim, tensor_cores, possible))
+        programs = spec.kv_heads * query_splits(spec.groups, dim)
+        found = self._take(name, lambda: _splits(splits, programs, dim, tensor_cores, possible))
         assert isinstance(found, AttentionSplit)
         return found if found != self.candidates[name][0] else None
 
@@ -288,15 +290,15 @@ def _rows_key(rows: int) -> str:
 
 
 def _splits(
-    splits: Iterable[AttentionSplit], heads: int, dim: int, tensor_cores: bool, possible: bool
+    splits: Iterable[AttentionSplit], programs: int, dim: int, tensor_cores: bool, possible: bool
 ) -> Iterable[AttentionSplit]:
     """Yield the candidates. The first stands for the tables, which cut alike up to 2,560 rows."""
     yield (
         AttentionSplit(tensor_cores, 64, 2)
-        if tensor_cores or heads > 4
-        else AttentionSplit(False, 32, min(heads, 2))
+        if tensor_cores or programs > 4
+        else AttentionSplit(False, 32, min(programs, 2))
     )
-    at_once = 1024 // dim * max(dim // 128, 1)
+    at_once = max(1024 // dim, 4) * max(dim // 128, 1)
     for split in splits:
         if (possible if split.tensor_cores else split.tile >= at_once) and split.tile % at_once == 0:
             yield split

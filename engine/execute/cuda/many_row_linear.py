@@ -51,7 +51,10 @@ class WideProducts:
             if tile is not None:
                 return wide_product(linear, x, gate, tile, self.pdl)
         product = LIBRARY.product(linear, x)
-        return product if gate is None else apply_gate(product, gate, self.pdl)
+        if gate is None:
+            return product
+        given, up = product.chunk(2, dim=-1)
+        return apply_gate(given, up, gate, self.pdl)
 
 
 def wide_product(linear: Linear, x: Tensor, gate: FeedForward | None, tile: WideTile, pdl: bool) -> Tensor:

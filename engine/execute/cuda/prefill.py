@@ -26,7 +26,7 @@ from models.reference.attention import Attention
 from models.reference.collective import Collective
 from models.reference.decoder import Decoder
 from models.spec import Attention as AttentionSpec
-from models.spec import Experts, FeedForward
+from models.spec import Experts, FeedForward, LayerInputs
 
 Attend = Callable[[int, Tensor], Tensor]
 """(layer, the mixer's projections [T, numbers]) -> the input of its output projection [T, numbers]."""
@@ -92,7 +92,8 @@ class LibraryProducts:
 
     def gated(self, linear: Linear, x: Tensor, spec: FeedForward) -> Tensor:
         """See `Products`."""
-        return apply_gate(self.product(linear, x), spec, self.pdl)
+        gate, up = self.product(linear, x).chunk(2, dim=-1)
+        return apply_gate(gate, up, spec, self.pdl)
 
     def parts(self, linear: Linear, x: Tensor, place: Tensor | None = None) -> Tensor:
         """See `Products`."""
@@ -111,19 +112,23 @@ def run_layers(
     on_host: OnHost | None = None,
     by: Products = LIBRARY,
     sums: Sums | None = None,
+    inputs: Tensor | None = None,
 ) -> Tensor:
-    """Run all layers: embedded tokens [T, hidden] -> the same shape, after the final norm. `sums` sum over ranks."""
+    """Run all layers: embedded tokens [T, hidden] -> the same shape, after the final norm.
+
+    `sums` sum over ranks. `inputs` [T, layers, size] are those of each layer, if the network has any.
+    """
     if on_host is not None and on_host.fetches:
         on_host.experts.fetched.begin()
     spec = network.spec
     residual: Tensor | None = None
-    post, scale = None, 1.0
+    post, scale, factor = None, 1.0, None
 
     def place() -> Tensor | None:
         return None if sums is None else sums.place(x.shape[-2])
 
     for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
-        between = AddNorm(post, scale, normed(layer.attention_norm, weights.attention_norm))
+        between = AddNorm(post, scale, normed(layer.attention_norm, weights.attention_norm), factor)
         given, residual = _add_norm(x, residual, between, by.pdl, sums)
         mixed = attend(index, by.product(weights.projections, given))
         x = by.parts(weights.mixer.out, mixed, place())
@@ -131,8 +136,14 @@ def run_layers(
         between = AddNorm(post, scale, normed(layer.feed_forward_norm, weights.feed_forward_norm))
         given, residual = _add_norm(x, residual, between, by.pdl, sums)
         x = _feed(index, layer.feed_forward, weights.feed_forward, given, on_host, by, place())
-        post = normed(layer.feed_forward_post_norm, weights.feed_forward_post_norm)
-    between = AddNorm(post, scale, normed(spec.final_norm, network.final_norm))
+        post, factor = normed(layer.feed_forward_post_norm, weights.feed_forward_post_norm), weights.scalar
+        if inputs is not None and spec.layer_inputs is not None and weights.input is not None:
+            own, parts = spec.layer_inputs, weights.input
+            _, residual = _add_norm(x, residual, AddNorm(post, scale, None), by.pdl, sums)
+            inner = apply_gate(by.product(parts.gate, residual), inputs[:, index], input_gate(own), by.pdl)
+            x, scale = by.parts(parts.out, inner), 1.0
+            post = normed(own.post_norm, parts.post_norm)
+    between = AddNorm(post, scale, normed(spec.final_norm, network.final_norm), factor)
     return _add_norm(x, residual, between, by.pdl, sums)[0]
 
 
@@ -172,7 +183,8 @@ class FusedPrefill:
             return self._attend(index, projected, positions, attention)
 
         x = self._reference.embed(token_ids, positions)
-        return run_layers(self._network, x, attend, on_host, sums=self._sums)
+        inputs = self._reference.layer_inputs(token_ids, x)
+        return run_layers(self._network, x, attend, on_host, sums=self._sums, inputs=inputs)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Decoder.logits`."""
@@ -187,9 +199,14 @@ class FusedPrefill:
             return out
         spec, weights = self._network.spec.layers[index].attention, self._network.layers[index].attention
         heads = projected.view(projected.shape[0], -1, spec.head_dim)
-        count = spec.heads + spec.kv_heads
+        count = spec.heads + spec.own_kv_heads
+        v = heads[:, spec.heads if spec.v_is_k else count :]
+        if spec.v_norm is not None:
+            v = F.rms_norm(v, v.shape[-1:], eps=spec.v_norm.eps)
+        elif spec.v_is_k:
+            v = v.clone()
         position(spec, heads, weights.head_norm, weights.rotary, positions)
-        mixed = step(index, heads[:, : spec.heads], heads[:, spec.heads : count], heads[:, count:])
+        mixed = step(index, heads[:, : spec.heads], heads[:, spec.heads : count], v)
         return mixed.reshape(-1, spec.heads * spec.head_dim)
 
 
@@ -197,7 +214,7 @@ def position(
     spec: AttentionSpec, heads: Tensor, weight: Tensor | None, rotary: Tensor | None, positions: Tensor
 ) -> None:
     """Norm, rotate and scale q and k of heads [T, all heads, head_dim] in place."""
-    norm, rope, count = spec.head_norm, spec.rope, spec.heads + spec.kv_heads
+    norm, rope, count = spec.head_norm, spec.rope, spec.heads + spec.own_kv_heads
     if (norm, rope, spec.query_scaling) == (None, None, None):
         return
     tensors = heads, heads if weight is None else weight, heads if rotary is None else rotary, positions
@@ -281,13 +298,31 @@ def _add_norm(
     return out, total
 
 
-def apply_gate(gate_up: Tensor, spec: FeedForward, pdl: bool) -> Tensor:
-    """Gate: [T, 2 size] -> [T, size]. The first half gates the second. `pdl` is as for `WideProducts`."""
-    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    inner = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
+def input_gate(spec: LayerInputs) -> FeedForward:
+    """Return the feed-forward whose gate is that of a layer's input, and whose up is the input itself."""
+    return FeedForward(spec.size, spec.activation)
+
+
+def apply_gate(gate: Tensor, up: Tensor, spec: FeedForward, pdl: bool, out: Tensor | None = None) -> Tensor:
+    """Gate `up` by `gate`, both [T, size] with rows any distance apart -> [T, size], or `out`.
+
+    `pdl` is as for `WideProducts`.
+    """
+    rows, size = gate.shape
+    inner = torch.empty(rows, size, dtype=gate.dtype, device=gate.device) if out is None else out
     block = min(2048, triton.next_power_of_2(size))
     kernel = gate_kernel[(rows, triton.cdiv(size, block))](
-        gate_up, inner, SIZE=size, BLOCK=block, PDL=pdl, GATE=activation(spec), num_warps=4, launch_pdl=pdl
+        gate,
+        up,
+        inner,
+        SIZE=size,
+        GATE_STRIDE=gate.stride(0),
+        UP_STRIDE=up.stride(0),
+        BLOCK=block,
+        PDL=pdl,
+        GATE=activation(spec),
+        num_warps=4,
+        launch_pdl=pdl,
     )
     if pdl:
         split_alike(kernel)

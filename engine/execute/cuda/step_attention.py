@@ -30,6 +30,7 @@ from engine.execute.cuda.tiles import (
     most_chunks,
 )
 from models.network import ConvolutionWeights, Network
+from models.spec import same_heads
 
 
 class StepAttention:
@@ -49,7 +50,7 @@ class StepAttention:
 
         `small` is as in `AttentionShape`; `shares` says whether sequences may read a common prefix together.
         """
-        heads, (few, most) = network.spec.attention, sizes
+        spec, (few, most) = network.spec, sizes
 
         def buffer(*shape: int, dtype: torch.dtype = network.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=network.device)
@@ -63,18 +64,20 @@ class StepAttention:
         if network.device.type == "cuda":
             device = torch.cuda.get_device_properties(network.device)
             self._machine = device.multi_processor_count, device.shared_memory_per_multiprocessor
-        kv = KVShape(heads.groups, cache.block_size, 2 * cache.row.nbytes)
-        self.kv = kv if shares else None
+        kv = KVShape(spec.attention.groups, cache.block_size, 2 * cache.row.nbytes)
+        self.kv = kv if shares and same_heads(spec) else None
         """See `DecodeProgram`."""
         self.mixed = buffer(most * max(layer.mixer.out.columns for layer in network.layers))
         """The result of the last layer computed: [rows, inputs of its output projection], side by side."""
-        self._seen = buffer(most, most_seen(network.spec), dtype=torch.int32)
+        self._seen = buffer(most, most_seen(spec), dtype=torch.int32)
         parts = max(
             rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
             for rows in {few, min(most, 31), min(most, 127), most}
         )
-        self._partial = buffer(parts * heads.heads * heads.head_dim, dtype=torch.float32)
-        self._lse = buffer(parts * heads.heads, dtype=torch.float32)
+        attentions = spec.attentions.values()
+        width = max(each.heads * each.head_dim for each in attentions)
+        self._partial = buffer(parts * width, dtype=torch.float32)
+        self._lse = buffer(parts * max(each.heads for each in attentions), dtype=torch.float32)
         self._alone = buffer(most, dtype=torch.int32), buffer(16, dtype=torch.int32).fill_(-1)
 
     def begin(self, given: StepInput, rows: int) -> None:
@@ -94,8 +97,8 @@ class StepAttention:
     ) -> Partials | None:
         """Attend, or convolve: projected [rows, ...] -> `mixed`. What is kept of the new tokens goes into the cache.
 
-        With `alone`, which presents each row as the only one in its block, K and V are written first, because rows of
-        the same step read them. Parts are returned if they are to be combined by the next product.
+        With `alone`, which presents each row as the only one in its block, the layer's own K and V are written first,
+        because rows of the same step read them. Parts are returned if they are to be combined by the next product.
         """
         mixer = self._network.layers[index].mixer
         if isinstance(mixer, ConvolutionWeights):
@@ -119,14 +122,15 @@ class StepAttention:
         )
         itemsize = self._cache.k[index].element_size()
         sharing = None
-        if own and self.kv is not None and spec.window is None and layer.sinks is None:
+        possible = can_use_tensor_cores(shape, step)
+        if own and self.kv is not None and possible:
             sharing = choose_sharing(rows, self.kv.group)
         if sharing is not None:
             cut = choose_shared_cut(shape, rows, sharing, own, itemsize)
             attend_mma(shape, step, self.mixed, rows, sharing, cut, given.shared, given.members)
             return None
         usual = by_tensor_cores(shape, step, rows, limit)
-        split = self.cuts.split(rows, spec, shape.dim, usual, can_use_tensor_cores(shape, step))
+        split = self.cuts.split(rows, spec, shape.dim, usual, possible)
         by_tensor = usual if split is None else split.tensor_cores
 
         def launch(step: AttentionInput, out: Tensor | None, limit: int, overlaps: bool) -> None:
@@ -134,14 +138,14 @@ class StepAttention:
                 cut = choose_own_cut(shape, rows, limit, itemsize, split)
                 attend_mma(shape, step, out, rows, None, cut, *self._alone, overlaps=overlaps)
             else:
-                cuts = choose_chunkings(rows, limit, spec.kv_heads, spec.window, split)
+                cuts = choose_chunkings(rows, limit, shape.programs, spec.window, split)
                 attend(shape, step, out, rows, cuts, overlaps)
 
-        if alone is not None:
+        if alone is not None and spec.kv_from is None:
             written = replace(step, tables=alone.tables, counters=alone.counters)
             launch(written, None, SMALLEST, True)
         parts = None
         if rows == 1 and not by_tensor and self.cuts.combines(layer.out):
-            parts = parts_left(step, spec, choose_chunking(limit, spec.kv_heads, split))
+            parts = parts_left(step, spec, choose_chunking(limit, shape.programs, split))
         launch(step, self.mixed if parts is None else None, limit, alone is None)
         return parts

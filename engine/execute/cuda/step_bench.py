@@ -28,6 +28,7 @@ from engine.execute.tuning.search import Measure, Numbers
 from engine.kernels.recording import recording, wait_for
 from engine.kernels.triton.precompile import Compilers, Launch, recorded
 from models.network import Network
+from models.spec import kv_sources
 
 T = TypeVar("T")
 ROW = 511
@@ -199,7 +200,10 @@ class StepBench:
         if self._program is None:
             like, device = self._like, self._like.device
             blocks = _blocks(like, self._limit)
-            cache = KVCache(like.rows, self._sequences * blocks, like.block_size, like.dtype, device)
+            sources = kv_sources(self._network.spec)
+            cache = KVCache(
+                like.rows, self._sequences * blocks, like.block_size, like.dtype, device, sources=sources
+            )
             for part in cache.parts:
                 part.zero_()
             self._cache = cache
@@ -240,7 +244,13 @@ class StepBench:
             -(-PROMPT_TOKENS // cache.block_size), dtype=torch.int32, device=device
         ) % _blocks(cache, self._limit)
         tile = cuts.prompt(spec, q.element_size())
-        for layer in list(self._network.spec.attentions)[:PROMPT_LAYERS]:
+        heads = spec.heads, spec.kv_heads, spec.head_dim
+        alike = [
+            layer
+            for layer, each in self._network.spec.attentions.items()
+            if (each.heads, each.kv_heads, each.head_dim) == heads
+        ]
+        for layer in alike[:PROMPT_LAYERS]:
             ragged_attention(
                 q, q_ends=ends, k_ends=ends, tables=table[None], most_tokens=PROMPT_TOKENS, tile=tile,
                 **cache_args(cache, layer),

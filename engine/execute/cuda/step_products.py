@@ -52,13 +52,15 @@ class StepProducts:
         scale: float,
         following: Normed | None,
         parts: Partials | None = None,
+        factor: Tensor | None = None,
     ) -> int:
         """Add `scale` times the product, normed if there is an `after`, to x. With `parts`, it combines its input.
 
-        Return the number of programs that have prepared x for the norm `following`; 0 if it is not prepared.
+        With `factor` [1], which a divided network does not have, the sum is multiplied by it. Return the number of
+        programs that have prepared x for the norm `following`; 0 if it is not prepared.
         """
         exchange, here = self._exchange, x[:rows]
-        if after is None and exchange is None:
+        if after is None and factor is None and exchange is None:
             if len(layer.parts) > 1:
                 following = None
             programs = self.run(
@@ -73,8 +75,7 @@ class StepProducts:
                 exchange.add(self.part[:rows], here, here)
                 return 0
             exchange.add(self.part[:rows], None, self._out[:rows])
-        assert after is not None
-        kernel = add_norm(self._out, x, AddNorm(after, scale, None), here, x, self._pdl)
+        kernel = add_norm(self._out, x, AddNorm(after, scale, None, factor), here, x, self._pdl)
         split_alike(kernel)
         return 0
 

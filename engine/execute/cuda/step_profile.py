@@ -67,10 +67,10 @@ def median_kernels(ran: Iterable[Ran]) -> list[ProfiledKernel]:
 
 
 def _steps(ran: Sequence[Ran]) -> Iterable[list[Ran]]:
-    """Split the kernels into steps; each begins with the embedding."""
+    """Split the kernels into steps; each begins with one embedding, or with that of the inputs of all layers too."""
     found: list[Ran] = []
     for one in ran:
-        if "embedding" in one.name:
+        if "embedding" in one.name and not (found and "embedding" in found[-1].name):
             if found:
                 yield found
             found = [one]
@@ -83,7 +83,10 @@ def _steps(ran: Sequence[Ran]) -> Iterable[list[Ran]]:
 def _places(names: Sequence[str]) -> list[tuple[int | None, str]]:
     """Return the layer of each kernel of a step, and the name of its purpose."""
     attends = [at for at, name in enumerate(names) if name.startswith(ATTENDS)]
-    first = 1 + sum(name.startswith("seen_kernel") for name in names)  # kernels before the layers
+    # Before the layers there may be products, but then other kernels follow them.
+    first = 1 + max(
+        (at for at, name in enumerate(names[: min(attends, default=0)]) if "linear" not in name), default=0
+    )
     before = attends[0] - first if attends else 0
     starts = [at - before for at in attends]
     if len(starts) > 1:

@@ -189,6 +189,16 @@ def choose_chunkings(
     return tuple(found)
 
 
+def query_splits(group: int, dim: int) -> int:
+    """Return how many programs divide the `group` query heads of a KV head, for heads of `dim` numbers, a power of two.
+
+    A thread holds two fp32 numbers for each of the dim / 32 numbers that it reads of each query head. With more than 64
+    of them, wide heads would leave too few registers.
+    """
+    most = group if dim < 256 else 1024 // dim
+    return next(splits for splits in range(1, group + 1) if group % splits == 0 and group // splits <= most)
+
+
 def most_chunks(rows: int) -> int:
     """Return the most parts per sequence that the attention of `rows` sequences leaves."""
     return MOST_CHUNKS if rows < 32 else 32 if rows < 128 else 16

@@ -6,19 +6,20 @@ starts to copy its first cache rows into shared memory before it waits for earli
 one were written in earlier steps. In shared memory they take no registers, so programs of the neighbouring kernels fit
 beside it.
 
-Each of W groups of D / 8 threads handles its own rows, R of them at a time. Each group holds all query heads of the KV
-head, as a tuple, and keeps its own online softmax, so the groups exchange nothing until the very end. A thread reads
-from shared memory only what it copied there itself.
+Each of W groups of D / 8 threads, 32 at most, handles its own rows, R of them at a time. Each group holds all query
+heads of the KV head (or some of them, where wide heads would take too many registers), as a tuple, and keeps its own
+online softmax, so the groups exchange nothing until the very end. A thread reads from shared memory only what it copied
+there itself.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,unreachable"
 # mypy: disable-error-code="has-type"
 from typing import NamedTuple
 
-import triton
 import triton.language as tl
 
 from engine.kernels.triton.gluon import async_copy, constexpr_function, gl, jit
+from engine.kernels.triton.head_norms import norm_heads, unit_heads
 from engine.kernels.triton.kv_rows import coded, decoded, row_scale
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import angles, capped, partners, query_scale, rotate, weighed
@@ -89,21 +90,6 @@ def _fetch(held, cache, stage, table, head, first, end, oldest, C: tl.constexpr,
     async_copy.commit_group()
 
 
-@triton.jit
-def norm_heads(
-    x,
-    mean_of,
-    weight,
-    DIM: tl.constexpr,
-    EPS: tl.constexpr,
-    OFFSET: tl.constexpr = 0.0,
-    ONCE: tl.constexpr = False,
-):
-    """Apply RMSNorm to heads of DIM numbers by the mean square of `mean_of`; `weighed` defines the rounding."""
-    scale = tl.rsqrt(tl.sum(mean_of * mean_of, 1, keep_dims=True) / DIM + EPS)
-    return weighed(x, scale, weight, OFFSET, ONCE).to(tl.float32)
-
-
 @jit
 def _line(at, columns, place, D: tl.constexpr, DIM: tl.constexpr):
     """Load the number in the given column of a head for each `place` of D; zero for places from DIM on."""
@@ -124,6 +110,21 @@ def _scale_of_all(
         line = gl.load(heads + (first + i * W + group) * DIM + columns, mask=there, other=0.0).to(tl.float32)
         squares += line * line
     return gl.rsqrt(gl.sum(gl.sum(squares, 1), 0) / (COUNT * DIM) + EPS)
+
+
+@jit
+def _stored(
+    rows, scales, place, head, columns, group, HKV: tl.constexpr, DIM: tl.constexpr, ROW: tl.constexpr,
+    FP8: tl.constexpr,
+):  # fmt: skip
+    """Load the row of a head at one place of the cache, and decode it if it is quantised."""
+    there = columns < DIM
+    if ROW > 0:
+        numbers = decoded(gl.load(rows + place * ROW + head * DIM + columns, mask=there, other=0), FP8)
+        found = numbers * gl.expand_dims(gl.load(scales + place * (ROW // 4) + head + group * 0), 1)
+    else:
+        found = gl.load(rows + (place * HKV + head) * DIM + columns, mask=there, other=0.0)
+    return found
 
 
 @jit
@@ -244,6 +245,10 @@ def attention_kernel(
     ROW: tl.constexpr = 0,
     FP8: tl.constexpr = False,
     START: tl.constexpr = "at once",
+    SPLITS: tl.constexpr = 1,
+    V_EPS: tl.constexpr = None,
+    V_IS_K: tl.constexpr = False,
+    STORED: tl.constexpr = False,
 ):
     """Write K and V of each new token, and attend with its query heads to the rows of its sequence up to it.
 
@@ -265,6 +270,10 @@ def attention_kernel(
     including its own, and the first program of a sequence takes the chunk of the oldest one; 0 means all rows. CAP_LOG2
     caps scores, in units of log2. With BETA, queries are multiplied by their `query_scale`.
 
+    SPLITS programs divide the query heads of a KV head; the grid is then [HKV * SPLITS, chunks, rows]. With V_EPS, V is
+    normed by that epsilon. With V_IS_K, heads have no V: it is the k that was projected. With STORED, they have neither
+    k nor V, which an earlier layer has written into the same cache: [rows, HQ, DIM], norm_weight [HQ, DIM].
+
     With ROW, the cache has quantised rows of that many bytes (see `kv_rows.py`); the new row, too, is attended to as it
     is stored.
 
@@ -273,18 +282,22 @@ def attention_kernel(
     """
     if START == "at once":
         gdc_launch_dependents(PDL)
-    head = gl.program_id(0)
+    head = gl.program_id(0) // SPLITS
     chunk = gl.program_id(1)
     batch = gl.program_id(2)
     dtype: tl.constexpr = heads.dtype.element_ty
-    GROUP: tl.constexpr = HQ // HKV
-    LANES: tl.constexpr = D // 8
+    GROUP: tl.constexpr = HQ // HKV // SPLITS
+    PLACED: tl.constexpr = GROUP if STORED else GROUP + 1
+    V_AT: tl.constexpr = HQ if V_IS_K else HQ + HKV
+    HEADS: tl.constexpr = HQ if STORED else V_AT + HKV
+    LANES: tl.constexpr = D // 8 if D <= 256 else 32
     W: tl.constexpr = WARPS * 32 // LANES
     TILE: tl.constexpr = W * R
     ROWS: tl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     MERGE: tl.constexpr = gl.BlockedLayout([W, 1], [1, 32], [1, WARPS], [1, 0])
     PLAIN: tl.constexpr = gl.SwizzledSharedLayout(8, 1, 1, [1, 0])
     place_of_part = chunk
+    lead = gl.program_id(0) * GROUP
     slot = gl.load(active + batch)
     row = gl.load(counters + 2 * slot, mask=slot >= 0, other=-1).to(tl.int32)
     oldest = None
@@ -304,7 +317,7 @@ def attention_kernel(
         return
     position = gl.load(counters + 2 * slot + 1)
     table = tables + slot.to(tl.int64) * table_stride
-    heads += batch * (HQ + 2 * HKV) * DIM
+    heads += batch * HEADS * DIM
     end_of_chunk = tl.minimum(row, first + TILE * TILES)
     keys = (gl.allocate_shared_memory(cache_k.dtype.element_ty, [STAGES + SPARE, W, D], PLAIN),)
     for _ in tl.static_range(R - 1):
@@ -327,13 +340,14 @@ def attention_kernel(
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0) + gl.zeros(
         [W, 1], tl.int32, layout=ROWS
     )
+    group = gl.arange(0, W, layout=gl.SliceLayout(1, ROWS))
     others = partners(columns, ROTATED, DIM, PAIRS)
     if ROTATED > 0:
         cosine, sine = angles(rotary + position * ROTATED, columns, ROTATED, DIM, PAIRS)
-    # Query heads, then the key head: their offsets and weights.
+    # Query heads, then the key head unless it is STORED: their offsets and weights.
     weights, other_weights = (), ()
-    for g in tl.static_range(GROUP + 1):
-        at = (head * GROUP + g if g < GROUP else HQ + head) * DIM
+    for g in tl.static_range(PLACED):
+        at = (lead + g if g < GROUP else HQ + head) * DIM
         if NORM:
             weights += (_line(norm_weight + at, columns, columns, D, DIM),)
             if ROTATED > 0 and not LATER:
@@ -342,17 +356,25 @@ def attention_kernel(
     gdc_wait(PDL)
     if START == "waited":
         gdc_launch_dependents(PDL)
-    new_v = _line(heads + (HQ + HKV + head) * DIM, columns, columns, D, DIM)
+    if STORED:
+        new_k = _stored(cache_k, k_scales, place, head, columns, group, HKV, DIM, ROW, FP8)
+        new_v = _stored(cache_v, v_scales, place, head, columns, group, HKV, DIM, ROW, FP8)
+    else:
+        new_v = _line(heads + (V_AT + head) * DIM, columns, columns, D, DIM)
+        if V_EPS is not None:
+            new_v = unit_heads(new_v, DIM, V_EPS)
     lines, other_lines, placed = (), (), ()
-    for g in tl.static_range(GROUP + 1):
-        at = (head * GROUP + g if g < GROUP else HQ + head) * DIM
+    for g in tl.static_range(PLACED):
+        at = (lead + g if g < GROUP else HQ + head) * DIM
         lines += (_line(heads + at, columns, columns, D, DIM),)
         if ROTATED > 0:
             other_lines += (_line(heads + at, others, columns, D, DIM),)
     if TOGETHER:
         q_scale = _scale_of_all(heads, 0, HQ, D, DIM, EPS, W, ROWS)
-        k_scale = _scale_of_all(heads, HQ, HKV, D, DIM, EPS, W, ROWS)
-    for g in tl.static_range(GROUP + 1):
+        k_scale = q_scale
+        if not STORED:
+            k_scale = _scale_of_all(heads, HQ, HKV, D, DIM, EPS, W, ROWS)
+    for g in tl.static_range(PLACED):
         x = lines[g].to(tl.float32)
         if ROTATED > 0:
             other = other_lines[g].to(tl.float32)
@@ -372,8 +394,9 @@ def attention_kernel(
         if BETA > 0.0 and g < GROUP:
             x = (x.to(tl.float32) * query_scale(position, BETA, ORIGINAL, dtype)).to(dtype)
         placed += (x,)
-    new_k = placed[GROUP]
-    if ROW > 0:
+    if not STORED:
+        new_k = placed[GROUP]
+    if ROW > 0 and not STORED:
         new_k = new_k.to(tl.float32)
         new_v = new_v.to(tl.float32)
         k_scale, k_inverse = row_scale(gl.max(gl.where(new_k < 0.0, -new_k, new_k), 1), FP8)
@@ -384,7 +407,6 @@ def attention_kernel(
         new_v = decoded(v_codes, FP8) * gl.expand_dims(v_scale, 1)
 
     # The new row is the first one that group 0 of its chunk sees.
-    group = gl.arange(0, W, layout=gl.SliceLayout(1, ROWS))
     here = row < first + TILE * TILES
     mine = here & (group == 0)
     q, high, total, sums = (), (), (), ()
@@ -395,21 +417,25 @@ def attention_kernel(
         high += (gl.where(mine, score, float("-inf")),)
         total += (gl.where(mine, 1.0, 0.0),)
         sums += (gl.where(gl.expand_dims(mine, 1), new_v.to(tl.float32), 0.0),)
-    if here:
-        written = gl.expand_dims(group, 1) == 0
-        if DIM < D:
-            written = written & (columns < DIM)
-        if ROW > 0:
-            target = place * ROW + head * DIM + columns
-            gl.store(cache_k + target, k_codes.to(tl.uint8), mask=written)
-            gl.store(cache_v + target, v_codes.to(tl.uint8), mask=written)
-            one = place * (ROW // 4) + head + group
-            gl.store(k_scales + one, k_scale, mask=group == 0)
-            gl.store(v_scales + one, v_scale, mask=group == 0)
-        else:
-            target = (place * HKV + head) * DIM + columns
-            gl.store(cache_k + target, new_k, mask=written)
-            gl.store(cache_v + target, new_v, mask=written)
+    if not STORED:  # noqa: SIM102 - this is known when the kernel is compiled
+        if here:
+            written = gl.expand_dims(group, 1) == 0
+            if SPLITS > 1:
+                written = written & (gl.program_id(0) % SPLITS == 0)
+            if DIM < D:
+                written = written & (columns < DIM)
+            if ROW > 0:
+                target = place * ROW + head * DIM + columns
+                gl.store(cache_k + target, k_codes.to(tl.uint8), mask=written)
+                gl.store(cache_v + target, v_codes.to(tl.uint8), mask=written)
+                one = place * (ROW // 4) + head + group
+                first_group = (group == 0) & (gl.program_id(0) % SPLITS == 0)
+                gl.store(k_scales + one, k_scale, mask=first_group)
+                gl.store(v_scales + one, v_scale, mask=first_group)
+            else:
+                target = (place * HKV + head) * DIM + columns
+                gl.store(cache_k + target, new_k, mask=written)
+                gl.store(cache_v + target, new_v, mask=written)
     for i in range(TILES):
         async_copy.wait_group(STAGES - 1)
         start = first + i * TILE
@@ -443,7 +469,7 @@ def attention_kernel(
         shrink = gl.exp2(own - highest)
         weight_sum = gl.sum(met[3 * g + 1].load(gl.SliceLayout(1, MERGE)) * shrink, 0)
         result = gl.sum(met[3 * g + 2].load(MERGE) * gl.expand_dims(shrink, 1), 0) / weight_sum
-        part = (batch * CHUNKS + place_of_part) * HQ + head * GROUP + g
+        part = (batch * CHUNKS + place_of_part) * HQ + lead + g
         gl.store(lse + part, highest + gl.log2(weight_sum))
         if DIM == D:
             gl.store(partial + part * D + gl.arange(0, D, layout=gl.SliceLayout(0, MERGE)), result)

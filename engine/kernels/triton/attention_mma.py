@@ -12,7 +12,6 @@ the previous kernel, and the others while it computes. "Hydragen: High-Throughpu
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,unreachable"
 import triton.language as tl
 
-from engine.kernels.triton.attention import norm_heads
 from engine.kernels.triton.attention_bytes import (
     addresses,
     attend_bytes,
@@ -22,6 +21,7 @@ from engine.kernels.triton.attention_bytes import (
 )
 from engine.kernels.triton.combine import MOST_TILES, own_part, parts_of_tile, shared_part
 from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2
+from engine.kernels.triton.head_norms import norm_heads
 from engine.kernels.triton.kv_bytes import byte_unit
 from engine.kernels.triton.kv_rows import coded, decoded
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait

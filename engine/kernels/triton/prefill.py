@@ -42,12 +42,14 @@ def norm_kernel(
     POST_ONCE: tl.constexpr = False,
     PDL: tl.constexpr = False,
     PARTS: tl.constexpr = 0,
+    factor=None,
 ):
     """Write out = RMSNorm(total) with total = x * SCALE + residual, or x without ADD; all [T, SIZE], weight [SIZE].
 
-    With post_weight [SIZE], x is normed first; this needs ADD. Without NORM, only total is written. OFFSET and ONCE are
-    as in `weighed`. The grid is [T]. BLOCK is SIZE rounded up to a power of two. `total` may be `residual`. With PARTS,
-    x is fp32 [PARTS, T, SIZE] and is summed over its parts; this needs ADD as well.
+    With post_weight [SIZE], x is normed first; with factor [1], the sum is multiplied by it. Both need ADD. Without
+    NORM, only total is written. OFFSET and ONCE are as in `weighed`. The grid is [T]. BLOCK is SIZE rounded up to a
+    power of two. `total` may be `residual`. With PARTS, x is fp32 [PARTS, T, SIZE] and is summed over its parts; this
+    needs ADD as well.
     """
     tl.static_assert(PARTS == 0 or ADD)
     dtype: tl.constexpr = total.dtype.element_ty
@@ -71,6 +73,8 @@ def norm_kernel(
         if SCALE != 1.0:
             given *= SCALE
         value = (given + before.to(tl.float32)).to(dtype)
+        if factor is not None:
+            value = (value.to(tl.float32) * tl.load(factor).to(tl.float32)).to(dtype)
         tl.store(total + at, value, mask=inside)
     if NORM:
         wide = value.to(tl.float32)
@@ -175,25 +179,27 @@ def unusual_position_kernel(
 
 @triton.jit
 def gate_kernel(
-    gate_up,
+    gate,
+    up,
     out,
     SIZE: tl.constexpr,
+    GATE_STRIDE: tl.constexpr,
+    UP_STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
     GATE: tl.constexpr = None,
 ):
-    """Write out [T, SIZE] = `gated` of gate_up [T, 2 SIZE], gate beside up. The grid is [T, cdiv(SIZE, BLOCK)]."""
+    """Write out [T, SIZE] = `gated` of gate and up [T, SIZE], whose rows are so far apart. The grid is [T, cdiv(SIZE,
+    BLOCK)]."""
     gdc_launch_dependents(PDL)
     gdc_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
-    at = gate_up + row * 2 * SIZE + columns
-    gate = tl.load(at, mask=inside, other=0.0)
-    up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
-    wide = gate.to(tl.float32)
+    found = tl.load(gate + row * GATE_STRIDE + columns, mask=inside, other=0.0)
+    wide = tl.load(up + row * UP_STRIDE + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(
         out + row * SIZE + columns,
-        gated(wide, up, GATE).to(gate.dtype),
+        gated(found.to(tl.float32), wide, GATE).to(found.dtype),
         mask=inside,
     )

@@ -44,12 +44,16 @@ class Tile:
 TILES = (Tile(128, 64, 8), Tile(64, 32, 4))
 """The first tile that fits is used. In bf16 it fits in 99 KB (sm_86, sm_89, sm_120) for heads of up to 128 numbers, and
 in 227 KB (sm_90) for heads of 256; the second one, for heads of 256, in 99 KB."""
+WIDE, WIDE_TILES = 512, (Tile(64, 32, 8), Tile(32, 16, 4))
+"""Those of heads of more than WIDE bytes, whose sums take 128 registers of each thread. In bf16 the first one fits in
+227 KB for heads of 512 numbers, the second one in 99 KB."""
 
 
 @cache
 def choose_tile(head_bytes: int, shared: int) -> Tile:
     """Return the best tile for heads of `head_bytes`, a power of two, and `shared` bytes of memory per program."""
-    return next((tile for tile in TILES if tile.shared(head_bytes) <= shared), TILES[-1])
+    tiles = TILES if head_bytes <= WIDE else WIDE_TILES
+    return next((tile for tile in tiles if tile.shared(head_bytes) <= shared), tiles[-1])
 
 
 @triton.jit(do_not_specialize=["table_stride"])

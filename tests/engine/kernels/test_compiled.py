@@ -18,7 +18,8 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.packed import codes_of
-from engine.execute.cuda.tiles import choose_chunking
+from engine.execute.cuda.decode_attention import MOST_HELD
+from engine.execute.cuda.tiles import choose_chunking, query_splits
 from engine.kernels.triton.pointwise import Gate
 from models.weights.block_formats import Kind
 
@@ -83,15 +84,18 @@ def linear(outputs, inputs, **flags):
 
 def attention(limit, group, dim, **features):
     cut, width = choose_chunking(limit, 8), triton.next_power_of_2(dim)
+    splits = query_splits(group, width)
     constants = dict(SOME=False, CHUNKS=80, HQ=8 * group, HKV=8, D=width, DIM=dim, ROTATED=dim, EPS=1e-6, NORM=True)
-    constants |= dict(BLOCK=256, PDL=True)
-    wide = max(width // 128, 1)
-    held, tiles = cut.tile * width // (256 * cut.warps * wide), cut.tiles * wide
+    constants |= dict(BLOCK=256, PDL=True, SPLITS=splits)
+    wide, groups = max(width // 128, 1), cut.warps * max(256 // width, 1)
+    held = min(cut.tile // (groups * wide), MOST_HELD if width > 256 else cut.tile)
+    tiles = cut.rows // (groups * held)
     constants |= dict(WARPS=cut.warps, R=held, TILES=tiles, STAGES=min(tiles, 3), SPARE=20) | features
     text, shared = ptx(attention_kernel, cut.warps, constants)
     before = text[: text.rindex("griddepcontrol.wait;")]
-    needed = shared - 20 * cut.warps * 512
-    return {"early": before.count("cp.async.cg"), "held": 2 * held * min(tiles, 3), "shared": needed}
+    needed = shared - 20 * groups * width * 2
+    copies = 2 if width > 256 else 1  # of a thread, for each row that its group holds
+    return {"early": before.count("cp.async.cg"), "held": 2 * copies * held * min(tiles, 3), "shared": needed}
 
 print(json.dumps([
     linear(4096, 1024, NORM=True), linear(3072, 1024, NORM=True, GATED=True),
@@ -106,6 +110,8 @@ print(json.dumps([
     attention(640, 1, 128, TOGETHER=True, ONCE=True, EXACT=True), attention(640, 3, 128, ROTATED=96, PAIRS=True),
     shared(2, 128, 4, 4), shared(4, 128, 6, 4, EXACT=True), shared(4, 64, 4, 4, NORM=False),
     shared(3, 96, 4, 4, NORM=False, ROTATED=0), shared(4, 128, 4, 4, TOGETHER=True, ONCE=True),
+    attention(640, 8, 256, ONCE=True, WINDOW=512, V_EPS=1e-6), attention(640, 8, 512, ONCE=True, V_EPS=1e-6),
+    attention(40960, 16, 512, ONCE=True, V_IS_K=True), attention(640, 8, 512, ONCE=True, STORED=True),
     attention(640, 4, 128, LATER=True), shared(4, 128, 4, 4, LATER=True),
     attention(640, 4, 128, BETA=0.1, ORIGINAL=16384), shared(4, 128, 4, 4, BETA=0.1, ORIGINAL=16384),
     of_bytes(True, 80), of_bytes(True, 90), of_bytes(False, 90),
@@ -150,7 +156,9 @@ from engine.kernels.triton.prompt_attention import STAGES, _prompt_kernel, choos
 
 TYPES |= {"span": "*i32", "table": "*i32", "k_ends": "*i32"}
 found = []
-for capability, kilobytes, dim in ((90, 227, 256), (86, 99, 256), (90, 99, 128)):
+for capability, kilobytes, dim in (
+    (90, 227, 256), (86, 99, 256), (90, 99, 128), (90, 227, 512), (86, 99, 512), (120, 99, 512)
+):
     tile = choose_tile(2 * dim, kilobytes * 1024)
     cut = dict(STRIDE=8 * dim, GROUP=2, DIM=dim, D=dim, KV_HEADS=2, BLOCK=32, QUERIES=tile.queries, TILE=tile.rows)
     asked = dict(WINDOW=512, CAP_LOG2=72.0, sinks="pointer", k_ends="pointer", table_stride="pointer")

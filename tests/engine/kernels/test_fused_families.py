@@ -29,6 +29,7 @@ from engine.kernels.triton.prompt_attention import Tile
 from models.loading.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
+from models.spec import kv_sources
 from tests.models.checkpoints import files_of, write_checkpoint
 from tests.models.families import FUSED
 
@@ -56,7 +57,8 @@ class Case:
 def cache_of(network: Network, blocks: int, window: Window | None = None) -> KVCache:
     """Return a cache of rows that were never written, which must not matter."""
     rows = layer_rows(network.spec, torch.float32, CPU)
-    cache = KVCache(rows, blocks, BLOCK, torch.float32, CPU, window)
+    sources = kv_sources(network.spec)
+    cache = KVCache(rows, blocks, BLOCK, torch.float32, CPU, window, sources)
     for part in cache.parts:
         part.fill_(float("nan"))
     return cache
@@ -123,8 +125,8 @@ def test_a_step_of_families_gives_what_the_plain_modules_give(case: Case) -> Non
     assert torch.equal(alone[0], logits[1])  # bit for bit
 
 
-@pytest.mark.parametrize("case", ["lfm2", "lfm2 biases", "lfm2 moe"], indirect=True)
-def test_a_row_of_a_convolution_may_see_rows_of_its_own_step(case: Case) -> None:
+@pytest.mark.parametrize("case", ["lfm2", "lfm2 biases", "lfm2 moe", "gemma4"], indirect=True)
+def test_a_row_may_see_rows_of_its_own_step(case: Case) -> None:
     """As where guesses are checked: rows of one text follow each other, and get the bits of steps of one row."""
     cache = cache_of(case.network, 48)
     found = []
@@ -153,7 +155,7 @@ def test_a_row_of_a_convolution_may_see_rows_of_its_own_step(case: Case) -> None
     torch.testing.assert_close(found[0][0], case.last[0], rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("case", ["gemma3", "olmo3", "lfm2 biases"], indirect=True)
+@pytest.mark.parametrize("case", ["gemma3", "olmo3", "lfm2 biases", "gemma4"], indirect=True)
 def test_a_large_step_of_families_gives_what_the_plain_modules_give(case: Case) -> None:
     slots = [1, 0, 2]
     agrees(case, slots, *decoded(case, slots, 32))
@@ -185,7 +187,9 @@ def test_a_prompt_of_families_gives_what_the_plain_modules_give(case: Case) -> N
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["phi3", "gemma2", "olmo3", "gpt-oss", "lfm2 biases"], indirect=True)
+@pytest.mark.parametrize(
+    "case", ["phi3", "gemma2", "olmo3", "gpt-oss", "lfm2 biases", "gemma4"], indirect=True
+)
 def test_deterministic_prompts_of_families_have_the_same_bits_however_they_are_cut(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +213,9 @@ def test_deterministic_prompts_of_families_have_the_same_bits_however_they_are_c
     torch.testing.assert_close(found[0], case.last[1], rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("case", ["phi3", "gemma2", "gemma3", "olmo3", "lfm2", "lfm2 biases"], indirect=True)
+@pytest.mark.parametrize(
+    "case", ["phi3", "gemma2", "gemma3", "olmo3", "lfm2", "lfm2 biases", "gemma4"], indirect=True
+)
 def test_graphs_of_prompts_of_families_give_what_the_plain_modules_give(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from engine.attention.triton import TritonBackend
 from engine.attention.unusual import unusual_layers
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.cache.kv_rows import KVRow
+from engine.cache.kv_rows import KVRow, layer_rows
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import context_limit
@@ -19,6 +19,7 @@ from engine.kernels.triton.kv_rows import read_rows, write_rows
 from models.loading.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
+from models.spec import kv_sources
 from tests.models.checkpoints import files_of, write_checkpoint
 from tests.models.families import FUSED
 
@@ -80,18 +81,19 @@ def test_a_number_is_off_by_half_a_step_at_most(kind: str, error: float) -> None
     assert ((found - x).abs() <= bound + 1e-30).all()
 
 
-@pytest.fixture(scope="module", params=["qwen2 windows", "olmo2", "gemma2", "gpt-oss"])
+@pytest.fixture(scope="module", params=["qwen2 windows", "olmo2", "gemma2", "gpt-oss", "gemma4"])
 def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Network:
     folder = write_checkpoint(tmp_path_factory.mktemp("kv"), FUSED[request.param])
     return load_model(files_of(folder), dtype=torch.float32, device=CPU)
 
 
 def caches(network: Network, kind: str) -> tuple[KVCache, KVCache]:
-    heads, layers = network.spec.attention, len(network.spec.layers)
-    shape = (layers, 48, BLOCK, heads.kv_heads, heads.head_dim)
-    made = [KVCache.uniform(*shape, torch.float32, CPU, kind=kind) for _ in range(2)]
+    spec = network.spec
+    rows, sources = layer_rows(spec, torch.float32, CPU, kind), kv_sources(spec)
+    made = [KVCache(rows, 48, BLOCK, torch.float32, CPU, sources=sources, is_free=False) for _ in range(2)]
     for cache in made:
-        cache.kv.fill_(255)  # a scale of no number, which rows that were never written must not bring in
+        for part in cache.parts:
+            part.fill_(255)  # a scale of no number, which rows that were never written must not bring in
     return made[0], made[1]
 
 
@@ -99,7 +101,7 @@ def caches(network: Network, kind: str) -> tuple[KVCache, KVCache]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_reads_what_the_plain_modules_wrote(network: Network, kind: str) -> None:
     plain, fused = caches(network, kind)
-    heads, random = network.spec.attention, torch.Generator().manual_seed(1)
+    random = torch.Generator().manual_seed(1)
     blocks = iter(torch.randperm(48, generator=random).tolist())
     tables = [tuple(next(blocks) for _ in range(length // BLOCK + 1)) for length in LENGTHS]
     texts = [torch.randint(40, (length + 1,), generator=random).tolist() for length in LENGTHS]
@@ -114,7 +116,8 @@ def test_a_step_reads_what_the_plain_modules_wrote(network: Network, kind: str) 
     with torch.inference_mode():
         for table, text in zip(tables, texts, strict=True):
             compute(table, text, 0, len(text) - 1)
-        fused.kv.copy_(plain.kv)
+        for part, given in zip(fused.parts, plain.parts, strict=True):
+            part.copy_(given)
         expected = [
             compute(*pair, len(pair[1]) - 1, len(pair[1])) for pair in zip(tables, texts, strict=True)
         ]
@@ -126,13 +129,13 @@ def test_a_step_reads_what_the_plain_modules_wrote(network: Network, kind: str) 
         held.send()
         logits = FusedDecoder(network, fused, held.given, pdl=False).run(3, context_limit(max(LENGTHS)))
     ends = [table[-1] * BLOCK + length % BLOCK for table, length in zip(tables, LENGTHS, strict=True)]
-    for rows, wanted in zip(fused.kv.unbind(), plain.kv.unbind(), strict=True):
-        for one, other in zip(rows, wanted, strict=True):
-            found, right = fused.row.decode(one[ends]), fused.row.decode(other[ends])
-            torch.testing.assert_close(found, right, rtol=0.13, atol=0.02)
+    for layer, row in enumerate(fused.rows):
+        codes = slice(row.heads * row.dim)
+        for one, other in ((fused.k, plain.k), (fused.v, plain.v)):
+            stored, wanted = one[layer][ends], other[layer][ends]
+            torch.testing.assert_close(row.decode(stored), row.decode(wanted), rtol=0.13, atol=0.02)
             # A number that lies between two codes may become either.
-            codes = slice(heads.kv_heads * heads.head_dim)
-            assert (one[ends][:, codes] != other[ends][:, codes]).float().mean() < 0.02
+            assert (stored[:, codes] != wanted[:, codes]).float().mean() < 0.02
     torch.testing.assert_close(logits, torch.stack(expected), rtol=2e-2, atol=2e-2)
 
 
