@@ -336,7 +336,7 @@ class Chat(ChatSettings):
         earlier = [] if unfinished is None else unfinished.answer.token_ids
         rows = self._prompt_rows(before, asked.user, think, exact, len(earlier), asked.results)
         turn = Turn(asked.user, Answer(), self._format.openings[think], asked.results)
-        output = self._output(params, think)
+        output = self._output(params, think, rows)
         if unfinished is not None:
             turn.answer.token_ids = list(earlier)
             for event in output.replay(earlier):
@@ -482,8 +482,9 @@ class Chat(ChatSettings):
         if self.tools is not None and (found := self.tools.read(answer.text))[1]:
             answer.text, answer.calls = found[0], list(found[1])
 
-    def _output(self, params: SamplingParams, think: bool | None) -> Output:
-        return self._engine.output(params, *self._format.begins(think), self._shown)
+    def _output(self, params: SamplingParams, think: bool | None, rows: Rows | None = None) -> Output:
+        asked = None if rows is None else rows.token_ids[rows.message_start :]
+        return self._engine.output(params, *self._format.begins(think, asked), self._shown)
 
     @property
     def _shown(self) -> frozenset[int]:

@@ -244,9 +244,13 @@ class PromptFormat:
             rest[0] = {**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}
         return rest
 
-    def begins(self, think: bool | None) -> tuple[bool, bool]:
-        """Return, for this setting, whether the prompt opens a think span, and whether the answer may open one."""
-        return self.inside[think], think is not False
+    def begins(self, think: bool | None, asked: Sequence[int] | None = None) -> tuple[bool, bool]:
+        """Return, for this setting, whether the prompt opens a think span, and whether the answer may open one.
+
+        `asked` are the last message of the prompt and what follows; None: a message, and not results of calls, after
+        which some templates open one.
+        """
+        return self.inside[think] if asked is None else self.opens_think(asked), think is not False
 
     def opens_think(self, prompt: Sequence[int]) -> bool:
         """Return whether `prompt` ends inside a think span that it opened itself."""

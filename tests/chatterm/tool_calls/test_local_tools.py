@@ -164,6 +164,28 @@ def test_thoughts_that_led_to_an_answer_are_hidden_at_once(opened: Callable[...,
 
 
 @pytest.mark.usefixtures("free")
+def test_a_prompt_may_open_the_thinking_after_results_only(opened: Callable[..., Talk]) -> None:
+    """As Gemma 4's does, where it goes on in the same turn."""
+    gemma = FORMATS[6]
+    goes_on = "{%- if add_generation_prompt and state.open and enable_thinking %}"
+    template = gemma.template + goes_on + "{{- '<|channel>thought\\n' }}{%- endif %}"
+    tokenizer = tiny_tokenizer(template, gemma.markers, gemma.special)
+    talk = opened(tokenizer, tools=(WEATHER,), think="on")
+    talk.ask("What is it like outside?", gemma.called("weather", GIVEN, "I have to look."))
+    for number in range(2):
+        thought = f"And once more, {number}."
+        said = gemma.called("weather", GIVEN, thought).removeprefix("<|channel>thought\n")
+        told = talk.tell(RESULT, said)
+        assert (told.reasoning.strip(), told.text, len(told.calls)) == (thought, "", 1)
+        assert number == 0 or computed(told) <= len(RESULT.encode()) + GLUE
+    told = talk.tell(RESULT, gemma.answered("It rains.", "Wet.").removeprefix("<|channel>thought\n"))
+    assert (told.reasoning.strip(), told.text) == ("Wet.", "It rains.")
+    talk.backend.settle()
+    assert talk.ask("And tomorrow?", gemma.answered("It snows.")).text == "It snows."
+    talk.engine.check()
+
+
+@pytest.mark.usefixtures("free")
 def test_a_branch_of_a_saved_conversation_with_calls_computes_nothing_twice(
     opened: Callable[..., Talk], format: Format
 ) -> None:
