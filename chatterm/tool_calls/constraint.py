@@ -5,7 +5,17 @@ from typing import Literal
 from msgspec import Struct
 
 ToolFormat = Literal[
-    "hermes", "llama3", "mistral", "ministral", "hunyuan", "harmony", "gemma4", "pythonic", "seed", "glm"
+    "hermes",
+    "llama3",
+    "mistral",
+    "ministral",
+    "hunyuan",
+    "harmony",
+    "gemma4",
+    "pythonic",
+    "seed",
+    "glm",
+    "muse",
 ]
 """How a model writes tool calls.
 
@@ -17,7 +27,9 @@ harmony: messages of the commentary channel with `to=functions.NAME` in their he
 gemma4: `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`.
 pythonic: `<|tool_call_start|>[name(key='text')]<|tool_call_end|>` (LFM2).
 seed: `<seed:tool_call><function=name><parameter=key>text</parameter></function></seed:tool_call>`.
-glm: `<tool_call>name<arg_key>key</arg_key><arg_value>text</arg_value></tool_call>`."""
+glm: `<tool_call>name<arg_key>key</arg_key><arg_value>text</arg_value></tool_call>`.
+muse: `<atem:function_calls><atem:invoke name="f"><atem:parameter name="key">text</atem:parameter></atem:invoke>
+</atem:function_calls>` in a message with ` to=f` in its header (Muse Glimmer)."""
 
 
 class AnswerConstraint(Struct, frozen=True):

@@ -56,6 +56,8 @@ def tool_format(tokenizer: "Tokenizer") -> ToolFormat | None:
     template = tokenizer.template
     if "tools" not in template:
         return None
+    if "<atem:function_calls>" in template:
+        return "muse"
     if tokenizer.channels is not None:
         return "harmony" if "commentary" in template else None
     written = next((format for mark, format in _WRITTEN if mark in template), None)

@@ -24,13 +24,14 @@ _REFUSED = "The grammar cannot be used: "
 """How the engine's message begins when it refuses a grammar."""
 _AT_LINE = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: ")
 _FUNCTION = re.compile(
-    r'"name": \{"const": "([\w.-]+)"\}|to=functions\.([\w.-]+) |^call\d+: (?:"<function=" )?"([\w.-]+)"'
+    r'"name": \{"const": "([\w.-]+)"\}|to=functions\.([\w.-]+) |^call\d+: (?:"<.*?" )?"([\w.-]+)"'
 )
 _APART: dict[ToolFormat, tuple[str, str, str, str]] = {
     "hermes": ("<tool_call>", '"\\n"', '"\\n" ⟦</tool_call>⟧', '"\\n" '),
     "ministral": ("[TOOL_CALLS]", "", "", ""),
     "gemma4": ("<|tool_call>", '"call:"', "⟦<tool_call|>⟧", ""),
     "seed": ("<seed:tool_call>", '"\\n"', '"\\n" ⟦</seed:tool_call>⟧', '"\\n" '),
+    "muse": ("<atem:function_calls>", '"\\n"', '"\\n</atem:function_calls>"', ""),
     "glm": ("<tool_call>", "", "⟦</tool_call>⟧", ""),
 }
 """Formats with a mark before each call: the mark, what follows it, what ends the call, and what is between calls."""

@@ -209,8 +209,18 @@ class Tags:
     end: str
 
     def calls(self, text: str, schemas: Schemas) -> list[Call]:
-        """Read one call, whose values get the types that its schema wants. Raises as `pythonic_calls` does."""
-        reader = Literals(text)
+        """Read a call, or several where they have a tag, whose values get the types that their schemas want.
+
+        Raises as `pythonic_calls` does.
+        """
+        reader, found = Literals(text), list[Call]()
+        while not found or (self.before and reader.text[reader.at :].strip()):
+            found.append(self._call(reader, schemas))
+        reader.end()
+        return found
+
+    def _call(self, reader: Literals, schemas: Schemas) -> Call:
+        text = reader.text
         reader.expect(self.before)
         name = reader.name()
         reader.expect(self.after)
@@ -224,16 +234,23 @@ class Tags:
             end = text.find(self.after_value, between.end())
             if end < 0:
                 raise UnfinishedError
-            if key in found or "<" in key:
+            if key in found or "<" in key or '"' in key:
                 raise ValueError(f"{key} is no key, or given twice")
             found[key] = typed(text[between.end() : end], properties.get(key, {}))
             reader.at = end + len(self.after_value)
         reader.expect(self.end)
-        reader.end()
-        return [(name, found)]
+        return name, found
 
 
 SEED = Tags("<function=", ">", "<parameter=", re.compile(">"), "</parameter>", "</function>")
+MUSE = Tags(
+    '<atem:invoke name="',
+    '">',
+    '<atem:parameter name="',
+    re.compile('">'),
+    "</atem:parameter>",
+    "</atem:invoke>",
+)
 GLM = Tags("", "", "<arg_key>", re.compile(r"</arg_key>\s*<arg_value>"), "</arg_value>", "")
 
 

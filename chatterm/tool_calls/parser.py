@@ -15,7 +15,7 @@ from collections.abc import Collection
 from functools import partial
 
 from chatterm.tool_calls.constraint import ToolFormat
-from chatterm.tool_calls.literals import GLM, SEED, Read, Schemas, gemma_calls, pythonic_calls
+from chatterm.tool_calls.literals import GLM, MUSE, SEED, Read, Schemas, gemma_calls, pythonic_calls
 from chatterm.tool_calls.reader import Event, Reader, Steps
 
 _RECIPIENT = re.compile(r"(?:^|[\s>])to=(?:functions\.)?([^\s<>]+)")
@@ -53,6 +53,8 @@ class Parser:
                 case "glm":
                     read = partial(GLM.calls, schemas=tools)
                     self._steps = _marked(reader, "<tool_call>", "</tool_call>", read)
+                case "muse":
+                    self._steps = _muse(reader, partial(MUSE.calls, schemas=tools))
         next(self._steps)
 
     @property
@@ -163,6 +165,22 @@ def _marked(reader: Reader, mark: str, closing: str, read: Read) -> Steps[None]:
     while (yield from reader.passage((mark,))):
         if not (yield from reader.marked(closing, read)):
             reader.verbatim(mark)
+
+
+def _muse(reader: Reader, read: Read) -> Steps[None]:
+    """Parse calls after the header of their message, which names the recipient."""
+    mark, closing, opening = "<atem:function_calls>", "</atem:function_calls>", "<|message|>"
+    yield from reader.more()
+    header = ""
+    if (yield from reader.follows(" to=")) and (named := (yield from reader.found(opening))) is not None:
+        header = named + opening + (yield from reader.blanks())
+        if not (yield from reader.follows(mark)):
+            reader.verbatim(header)
+            header = ""
+    while (yield from reader.passage((mark,))):
+        if not (yield from reader.marked(closing, read)):
+            reader.verbatim(header + mark)
+        header = ""
 
 
 def _harmony(reader: Reader) -> Steps[None]:

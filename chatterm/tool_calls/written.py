@@ -40,10 +40,12 @@ RULES: dict[str, Sequence[str]] = {
     "gemma4": _GEMMA,
     "seed": ("value⟦until </parameter>⟧", "key: /[^<>]+/"),
     "glm": ("value⟦until </arg_value>⟧", "key: /[^<>]+/"),
+    "muse": ("value⟦until </atem:parameter>⟧", 'key: /[^<>"]+/'),
 }
 """The rules that the calls of each format use, and the terminal TEXT."""
 _TAGS = {
     "seed": ('"<parameter=" ', ' ">" ', '"</parameter>"', ' "\\n"'),
+    "muse": ('"<atem:parameter name=\\"" ', ' "\\">" ', '"</atem:parameter>"', ' "\\n"'),
     "glm": ("⟦<arg_key>⟧ ", " ⟦</arg_key>⟧ ⟦<arg_value>⟧ ", "⟦</arg_value>⟧", ""),
 }
 """What is before a key, between it and its value, after the value, and between arguments."""
@@ -61,6 +63,9 @@ def written_call(format: str, rule: str, name: str, parameters: Mapping[str, Any
     uses besides the `RULES` of the format."""
     if format == "glm":
         return [f'{rule}: "{name}" {_tagged(format, parameters)}']
+    if format == "muse":
+        given = _tagged(format, parameters)
+        return [f'{rule}: "<atem:invoke name=\\"" "{name}" "\\">\\n" {given} "</atem:invoke>"']
     if format == "seed":
         return [f'{rule}: "<function=" "{name}" ">\\n" {_tagged(format, parameters)} "</function>"']
     rules: list[str] = []

@@ -210,7 +210,9 @@ class PromptFormat:
         at its ends. An answer with calls is shown without leading blanks and the end-of-turn token.
         """
         if has_calls:
-            end = len(ids) - (bool(ids) and ids[-1] in self.tokenizer.stop_ids)
+            channels = self.tokenizer.channels
+            ends = self.tokenizer.stop_ids | ({channels.end} if channels is not None else set())
+            end = len(ids) - (bool(ids) and ids[-1] in ends)
             while 0 < start < end and self.tokenizer.token_bytes(ids[start]).isspace():
                 start += 1
             return start, end
@@ -256,7 +258,8 @@ class PromptFormat:
         """Return whether `prompt` ends inside a think span that it opened itself."""
         if (channels := self.tokenizer.channels) is not None:
             last = max((at for at, id in enumerate(prompt) if id == channels.start), default=len(prompt))
-            tracker = ChannelTracker(channels)
+            spells = self.tokenizer.token_bytes if channels.channel is None else None
+            tracker = ChannelTracker(channels, spells, calls=False)
             for id in prompt[last:]:
                 tracker.push(id)
             return tracker.inside and tracker.header is None

@@ -168,7 +168,8 @@ class Rendering:
         made, answer = dict(message), turn.answer if turn is not None else None
         if made["role"] == "assistant" and answer is not None and answer.reasoning.strip():
             made.setdefault("reasoning_content", answer.reasoning)
-        if self.tokenizer.channels is not None and made["role"] == "assistant":
+        channels = self.tokenizer.channels
+        if channels is not None and channels.channel is not None and made["role"] == "assistant":
             thought = made.pop("reasoning_content", "")
             if made.get("tool_calls"):
                 made["thinking"] = "\n\n".join(filter(None, (thought, made["content"])))

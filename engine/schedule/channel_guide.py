@@ -48,7 +48,7 @@ class ChannelGuide:
     ) -> "ChannelGuide":
         """Return a guide for an answer of this tokenizer's model."""
         name = tokenizer.encode("analysis")
-        header = (channels.channel, *name, channels.message)
+        header = (channels.closing[-channels.header], *name, channels.message)
         between = channels.closing[1 : -channels.header]
         return cls(start, channels, tuple(sorted(tokenizer.stop_ids)), header, between, thinks)
 
@@ -130,7 +130,7 @@ class ChannelGuide:
     def _unthinkable(self) -> tuple[int, ...]:
         """The tokens that may not be in a message of thinking: only its end leads to a message of the grammar."""
         known = self.channels
-        return (*self.stop_ids, known.start, known.channel, known.message)
+        return (*self.stop_ids, *known.steering[:-1])
 
     def _restart(self) -> None:
         self.count, self._due, self._thinks = 0, [], False

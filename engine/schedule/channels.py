@@ -1,4 +1,7 @@
-"""Finds the thinking and the answer in a token stream of several messages, each in a channel (the harmony format)."""
+"""Finds the thinking and the answer in a token stream of several messages.
+
+Each is in a channel (the harmony format), or has a recipient (Muse Glimmer): "self" for thinking, "user", or a tool.
+"""
 
 import re
 from collections.abc import Callable
@@ -9,7 +12,7 @@ from engine.events import Kind
 from engine.schedule.reasoning import Tracker
 from models.text.tokenizer_parts import Channels
 
-_RECIPIENT = re.compile(rb"[\s>]to=[^\s<>]")
+_RECIPIENT = re.compile(rb"[\s>]to=([^\s<>]+)")
 _NAMED = b" to="
 """The beginning of a header that starts with the recipient of its message."""
 
@@ -26,7 +29,9 @@ class ChannelTracker(Tracker):
 
     channels: Channels
     spells: Callable[[int], bytes] | None = None
-    """Returns the bytes of a token; None: there are no tools to call."""
+    """Returns the bytes of a token; None: headers need not be read, for there are no tools to call."""
+    calls: bool = True
+    """Whether there are tools to call, if `spells` is given."""
     header: list[int] | None = field(default=None, init=False)
     """The header being written, from the end of the message before it; None inside a message."""
     _thoughts: int = field(init=False)
@@ -100,9 +105,14 @@ class ChannelTracker(Tracker):
         text = b"".join(map(self.spells, header))
         return bool(text) and (text.startswith(_NAMED) or _NAMED.startswith(text))
 
+    def _recipient(self, header: list[int]) -> bytes:
+        """Return to whom a message with this header goes; b"" if it does not say, or if nobody needs to know."""
+        found = None if self.spells is None else _RECIPIENT.search(b"".join(map(self.spells, header)))
+        return b"" if found is None else found[1]
+
     def _is_call(self, header: list[int]) -> bool:
-        spells = self.spells
-        return spells is not None and _RECIPIENT.search(b"".join(map(spells, header))) is not None
+        people = (b"",) if self.channels.channel is not None else (b"", b"self", b"user")
+        return self.calls and self._recipient(header) not in people
 
     def _without_lead(self, header: list[int]) -> list[int]:
         """Return a header without the tokens that end the message before it and name the author of this one."""
@@ -111,6 +121,8 @@ class ChannelTracker(Tracker):
 
     def _is_answer(self, header: list[int]) -> bool:
         known = self.channels
+        if known.channel is None:
+            return self._recipient(header) in (b"", b"user")
         if known.channel not in header:
             return True
         last = len(header) - 1 - header[::-1].index(known.channel)

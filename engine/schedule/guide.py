@@ -58,8 +58,8 @@ class Guide:
     ) -> "Guide":
         """Return a guide for an answer of this tokenizer's model. With `thinks`, it may begin with thinking."""
         stops, opener, lead = tuple(sorted(tokenizer.stop_ids)), tokenizer.think_start, list[int]()
-        if tokenizer.channels is not None:
-            opener = tokenizer.channels.channel
+        if (channels := tokenizer.channels) is not None:
+            opener = channels.closing[-channels.header]
         elif (markers := tokenizer.think_markers) is not None:
             lead = tokenizer.encode_pieces(
                 [PromptPiece(markers.after_close, typed=False)], tokenizer.think_end

@@ -50,8 +50,9 @@ class Outputs:
     ) -> ThinkTracker | ChannelTracker:
         known = self.tokenizer
         if (channels := known.channels) is not None:
-            spells = known.token_bytes if channels.channel in shown else None
-            return ChannelTracker(channels, spells, inside=inside_think)
+            calls = channels.message in shown
+            spells = known.token_bytes if calls or channels.channel is None else None
+            return ChannelTracker(channels, spells, calls, inside=inside_think)
         label = known.think_markers.label if known.think_markers is not None else ""
         return ThinkTracker(known.think_start, known.think_end, inside=inside_think, label=label)
 
@@ -62,6 +63,6 @@ class Outputs:
             self._grammars = self._grammars or Grammars(self.tokenizer, self._vocab_size)
         matcher = self._grammars.matcher(constraint)
         channels = self.tokenizer.channels
-        if channels is not None and matcher.allows(channels.channel):
+        if channels is not None and channels.channel is not None and matcher.allows(channels.channel):
             return ChannelGuide.of(self.tokenizer, matcher, channels, thinks)
         return Guide.of(self.tokenizer, matcher, lambda: self._tracker(inside_think), thinks)

@@ -10,10 +10,12 @@ from models.text.gguf_tokenizer import parts_from_gguf
 from models.text.pieces import PieceEncoder, PromptPiece, control_tokens
 from models.text.text_stream import TextStream, decode, find_token_bytes
 from models.text.tokenizer_parts import (
+    ADDRESSED,
     CHANNELS,
     END_OF_TURN,
     THINK_MARKERS,
     TO_THE_ANSWER,
+    TO_THE_USER,
     Channels,
     ThinkMarkers,
     TokenizerParts,
@@ -49,7 +51,7 @@ class Tokenizer:
         )
         """The text of every special token."""
         self.channels: Channels | None = self._find_channels()
-        """The tokens of answers that come as messages in channels (the harmony format); None for other models."""
+        """The tokens of answers that come as several messages (the harmony format, Muse Glimmer); otherwise None."""
         named = {self._added[name] for name in END_OF_TURN & set(self.special_strings)}
         between = {self.channels.end} if self.channels is not None else set()
         self.stop_ids: frozenset[int] = (parts.stop_ids | named) - between
@@ -200,13 +202,27 @@ class Tokenizer:
 
     def _find_channels(self) -> Channels | None:
         if not self._added.keys() >= CHANNELS:
-            return None
+            return self._find_recipients()
         start, channel, message, end = (
             self._added[f"<|{name}|>"] for name in ("start", "channel", "message", "end")
         )
         closing = tuple(self._backend.encode(TO_THE_ANSWER, add_special_tokens=False).ids)
         name = closing[closing.index(channel) + 1 : -1]
         return Channels(start, channel, message, end, name, closing)
+
+    def _find_recipients(self) -> Channels | None:
+        if not self._added.keys() >= ADDRESSED:
+            return None
+        start, message, end = (self._added[f"<|{name}|>"] for name in ("start", "message", "eom"))
+        header = self.encode(TO_THE_USER)
+        return Channels(
+            start,
+            None,
+            message,
+            end,
+            tuple(header[:-1]),
+            (*self.encode("<|eom|><|start|>assistant"), *header),
+        )
 
     def _single(self, text: str) -> int | None:
         ids = self.encode(text)

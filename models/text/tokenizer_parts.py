@@ -10,6 +10,7 @@ END_OF_TURN = frozenset({
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>",
     "<|end_of_turn|>", "<|end_of_sentence|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]", "<eos>", "</s>",
     "<｜end▁of▁sentence｜>", "<turn|>", "<|tool_response>", "<|observation|>", "[|endofturn|]", "<seed:eos>",
+    "<|eot|>",
 })  # fmt: skip
 """Special tokens with these names end a turn in every model that has them."""
 
@@ -17,30 +18,36 @@ CHANNELS = frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|r
 """Tokens of the harmony format (gpt-oss), in which "<|end|>" ends one of the several messages of a turn."""
 TO_THE_ANSWER = "<|end|><|start|>assistant<|channel|>final<|message|>"
 """The text between thinking and answer in the harmony format."""
+ADDRESSED = frozenset({"<|start|>", "<|message|>", "<|eom|>", "<|eot|>"})
+"""Tokens of a format (Muse Glimmer's) whose messages have a recipient instead: "self" for thinking, "user"."""
+TO_THE_USER = " to=user<|message|>"
+"""The header of an answer in that format, after the author."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """The tokens of answers in the harmony format."""
+    """The tokens of answers that come as several messages, in channels (the harmony format) or with recipients."""
 
     start: int
-    channel: int
+    channel: int | None
+    """None where messages have recipients."""
     message: int
     end: int
     answer: tuple[int, ...]
-    """The name of the channel that contains answers."""
+    """The name of the channel that contains answers, or of their recipient."""
     closing: tuple[int, ...]
-    """The tokens between thinking and answer: TO_THE_ANSWER."""
+    """The tokens between thinking and answer."""
 
     @property
-    def steering(self) -> tuple[int, int, int, int]:
+    def steering(self) -> tuple[int, ...]:
         """The tokens that begin and end messages and their headers."""
-        return self.start, self.channel, self.message, self.end
+        channel = () if self.channel is None else (self.channel,)
+        return self.start, *channel, self.message, self.end
 
     @property
     def header(self) -> int:
-        """How many tokens at the end of `closing` name the channel: an answer without thinking begins with these."""
-        return len(self.answer) + 2
+        """How many tokens at the end of `closing` are the header: an answer without thinking begins with these."""
+        return len(self.answer) + (1 if self.channel is None else 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
+from engine import SamplingParams
+from engine.params import Constraint
 from models.text.tokenizer import Tokenizer
 from tests.chatterm.server.agent_formats import FORMATS, Format
 from tests.engine.test_chat import CONFIG, GREEDY
@@ -32,6 +34,7 @@ CASES: list[tuple[str, Literal["auto", "on", "off"], bool, str]] = [
     ("seed", "auto", True, "<seed:think>"),
     ("ministral", "auto", True, "[THINK]"),
     ("pythonic2.5", "auto", True, "<think>"),
+    ("muse", "auto", True, "to=self"),
     ("exaone", "on", True, "<think>"),
     ("exaone", "auto", False, "<think>"),
 ]
@@ -128,7 +131,20 @@ def test_the_answer_may_be_hurried_in_every_format(tmp_path: Path) -> None:
             answer = chat.turns[-1].answer
             assert answer.reasoning.startswith("hm hm")
             assert "think" not in answer.text, name
-            closing = tokenizer.think_end
+            closing = tokenizer.think_end if name != "muse" else tokenizer.token_id("<|eom|>")
             assert answer.token_ids.count(closing) == 1
             if name == "glm":  # its template writes no line breaks
                 assert "\n" not in tokenizer.decode(answer.token_ids, skip_special=False)
+
+
+def test_a_constraint_begins_where_the_thinking_ends(tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=400, constraint=Constraint("regex", "yes|no"))
+    for name, think, thinks, _ in CASES:
+        tokenizer = tokenizer_of(name)
+        with tiny_engine(tmp_path / name / think, CONFIG, tokenizer) as engine:
+            chat = engine.chat(think=think)
+            engine.scripted.script = tokenizer.encode(said(name, think, "no, for", "hm" if thinks else ""))
+            list(chat.send("Well?", params))
+            answer = chat.turns[-1].answer
+            assert answer.text in ("yes", "no"), name
+            assert answer.reasoning.strip() == ("hm" if thinks else "")

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tokenizers import AddedToken
+
 from chatterm.server.service import ToolFormat
 from models.text.tokenizer import Tokenizer
-from models.text.tokenizer_parts import THINK_MARKERS, ThinkMarkers
+from models.text.tokenizer_parts import THINK_MARKERS, ThinkMarkers, TokenizerParts
 from tests.chatterm.tool_calls.writing import written
 from tests.engine.tiny import harmony_tokenizer, tiny_parts, with_shared_template
 
@@ -203,6 +205,30 @@ GLM = (
 """As GLM-4.7's: prompts open the thinking, and where the history leaves it out, it has only its end."""
 
 
+MUSE = """\
+{{- '<|start|>system<|message|>' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content }}{%- endif %}
+{%- for tool in tools or [] %}{{- '\\n' + tool|tojson }}{%- endfor %}{{- '<|eot|>' }}
+{%- for m in messages %}
+{%- if m.role == 'tool' %}
+{{- '<|start|>tool<|message|><tool_output>\\n' + m.content + '\\n</tool_output><|eot|>' }}
+{%- elif m.role == 'user' %}{{- '<|start|>user<|message|>' + m.content + '<|eot|>' }}
+{%- elif m.role == 'assistant' %}
+{%- if m.reasoning_content %}
+{{- '<|start|>assistant to=self<|message|>' + m.reasoning_content + '<|eom|>' }}{%- endif %}
+{%- if m.content or not m.tool_calls %}
+{{- '<|start|>assistant to=user<|message|>' + m.content + '<|eot|>' }}{%- endif %}
+{%- for call in m.tool_calls or [] %}
+{{- '<|start|>assistant to=' + call.function.name + '<|message|><atem:function_calls>\\n<atem:invoke name="' }}
+{{- call.function.name + '">\\n' }}{%- for key, given in call.function.arguments.items() %}
+{{- '<atem:parameter name="' + key + '">' }}{{- given if given is string else given|tojson }}
+{{- '</atem:parameter>\\n' }}{%- endfor %}{{- '</atem:invoke>\\n</atem:function_calls>' }}
+{{- '<|eot|>' if loop.last else '<|eom|>' }}{%- endfor %}
+{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+"""As Muse Glimmer's: messages have recipients, and thoughts stay in the history."""
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """A model that calls tools."""
@@ -231,6 +257,10 @@ class Format:
     def tokenizer(self) -> Tokenizer:
         if self.name == "harmony":
             return harmony_tokenizer()
+        if self.name == "muse":
+            backend = tiny_parts(self.template).backend
+            backend.add_special_tokens([AddedToken(text, special=True) for text in self.special])
+            return with_shared_template(TokenizerParts(backend, {}, frozenset(), self.template))
         parts = tiny_parts(self.template, self.markers, self.special)
         if self.name == "glm":  # the next message ends an answer
             ends = (parts.backend.token_to_id("<|user|>"), parts.backend.token_to_id("<|observation|>"))
@@ -244,6 +274,9 @@ class Format:
                 f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
             )
             return f"{self.thought(thought)}{said}"
+        if self.name == "muse":
+            said = f" to={name}<|message|>{written(self.name, [(name, arguments)])}<|eot|>"
+            return f"{self.thought(thought)}{said}"
         end = {"gemma4": "<|tool_response>", "glm": "<|observation|>"}.get(self.name, "<|im_end|>")
         return f"{self.thought(thought)}{written(self.name, [(name, arguments)])}{end}"
 
@@ -251,6 +284,8 @@ class Format:
         """What it writes to answer."""
         if self.name == "harmony":
             return f"{self.thought(thought)}<|channel|>final<|message|>{text}<|return|>"
+        if self.name == "muse":
+            return f"{self.thought(thought)} to=user<|message|>{text}<|eot|>"
         return f"{self.thought(thought)}{text}{'<|user|>' if self.name == 'glm' else '<|im_end|>'}"
 
     def thought(self, thought: str) -> str:
@@ -260,6 +295,8 @@ class Format:
             return ""
         if self.name == "harmony":
             return f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant"
+        if self.name == "muse":
+            return f" to=self<|message|>{thought}<|eom|><|start|>assistant"
         if self.is_open:
             return f"{thought}{marks.close}"
         lead = marks.label or marks.before_close
@@ -284,4 +321,5 @@ FORMATS = [
     Format("pythonic", True, LFM25, _CLOSE, _PYTHON, variant="2.5"),
     Format("seed", True, SEED, THINK_MARKERS[2], shows="all"),
     Format("glm", True, GLM, _CLOSE, _GLM, is_open=True),
+    Format("muse", True, MUSE, special=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"), shows="all"),
 ]

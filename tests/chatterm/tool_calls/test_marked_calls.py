@@ -12,7 +12,9 @@ MARKS = {
     "pythonic": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "seed": ("<seed:tool_call>", "</seed:tool_call>"),
     "glm": ("<tool_call>", "</tool_call>"),
+    "muse": ("<atem:function_calls>", "</atem:function_calls>"),
 }
+X = ('<atem:parameter name="x">', "</atem:parameter>")
 NO_CONSTANTS = [
     *("f()", "1 + 1", "[1 for x in y]", "x", "f'{x}'", "b'x'", "__import__('os')", "1j", "", "...", "{1, 2}", "*x"),
     *("lambda: 0", "'\\ud800'", "'\\U00110000'", "'\\xzz'", "9" * 500, "1e999", "[" * 80 + "]" * 80, "'"),
@@ -59,6 +61,11 @@ NO_CONSTANTS = [
         ("seed", "add", []),
         ("glm", "add\n<arg_key>x</arg_key>\n<arg_value>a\nb</arg_value>\n", [("add", '{"x": "a\\nb"}')]),
         ("glm", "add", [("add", "{}")]),
+        ("glm", "add stop", []),
+        ("muse", '<atem:invoke name="add"></atem:invoke>' * 2, [("add", "{}"), ("add", "{}")]),
+        ("muse", f'<atem:invoke name="add">{" 1 ".join(X)}</atem:invoke>', [("add", '{"x": " 1 "}')]),
+        ("muse", '<atem:invoke name="add">x</atem:invoke>', []),
+        ("muse", "", []),
         ("glm", '{"name": "add"}', []),
         ("glm", "add<arg_key>x</arg_key>", []),
     ],
@@ -69,6 +76,19 @@ def test_only_what_is_a_call_is_one(format, body, expected):
     events = parse(format, [text])
     assert calls(events) == expected
     assert said(events) == ("" if expected else text)
+
+
+def test_the_header_of_a_call_is_no_text_and_that_of_a_message_is_lost_never():
+    call = written("muse", [("add", '{"x": "a"}')])
+    events = parse("muse", [*(" to=add<|message|>" + call)])
+    assert (calls(events), said(events)) == ([("add", '{"x": "a"}')], "")
+    for text in (
+        " to=add<|message|>prose",
+        " to=add",
+        " to=add<|message|><atem:function_calls>broken",
+        " together",
+    ):
+        assert said(parse("muse", [*text])) == text
 
 
 @pytest.mark.parametrize("format", MARKED)
@@ -116,11 +136,13 @@ def test_what_is_no_call_takes_no_time(format):
         "pythonic": ("<|tool_call_start|>", "<|tool_call_end|>"),
         "seed": ("<seed:tool_call>", "</seed:tool_call>"),
         "glm": ("<tool_call>", "</tool_call>"),
+        "muse": ("<atem:function_calls>", "</atem:function_calls>"),
     }[format]
     begun = {
         "gemma4": 'call:add{x:<|"|>',
         "pythonic": "[add(x='",
         "seed": "<function=add><parameter=x>",
+        "muse": '<atem:invoke name="add"><atem:parameter name="x">',
         "glm": "add<arg_key>x</arg_key><arg_value>",
     }[format]
     for more in (closing, "[" * 100, "a", opening, '<|"|>', "\\"):

@@ -8,7 +8,7 @@ from chatterm.server.service import ToolFormat
 from chatterm.tool_calls.parser import Parser
 from chatterm.tool_calls.reader import AnswerText, CallArguments, CallBegan, CallEnded, Event
 
-MARKED: tuple[ToolFormat, ...] = ("gemma4", "pythonic", "seed", "glm")
+MARKED: tuple[ToolFormat, ...] = ("gemma4", "pythonic", "seed", "glm", "muse")
 """The formats whose calls are not in JSON: they are passed on when they are complete."""
 
 TOOLS = {name: {"type": "object", "properties": {"x": {"type": "string"}}} for name in ("get_weather", "add")}
@@ -91,6 +91,17 @@ def written(format: ToolFormat, made: Sequence[tuple[str, str]], text: str = "")
                 for name, given in known
             ]
             return "\n".join([*([text] if text else []), *calls])
+        case "muse":
+            blocks = [
+                f'<atem:function_calls>\n<atem:invoke name="{name}">\n'
+                + _tags(
+                    given,
+                    lambda key, value: f'<atem:parameter name="{key}">{value}</atem:parameter>\n',
+                )
+                + "</atem:invoke>\n</atem:function_calls>"
+                for name, given in known
+            ]
+            return text + "".join(blocks)
         case "glm":
             return text + "".join(
                 f"<tool_call>{name}"
