@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "xielu"]
@@ -138,8 +138,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Attention whose keys and values are projections of a short vector of each row, the latent ("MLA", DeepSeek-AI
-    2024, "DeepSeek-V2").
+    """Attention whose keys and values are projections of a short vector of each row, the latent (DeepSeek-V2, 2024).
 
     With the latent c = norm(kv_a(x)[: kv_rank]) and k = rotated(kv_a(x)[kv_rank :]), which all heads share, the key of
     a head is kv_b(c)[: nope_dim] followed by k, and its value the rest of kv_b(c). Of each row, c and k are kept.
@@ -164,6 +163,7 @@ class LatentAttention:
     """Multiplies the scores; None: (nope_dim + rope_dim) ** -0.5."""
     bias: bool = False
     """Whether the projections to ranks and the output have biases."""
+    window: ClassVar[None] = None
 
     @property
     def softmax_scale(self) -> float:
@@ -189,11 +189,6 @@ class LatentAttention:
     def rotated(self) -> int:
         """How many numbers of each head are rotated."""
         return 0 if self.rope is None else self.rope.dims or self.rope_dim
-
-    @property
-    def window(self) -> int | None:
-        """None, as for attention to all rows before a row."""
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,17 +418,14 @@ def for_context(spec: ModelSpec, context: int) -> ModelSpec:
     """Return `spec` for texts of at most `context` tokens: longrope keeps only its short divisors if those suffice, and
     chunks that are as long as a text are left out."""
 
-    def kept(mixer: Mixer) -> Mixer:
+    def fitted(mixer: Mixer) -> Mixer:
+        if isinstance(mixer, Attention) and mixer.chunk is not None and mixer.chunk >= context:
+            mixer = replace(mixer, chunk=None)
         if isinstance(mixer, ShortConvolution) or (rope := mixer.rope) is None:
             return mixer
         if rope.long_factors is None or context > rope.original_positions:
             return mixer
         return replace(mixer, rope=replace(rope, long_factors=rope.frequency_factors))
-
-    def fitted(mixer: Mixer) -> Mixer:
-        if isinstance(mixer, Attention) and mixer.chunk is not None and mixer.chunk >= context:
-            mixer = replace(mixer, chunk=None)
-        return kept(mixer)
 
     return each_layer(spec, lambda _, layer: replace(layer, mixer=fitted(layer.mixer)))
 
@@ -471,11 +463,11 @@ def norms(spec: ModelSpec) -> frozenset[Norm]:
         found |= {inputs.norm, inputs.post_norm}
     if spec.altup is not None:
         found.add(spec.altup.norm)
-    for attention in spec.attentions.values():
-        found |= {attention.head_norm, attention.v_norm}
     for layer in set(spec.layers):
         if isinstance(layer.mixer, LatentAttention):
             found.add(layer.mixer.norm)
+        elif isinstance(layer.mixer, Attention):
+            found |= {layer.mixer.head_norm, layer.mixer.v_norm}
         found |= {layer.attention_norm, layer.feed_forward_norm}
         found |= {layer.attention_post_norm, layer.feed_forward_post_norm}
         if layer.laurel is not None:
