@@ -406,6 +406,9 @@ def tiny_muse_glimmer(**changes: Any) -> MuseGlimmerConfig:
     return MuseGlimmerConfig(text_config=text.to_dict(), vision_config=images)
 
 
+ALL_CHOSEN = {"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1}
+"""No rounding changes which experts are chosen."""
+
 FAMILIES: dict[str, Any] = {
     "qwen2": tiny(Qwen2Config),
     "qwen2 windows": tiny(Qwen2Config, use_sliding_window=True, sliding_window=12, max_window_layers=1),

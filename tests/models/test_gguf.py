@@ -34,10 +34,12 @@ from tests.models.checkpoints import (
     write_gguf,
 )
 from tests.models.families import (
+    ALL_CHOSEN,
     DEEPSEEK_GGUF,
     FAMILIES,
     GGUF,
     GGUF_FACTORS,
+    tiny_deepseek,
     tiny_ernie,
     tiny_ernie_moe,
     tiny_gemma2,
@@ -136,6 +138,25 @@ def test_logits_of_quantized_files_are_those_of_the_rounded_weights(kind: Kind, 
     torch.testing.assert_close(
         run(load(path), TOKENS), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item()
     )
+
+
+def test_what_expands_latents_may_be_quantised(tmp_path: Path) -> None:
+    """The part that makes keys is stored with its rows and columns exchanged."""
+    sizes = {
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "kv_lora_rank": 64,
+        "q_lora_rank": 32,
+        "hidden_size": 96,
+    }
+    model = random_model(tiny_deepseek(moe_intermediate_size=64, **sizes, **ALL_CHOSEN))
+    expected = run(load(write_gguf(tmp_path / "plain.gguf", model)), TOKENS)
+    path = write_gguf(tmp_path / "model.gguf", model, Kind.Q8_0)
+    assert read_gguf(path).tensors["blk.0.attn_k_b.weight"].kind == Kind.Q8_0
+    plain = run(load(path), TOKENS)
+    assert 0 < (plain - expected).abs().max() < 0.1 * expected.abs().max()
+    ours = run(load_model(files_of(path), dtype=torch.float32, device=CPU), TOKENS)
+    assert (ours - plain).abs().max() < 0.05 * expected.abs().max()
 
 
 def test_deepseek_files_may_have_layers_that_predict_further_tokens(tmp_path: Path) -> None:

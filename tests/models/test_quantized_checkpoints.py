@@ -19,7 +19,7 @@ from models.weights.block_formats import Kind
 from models.weights.formats.blocks import dequantize
 from models.weights.formats.registry import read_scheme
 from tests.models.checkpoints import files_of, run, run_reference, tiny_qwen3
-from tests.models.families import tiny_qwen3_moe
+from tests.models.families import ALL_CHOSEN, tiny_deepseek, tiny_glm_lite, tiny_qwen3_moe
 from tests.models.quantized_models import CASES, Case, write
 
 CPU = torch.device("cpu")
@@ -110,6 +110,26 @@ def test_packed_rows_of_a_layer_are_cut(tmp_path: Path) -> None:
     for name in ("awq", "gptq, act-order", "fp8, blocks"):
         expected = run_reference(write(tmp_path / name, CASES[name], config=config), TOKENS)
         assert error(run(load(tmp_path / name), TOKENS), expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["awq", "fp8, blocks", "packed, 4 bits, 32"])
+@pytest.mark.parametrize("make", [tiny_deepseek, tiny_glm_lite])
+def test_what_expands_latents_may_be_quantised(make: Callable[..., Any], name: str, tmp_path: Path) -> None:
+    config = make(
+        **ALL_CHOSEN,
+        hidden_size=128,
+        intermediate_size=256,
+        moe_intermediate_size=128,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        q_lora_rank=128,
+        kv_lora_rank=128,
+        qk_nope_head_dim=96,
+        v_head_dim=64,
+    )
+    expected = run_reference(write(tmp_path, CASES[name], config=config), TOKENS)
+    assert error(run(load(tmp_path), TOKENS), expected) < 1e-4
+    assert error(run(load(tmp_path, "auto"), TOKENS), expected) < 0.1
 
 
 Q = "model.layers.1.mlp.down_proj"
