@@ -33,8 +33,9 @@ from engine.execute.cuda.slots import Slots
 from engine.kernels.native.library import Pool, default_threads
 from engine.machine.shapes import known_shape
 from engine.params import SamplingParams
+from models.families.common import pre_norm_layer, uniform
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, Weight
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, pre_norm_layer, uniform
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope
 from models.weights.block_formats import Kind
 from models.weights.quantize import quantize
 

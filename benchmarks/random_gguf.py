@@ -8,7 +8,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, pre_norm_layer, uniform
+from models.families.common import pre_norm_layer, uniform
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope
 
 _STD = 0.02
 _SCALES = {Kind.Q8_0: _STD / 74, Kind.Q4_0: _STD / 4.6}

@@ -17,21 +17,12 @@ from engine.cache.kv_rows import token_bytes
 from engine.execute.build_options import BuildOptions
 from engine.machine.shapes import known_shape
 from engine.schedule.loop import Loop
+from models.families.common import pre_norm_layer, uniform
 from models.families.family import NAMES
 from models.loading.load import fill_network
 from models.loading.plan import Target, plan_tensors
 from models.network import FeedForwardWeights, Network
-from models.spec import (
-    Attention,
-    Experts,
-    FeedForward,
-    ModelSpec,
-    Norm,
-    Rope,
-    each_attention,
-    pre_norm_layer,
-    uniform,
-)
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_attention
 from models.text.text_stream import TextStream, TokenBytes
 from models.weights.checkpoint import StoredTensor
 from models.weights.share import Share

@@ -481,24 +481,3 @@ def ropes(spec: ModelSpec) -> frozenset[tuple[Rope, int]]:
     """Return every rotary table that the layers need, as (rope, width)."""
     mixers = [layer.mixer for layer in spec.layers if not isinstance(layer.mixer, ShortConvolution)]
     return frozenset((mixer.rope, mixer.rotated) for mixer in mixers if mixer.rope is not None)
-
-
-def pre_norm_layer(attention: Attention, feed_forward: FeedForward | Experts, norm: Norm) -> Layer:
-    """Return a layer with the same norm before attention and feed-forward."""
-    return Layer(attention, feed_forward, attention_norm=norm, feed_forward_norm=norm)
-
-
-def uniform(
-    architecture: str,
-    *,
-    layers: int,
-    vocab_size: int,
-    hidden_size: int,
-    max_positions: int,
-    layer: Layer,
-    tied: bool,
-) -> ModelSpec:
-    """Return a network of identical layers that begin with a norm; the last norm is the same."""
-    norm = layer.attention_norm
-    assert norm is not None
-    return ModelSpec(architecture, vocab_size, hidden_size, max_positions, (layer,) * layers, norm, tied)

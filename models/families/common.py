@@ -7,7 +7,7 @@ from models.families.family import GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import rope_from_gguf, rope_from_hf
 from models.families.windows import windows_of_gguf
-from models.spec import Attention, FeedForward, ModelSpec, Norm, pre_norm_layer, uniform
+from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm
 
 
 def base_spec(
@@ -136,3 +136,24 @@ def text_name(name: str) -> str | None:
     if name.startswith("model.language_model."):
         return name.replace("language_model.", "", 1)
     return name.removeprefix("language_model.")
+
+
+def pre_norm_layer(attention: Attention, feed_forward: FeedForward | Experts, norm: Norm) -> Layer:
+    """Return a layer with the same norm before attention and feed-forward."""
+    return Layer(attention, feed_forward, attention_norm=norm, feed_forward_norm=norm)
+
+
+def uniform(
+    architecture: str,
+    *,
+    layers: int,
+    vocab_size: int,
+    hidden_size: int,
+    max_positions: int,
+    layer: Layer,
+    tied: bool,
+) -> ModelSpec:
+    """Return a network of identical layers that begin with a norm; the last norm is the same."""
+    norm = layer.attention_norm
+    assert norm is not None
+    return ModelSpec(architecture, vocab_size, hidden_size, max_positions, (layer,) * layers, norm, tied)

@@ -3,19 +3,10 @@
 from dataclasses import replace
 
 from models.errors import ModelError
+from models.families.common import pre_norm_layer, uniform
 from models.families.family import GGUF_NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.spec import (
-    Activation,
-    Attention,
-    FeedForward,
-    Layer,
-    ModelSpec,
-    Norm,
-    each_attention,
-    pre_norm_layer,
-    uniform,
-)
+from models.spec import Activation, Attention, FeedForward, Layer, ModelSpec, Norm, each_attention
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",

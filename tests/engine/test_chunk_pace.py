@@ -20,7 +20,8 @@ from engine.schedule.chunk_pace import (
     RowCost,
 )
 from engine.schedule.computing import Computing
-from models.spec import Attention, Experts, FeedForward, Norm, Rope, pre_norm_layer, uniform
+from models.families.common import pre_norm_layer, uniform
+from models.spec import Attention, Experts, FeedForward, Norm, Rope
 from models.weights.slots import layer_parameters, parameters
 
 

@@ -11,6 +11,7 @@ from engine.build import Pieces, build
 from engine.execute.build_options import BuildOptions
 from engine.execute.compatibility import FUSED, NATIVE, PLAIN_ATTENTION, lacking, not_fused, not_native
 from engine.execute.cpu.executor import unsupported
+from models.families.common import pre_norm_layer, uniform
 from models.features import Feature, features
 from models.loading.assemble import TensorStore
 from models.loading.assemble import assemble as network_of
@@ -29,8 +30,6 @@ from models.spec import (
     QueryScaling,
     Rope,
     ShortConvolution,
-    pre_norm_layer,
-    uniform,
 )
 from models.weights.slots import group_shapes, slots
 

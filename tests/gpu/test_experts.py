@@ -12,22 +12,13 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_fused
 from engine.execute.cuda.prefill import FusedPrefill
 from engine.params import SamplingParams
+from models.families.common import pre_norm_layer, uniform
 from models.loading.assemble import TensorStore, assemble
 from models.loading.load import load_model
 from models.loading.plan import LoadPlan, Target
 from models.network import Network
 from models.reference.decoder import Decoder
-from models.spec import (
-    Attention,
-    Experts,
-    FeedForward,
-    ModelSpec,
-    Norm,
-    Rope,
-    each_layer,
-    pre_norm_layer,
-    uniform,
-)
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer
 from models.weights.slots import group_shapes, slots
 from tests.gpu import test_decode_rows as rows_of_steps
 from tests.gpu.engines import alone, an_engine, at_once, forget, random_tokens

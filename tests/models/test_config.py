@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from models.errors import ModelError
+from models.families.common import pre_norm_layer, uniform
 from models.families.registry import load_spec, spec_of_gguf, spec_of_hf
 from models.features import Feature, features
 from models.files import ModelFiles
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, pre_norm_layer, uniform
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope
 from models.weights.block_formats import Kind
 from models.weights.gguf import GGUFFile, GGUFTensor
 from models.weights.slots import parameters

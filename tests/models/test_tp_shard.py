@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from models.families.common import pre_norm_layer, uniform
 from models.loading.load import load_model
 from models.network import Network, Weight
 from models.reference.decoder import Decoder
-from models.spec import Attention, FeedForward, Norm, pre_norm_layer, uniform
+from models.spec import Attention, FeedForward, Norm
 from models.weights.block_formats import Kind as Held
 from models.weights.share import Share
 from tests.engine.divided import MORE_RANKS

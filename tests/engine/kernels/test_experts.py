@@ -18,21 +18,12 @@ from engine.execute.cuda.prefill import FusedPrefill
 from engine.kernels.triton.experts import down_kernel
 from engine.kernels.triton.grouped_gemm import count_kernel, place_kernel
 from engine.kernels.triton.routing import choose_kernel
+from models.families.common import pre_norm_layer, uniform
 from models.loading.assemble import TensorStore, assemble
 from models.loading.plan import LoadPlan, Target
 from models.network import ExpertWeights, Network
 from models.reference.decoder import Decoder
-from models.spec import (
-    Attention,
-    Experts,
-    FeedForward,
-    ModelSpec,
-    Norm,
-    Rope,
-    each_layer,
-    pre_norm_layer,
-    uniform,
-)
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer
 from models.weights.slots import group_shapes, slots
 from tests.engine.kernels.test_rows import Case, random
 

@@ -20,12 +20,13 @@ from engine.execute.cuda.fused_program import FusedDecoder, unsupported
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.prefill import FusedPrefill
 from engine.execute.cuda.tiles import Tile
+from models.families.common import pre_norm_layer, uniform
 from models.loading.assemble import TensorStore, assemble
 from models.loading.load import load_model
 from models.loading.plan import LoadPlan, Target
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights, Weight
 from models.reference.decoder import Decoder
-from models.spec import Attention, Experts, FeedForward, Norm, Rope, pre_norm_layer, uniform
+from models.spec import Attention, Experts, FeedForward, Norm, Rope
 from models.weights.block_formats import Kind
 from models.weights.formats.blocks import BLOCKS
 from models.weights.packing import empty_planes, pack, unpack

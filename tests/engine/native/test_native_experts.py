@@ -17,20 +17,11 @@ from hypothesis import strategies as st
 from engine.execute.compatibility import has_experts, not_native
 from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import NativeError, NativeLibrary, Pool
+from models.families.common import pre_norm_layer, uniform
 from models.loading.load import load_model
 from models.network import ExpertWeights, Linear, Network
 from models.reference.decoder import Decoder
-from models.spec import (
-    Attention,
-    Experts,
-    FeedForward,
-    ModelSpec,
-    Norm,
-    Rope,
-    each_layer,
-    pre_norm_layer,
-    uniform,
-)
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer
 from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_batches import Sequence, alone, together
 from tests.engine.native.test_native_chunks import COUNT, Prompt, run
