@@ -21,7 +21,7 @@ from engine.conversation.masked import masked_prompt
 from engine.conversation.prompt import Part, PromptFormat, Spoken
 from engine.conversation.thinking_visibility import Unseen, Views, leaving
 from engine.conversation.token_recall import AnswerPlace
-from engine.conversation.tools import CALL_START, said_calls
+from engine.conversation.tools import CALL_START, said_calls, with_results
 from engine.conversation.turns import Turn
 from engine.errors import EngineError
 from engine.events import FinishReason
@@ -33,7 +33,7 @@ _PLAIN = re.compile(r"[\w.-]{1,128}", re.ASCII)
 """Names that cannot spell a control token."""
 _THOUGHT = ("reasoning_content", "thinking")
 _TOOLS = -1
-_TEXT_LAST = "<|tool_call>"
+_GEMMA_CALL = "<|tool_call>"
 """In Gemma 4's template, which writes calls before the text of their message."""
 _PROBE = {"role": "user", "content": "x"}
 
@@ -178,7 +178,7 @@ class Rendering:
                     del made["thinking"]
         if "tool_call_id" in made:
             made["tool_call_id"] = self._id(made["tool_call_id"])
-        if answer is not None and made.get("tool_calls") and _TEXT_LAST in self.tokenizer.template:
+        if answer is not None and made.get("tool_calls") and _GEMMA_CALL in self.tokenizer.template:
             made["content"] = (
                 ""  # the template writes it after the results; the answer's ids spell it before the calls
             )
@@ -203,6 +203,9 @@ class Rendering:
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
+        template = self.tokenizer.template
+        if _GEMMA_CALL in template and "tool_responses" in template and "tool_call_id" not in template:
+            messages = with_results(messages)
         return self.format.render(messages, True, self.think, self.tools if tools is None else tools)
 
     def _written(self, messages: Sequence[dict[str, Any]], answers: Mapping[int, Turn]) -> list[Part]:

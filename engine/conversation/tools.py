@@ -52,6 +52,21 @@ def said_calls(calls: Items[Mapping[str, Any]]) -> str:
     return f"{CALL_START}[{', '.join(said)}]{CALL_END}"
 
 
+def with_results(messages: Items[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the messages with results as a part of the message that calls, as the first templates of Gemma 4 want."""
+    made: list[Mapping[str, Any]] = []
+    for message in messages:
+        calls = made[-1].get("tool_calls") if made else None
+        if message["role"] != "tool" or not calls:
+            made.append(message)
+            continue
+        names = {call["id"]: call["function"]["name"] for call in calls}
+        name = names.get(message.get("tool_call_id"), message.get("name", "unknown"))
+        told = [*made[-1].get("tool_responses", ()), {"name": name, "response": message["content"]}]
+        made[-1] = {**made[-1], "tool_responses": told}
+    return made
+
+
 def to_messages(
     system: str | None,
     turns: Items[Turn],

@@ -127,6 +127,45 @@ def test_text_beside_calls_is_said_once_where_templates_have_another_place_for_i
         tokenizer.close()
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_results_are_a_part_of_the_calling_message_where_a_template_wants_that(is_known: bool) -> None:
+    """As the first ones of Gemma 4 do, which take other results for messages of their own."""
+    template = """\
+{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
+{%- for call in m.tool_calls or [] %}
+{{- '<|tool_call>call:' + call.function.name + '{where:<|"|>' + call.function.arguments.where + '<|"|>}<tool_call|>' }}
+{%- endfor %}
+{%- for told in m.tool_responses or [] %}
+{{- '<|tool_response>response:' + told.name + '{value:<|"|>' + told.response + '<|"|>}<tool_response|>' }}
+{%- endfor %}{{- m.content|trim }}
+{%- if not (m.tool_responses and not m.content) %}{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt and not messages[-1].tool_responses %}{{- '<|im_start|>model\\n' }}{%- endif %}"""
+    tokenizer = tiny_tokenizer(template, special=FORMATS[6].special)
+    calls = [
+        {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": {"where": where}}}
+        for number, where in enumerate(("up", "down"))
+    ]
+    said = "".join(
+        f'<|tool_call>call:look{{where:<|"|>{where}<|"|>}}<tool_call|>' for where in ("up", "down")
+    )
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "content": "earth"},
+        {"role": "tool", "tool_call_id": "c0", "content": "sky"},
+    ]
+    ids = tokenizer.encode(said + "<|tool_response>")
+    answers = {1: Turn("", Answer("", "", ids, shown=(0, len(ids) - 1)))} if is_known else {}
+    rows = Rendering(PromptFormat(tokenizer), None, TOOLS).rows(messages, answers).token_ids
+    told = "".join(
+        f'<|tool_response>response:look{{value:<|"|>{text}<|"|>}}<tool_response|>'
+        for text in ("earth", "sky")
+    )
+    text = tokenizer.decode(rows, skip_special=False)
+    assert text == f"<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n{said}{told}"
+    tokenizer.close()
+
+
 def test_an_answer_whose_end_is_not_written_is_tokenised() -> None:
     """What ends it has to be found, or nobody knows how far its ids go."""
     tokenizer = tiny_tokenizer(LLAMA3_TEMPLATE.replace("<|im_end|>", "\\n"))
