@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
+from chatterm.conversation.figures import SessionStats
+from chatterm.conversation.stats import stats_lines
+from chatterm.markdown.lines import line_text
 from engine import ContextFullError, build
 from engine.cache import kv_needs
 from engine.cache.rows import Rows
 from engine.conversation.chat import Turn
+from models.units import bytes_text
 from tests.engine.keeping import GREEDY, answer, heard, on_disk, saved
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_chat_random import OPERATIONS, one
@@ -145,3 +149,14 @@ def test_a_path_that_lost_the_rows_of_its_window_comes_back_from_disk(folder: Pa
         assert (again, computed) == (expected[0], 2)
         assert 0 < engine.figures().disk.restored_tokens < 20, "no more than its window"
         engine.check()
+
+
+def test_people_are_told_what_the_windows_take(folder: Path) -> None:
+    with tiny_engine(folder, CONFIGS["gemma4"](), context=CONTEXT, max_chunk=CHUNK) as engine:
+        figures, cache = engine.figures(), engine.pieces.cache
+        rows = (cache.pools[0].num_slots + 1) * SIZE
+        assert figures.kv_window_bytes == rows * cache.group_bytes(1) < figures.kv_bytes == cache.nbytes
+        text = " ".join(map(line_text, stats_lines(200, None, SessionStats(), None, figures)))
+        assert f"{bytes_text(figures.kv_window_bytes)} of it for layers with a window" in text
+        with tiny_engine(folder, context=CONTEXT, max_chunk=CHUNK, offload=1 << 20) as other:
+            assert any("No blocks are offloaded" in note for note in other.figures().notes)
