@@ -14,7 +14,8 @@ BRANCH_PART = 4
 """Branches have room for at least 1 / BRANCH_PART of a context."""
 BRANCH_WINDOWS = (8, 4, 2, 1, 0)
 """In groups with a window, branches have room for so many windows of rows, but for no more than a part of a context.
-Each is the end of a path that can be resumed. The first number that leaves most of the memory to the primary group."""
+Each is the end of a path that can be resumed. It is the first number with which the groups take no more than a part
+of the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,19 @@ class KVNeeds:
             )
         return tuple(found)
 
-    def branch_windows(self, usable: int, streams: int, context: int) -> int:
-        """Return the windows for branches with which the groups take at most 1 / BRANCH_PART of `usable` bytes."""
+    def slots_within(self, usable: int, streams: int, context: int) -> tuple[int, ...]:
+        """Return what `slots` returns for as much as suits `usable` bytes, but at least for one context.
+
+        There are fewer than `streams` contexts if they would take more than half of the memory, and as many windows
+        for branches as leave most of it to the primary group (see BRANCH_WINDOWS).
+        """
+        while streams > 1 and self.group_bytes(self.slots(streams, context, 0)) > usable // 2:
+            streams //= 2
         for windows in BRANCH_WINDOWS:
-            if self.group_bytes(self.slots(streams, context, windows)) <= usable // BRANCH_PART:
-                return windows
-        return 0
+            found = self.slots(streams, context, windows)
+            if self.group_bytes(found) <= usable // BRANCH_PART:
+                return found
+        return self.slots(streams, context, 0)
 
     def group_bytes(self, slots: Sequence[int]) -> int:
         """Return the bytes of so many blocks of each group."""

@@ -88,9 +88,8 @@ def plan_kv(
     The cache has room for one context for each of `streams`, and for branches: one more context while the cache stays
     within the share `branches` of the usable bytes, otherwise a quarter of one. If that does not fit, the cache takes
     what fits, but at least one context. If the network has a window, a context of any length needs only the blocks that
-    one sequence holds at most. Other groups of layers have room for what each of `streams` holds at most, and for
-    branches as `KVNeeds.branch_windows` says. Raises EngineError if `requested` is longer than the model allows or than
-    fits.
+    one sequence holds at most. Other groups of layers have room as `KVNeeds.slots_within` says. Raises EngineError if
+    `requested` is longer than the model allows or than fits.
     """
     if requested is not None and requested < LEAST_CONTEXT:
         raise EngineError(f"--context is {requested}; it must be {LEAST_CONTEXT} tokens or more.")
@@ -100,7 +99,7 @@ def plan_kv(
         )
     usable = int(max(available - reserve, 0) * share)
     size, limit = needs.block_size, requested or model_limit
-    slots = needs.slots(streams, limit, needs.branch_windows(usable, streams, limit))
+    slots = needs.slots_within(usable, streams, limit)
     fits = needs.tokens_in(usable, slots)
     slides = needs.window is not None and fits >= needs.window.most_blocks(size) * size
     if fits < min(requested or LEAST_CONTEXT, model_limit) and not slides:

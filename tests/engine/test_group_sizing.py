@@ -61,6 +61,17 @@ def test_as_many_tokens_as_fit_are_planned() -> None:
         plan_kv(needs(), 3 * GIB, SPEC.max_positions, CONTEXT, 1.0)
 
 
+@pytest.mark.parametrize("streams", [2, 8, 64])
+def test_streams_for_which_there_is_no_room_take_turns(streams: int) -> None:
+    alone = plan_kv(needs(), 8 * GIB, SPEC.max_positions, CONTEXT, 1.0)
+    plan = plan_kv(needs(), 8 * GIB, SPEC.max_positions, CONTEXT, 1.0, streams=streams)
+    assert plan.context_length == CONTEXT
+    assert alone.slots <= plan.slots
+    assert plan.nbytes <= 8 * GIB
+    large = plan_kv(needs(), 800 * GIB, SPEC.max_positions, CONTEXT, 1.0, streams=streams)
+    assert large.slots[0] >= streams * Window(1024, 512).most_blocks(32)
+
+
 def test_no_group_has_more_blocks_than_the_primary() -> None:
     plan = plan_kv(needs(), 80 * GIB, SPEC.max_positions, 256, 1.0)
     assert plan.slots == (plan.num_blocks,)
