@@ -63,18 +63,21 @@ FUSED = NATIVE - {
     Feature.LAYER_INPUTS,
     Feature.MIXED_HEADS,
     Feature.SHARED_KV,
+    Feature.ROUTER_INPUT,
+    Feature.EXPERT_SCALES,
+    Feature.EXPERT_NORMS,
 }
 """Features that the fused GPU kernels compute."""
 
 FUSED_HEADS = (64, 96, 128, 256, 512)
 """Head sizes that the fused GPU kernels support."""
 
-NOT_WITH_EXPERTS = frozenset(
-    {Feature.NORM_PLACE, Feature.NORM_OFFSET, Feature.LAYER_SCALE, Feature.LAYER_INPUTS}
-)
+NOT_WITH_EXPERTS = frozenset({Feature.NORM_OFFSET, Feature.LAYER_INPUTS})
 """Features in `FUSED` that the fused kernels lack when the network has experts."""
 
-NOT_DIVIDED = frozenset({Feature.NORM_ALL_HEADS, Feature.LAYER_SCALE, Feature.LAYER_INPUTS})
+NOT_DIVIDED = frozenset(
+    {Feature.NORM_ALL_HEADS, Feature.LAYER_SCALE, Feature.LAYER_INPUTS, Feature.EXPERT_NORMS}
+)
 """Features in `FUSED` that the fused kernels lack when the network is divided among GPUs."""
 
 DIVIDED = "it is divided among several processes"
@@ -133,7 +136,8 @@ def not_fused(spec: ModelSpec) -> str | None:
 
 def not_divided(spec: ModelSpec) -> str | None:
     """Return why the fused kernels cannot divide the network among GPUs, besides `not_fused`; None if they can."""
-    if (lacks := _listed(features(spec) & NOT_DIVIDED)) is not None:
+    unknown = NOT_DIVIDED | {Feature.NORM_PLACE} if has_experts(spec) else NOT_DIVIDED
+    if (lacks := _listed(features(spec) & unknown)) is not None:
         return f"the fused kernels do not support {lacks} that are divided among GPUs"
     return None
 
@@ -168,9 +172,13 @@ def not_on_host(spec: ModelSpec) -> str | None:
 
 def _not_fused_experts(spec: ModelSpec) -> str | None:
     """Return a limit of the fused expert kernels that `Feature` does not express; None if there is none."""
-    for feed in {layer.feed_forward for layer in spec.layers}:
+    for layer in spec.layers:
+        feed = layer.feed_forward
         if not isinstance(feed, Experts):
             continue
+        needed = {"router_norm", "expert_norm"} | ({"shared_norm"} if feed.shared is not None else set())
+        if layer.feed_forward_norm is None and not needed <= feed.norms.keys():
+            return "the fused kernels do not support experts without a norm before them"
         if feed.shared_gate:
             return "the fused kernels do not support a shared expert with a gate"
         if spec.hidden_size % 8 or feed.expert.size % 8:

@@ -199,8 +199,10 @@ def test_experts_that_the_fused_kernels_know(experts: Experts, words: str | None
         said = not_fused(replace(a_spec(), layers=layers))
         assert (said is None) == (words is None)
         assert words is None or words in str(said)
-    after = replace(first, feed_forward_post_norm=Norm())
-    assert Feature.NORM_PLACE.value in str(not_fused(replace(a_spec(), layers=(after, second))))
+    if words is None:
+        after, bare = replace(first, feed_forward_post_norm=Norm()), replace(first, feed_forward_norm=None)
+        assert not_fused(replace(a_spec(), layers=(after, second))) is None
+        assert "experts without a norm" in str(not_fused(replace(a_spec(), layers=(bare, second))))
 
 
 def a_network(

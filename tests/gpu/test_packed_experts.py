@@ -17,7 +17,7 @@ from engine.execute.cuda.experts import ExpertStep, apart, mix
 from models.loading.load import load_model
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights, Weight
 from models.reference.decoder import Decoder
-from models.spec import Experts, FeedForward
+from models.spec import Experts, FeedForward, Norm
 from models.weights.block_formats import Kind
 from models.weights.formats.blocks import BLOCKS
 from models.weights.packing import empty_planes, pack, unpack
@@ -94,21 +94,19 @@ def test_rows_get_what_their_experts_give_and_their_own_bits(kind: Kind, shape: 
     if hidden % kind.block or spec.expert.size % kind.block:
         pytest.skip("rows are not whole blocks")
     weights, exact = packed_experts(spec, hidden, kind)
-    norm = NormWeights((1 + 0.1 * drawn(hidden, seed=7)).to(BF16))
+    norm = Norm(1e-6), NormWeights((1 + 0.1 * drawn(hidden, seed=7)).to(BF16))
     active, x = torch.arange(8, dtype=torch.int32, device="cuda"), drawn(8, hidden, seed=8).to(BF16)
     network = a_network(spec, hidden)
-    network = Network(
-        network.spec, network.embedding, network.layers, NormWeights(norm.weight), network.head, 64
-    )
+    network = Network(network.spec, network.embedding, network.layers, norm[1], network.head, 64)
 
     def step(rows: slice, active: Tensor) -> Tensor:
         program, given = ExpertStep(network, 8, PDL), x[rows].clone()
-        program.route(spec, weights, norm, 1e-6, active, given, len(given))
-        program.multiply(spec, weights, norm, 1e-6, given, len(given))
+        program.route(spec, weights, norm, active, given, len(given))
+        program.multiply(spec, weights, norm, given, len(given))
         return given
 
     found = step(slice(8), active)
-    normed = F.rms_norm(x.double(), (hidden,), norm.weight.double(), 1e-6)
+    normed = F.rms_norm(x.double(), (hidden,), norm[1].weight.double(), 1e-6)
     wanted = x.double() + truth_of(spec, exact, normed)
     assert (
         float(errors(found, wanted).median()) < 6e-3

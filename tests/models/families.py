@@ -562,6 +562,11 @@ FUSED: dict[str, Any] = {
     "gemma4 unified": tiny_gemma4_unified(
         **_GEMMA4 | {"num_key_value_heads": 1}, head_dim=256, global_head_dim=128
     ),
+    "gemma4 moe": tiny_gemma4_moe(
+        **_GEMMA4 | {"num_key_value_heads": 4, "num_hidden_layers": 2, "layer_types": _TYPES},
+        head_dim=128,
+        global_head_dim=256,
+    ),
     "ernie": tiny_ernie(**_HEADS, head_dim=128),
     "qwen3 moe": tiny_qwen3_moe(**_HEADS, head_dim=64),
     "ernie moe": tiny_ernie_moe(**_HEADS, head_dim=64, moe_layer_end_index=1),

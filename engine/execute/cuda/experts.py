@@ -8,6 +8,7 @@ The host knows neither which experts are chosen nor how often, and never waits t
         norm, gate and up, activation gate_up_kernel  ids, x -> inner
         down, shares, sum, residual   down_kernel     ids, shares, inner, x -> x
         (shared down, residual)       linear_kernel   inner, x -> x
+        (norms of both sums)          norm_kernel     in place of the residual, where the layer asks for them
     many tokens: see `engine/kernels/triton/grouped_gemm.py`
 
 The plain twin is `Decoder._mix` in `models/reference/decoder.py`. All experts of a layer are views of one tensor
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed
 from engine.execute.cuda.kernel_configs import table_cuts
 from engine.execute.cuda.packed import matrix_args, plane_args
 from engine.execute.cuda.tiles import FUSED
@@ -30,7 +32,7 @@ from engine.kernels.triton.grouped_gemm import count_kernel, group_kernel, place
 from engine.kernels.triton.launch import shared_bytes, split_alike
 from engine.kernels.triton.pointwise import Gate
 from engine.kernels.triton.routing import choose_kernel, router_kernel
-from models.network import ExpertWeights, Linear, Network, NormWeights
+from models.network import ExpertWeights, Linear, Network
 from models.spec import Experts, FeedForward
 
 PER = 2
@@ -79,6 +81,43 @@ def activation(spec: FeedForward | None) -> Gate | None:
     return None if gate == Gate() else gate
 
 
+def inner_norm(
+    spec: Experts, weights: ExpertWeights, name: str, other: Normed | None = None
+) -> Normed | None:
+    """Return the norm inside the mixture that the field `name` of its spec describes; `other` if it has none."""
+    return normed(spec.norms.get(name), weights.norms.get(name)) or other
+
+
+def has_post_norms(spec: Experts) -> bool:
+    """Return whether the sum of the chosen experts, or the output of the shared one, is normed."""
+    return (spec.expert_post_norm, spec.shared_post_norm) != (None, None)
+
+
+def norm_rows(x: Tensor, norm: Normed | None) -> Tensor:
+    """Return x [T, hidden] normed; x itself if there is no norm."""
+    if norm is None:
+        return x
+    out = torch.empty_like(x)
+    add_norm(x, None, AddNorm(None, 1.0, norm), out, x)
+    return out
+
+
+def join(
+    spec: Experts, weights: ExpertWeights, found: Tensor, beside: Tensor | None, pdl: bool = False
+) -> None:
+    """Norm the experts' sum `found` [T, hidden] in place, and add the normed output `beside` of the shared expert."""
+    steps: list[tuple[Tensor, Tensor | None, AddNorm]] = []
+    if (after := inner_norm(spec, weights, "expert_post_norm")) is not None:
+        steps.append((found, None, AddNorm(None, 1.0, after)))
+    if beside is not None:
+        own = inner_norm(spec, weights, "shared_post_norm")
+        steps.append((beside, found, AddNorm(own, 1.0, None)))
+    for given, residual, between in steps:
+        kernel = add_norm(given, residual, between, found, found, pdl)
+        if pdl:
+            split_alike(kernel)
+
+
 class ExpertStep:
     """The experts of a decode step of few rows. All layers share its buffers."""
 
@@ -100,13 +139,16 @@ class ExpertStep:
         self._ids = buffer(rows, chosen, dtype=torch.int32)
         self._shares = buffer(rows, chosen, dtype=torch.float32)
         self._inner = buffer(rows, inner, dtype=network.dtype)
+        hidden = network.spec.hidden_size
+        self.sums, self.beside, self.nothing = (buffer(rows, hidden, dtype=network.dtype) for _ in range(3))
+        """For layers that do not add their output to x at once: the sum of the experts, the output of the shared one,
+        and zeros."""
 
     def route(
         self,
         spec: Experts,
         weights: ExpertWeights,
-        norm: NormWeights,
-        eps: float,
+        norm: Normed,
         active: Tensor,
         x: Tensor,
         rows: int,
@@ -118,7 +160,7 @@ class ExpertStep:
             x,
             router,
             bias if bias is not None else router,
-            norm.weight,
+            norm[1].weight,
             weights.selection_bias if weights.selection_bias is not None else self._logits,
             active,
             self._logits,
@@ -128,13 +170,15 @@ class ExpertStep:
             COUNT=spec.count,
             CHOSEN=spec.chosen,
             K=hidden,
-            EPS=eps,
+            EPS=norm[0].eps,
             BIAS=bias is not None,
             SELECTION_BIAS=weights.selection_bias is not None,
             SIGMOID=spec.scoring == "sigmoid",
             RENORMALISE=spec.renormalise,
             PER=PER,
             PDL=self._pdl,
+            SCALE=spec.router_scale,
+            expert_scales=weights.expert_scales,
             num_warps=4 if hidden <= 4096 else 8,
             launch_pdl=self._pdl,
         )
@@ -149,14 +193,17 @@ class ExpertStep:
         self,
         spec: Experts,
         weights: ExpertWeights,
-        norm: NormWeights,
-        eps: float,
+        norm: Normed,
         x: Tensor,
         rows: int,
         scale: float = 1.0,
         out: Tensor | None = None,
+        residual: Tensor | None = None,
     ) -> None:
-        """Add `scale` times the output of the experts that `route` chose to x [rows, hidden], or to `out`."""
+        """Add `scale` times the output of the experts that `route` chose to x [rows, hidden], or to `out`.
+
+        With `residual` [rows, hidden], it is added to that, and the sum is written to `out`.
+        """
         out = x if out is None else out
         first, size, hidden = weights.experts[0], spec.expert.size, x.shape[1]
         (weight,) = first.gate_up.parts
@@ -167,12 +214,12 @@ class ExpertStep:
         kernel = gate_up_kernel[(triton.cdiv(size, tile.outputs(True)), spec.chosen, rows)](
             x,
             self._ids,
-            norm_weight=norm.weight,
+            norm_weight=norm[1].weight,
             out=self._inner,
             CHOSEN=spec.chosen,
             N=size,
             K=hidden,
-            EPS=eps,
+            EPS=norm[0].eps,
             FOLDS=tile.folds,
             **matrix_args(weight),
             WARPS=tile.warps,
@@ -203,7 +250,7 @@ class ExpertStep:
             self._inner,
             self._ids,
             self._shares,
-            residual=out,
+            residual=out if residual is None else residual,
             out=out,
             CHOSEN=spec.chosen,
             N=hidden,
@@ -244,11 +291,16 @@ def choose_group_tile(pairs: int, experts: int) -> GroupTile:
 
 
 def choose(spec: Experts, weights: ExpertWeights, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose the experts of normed x [T, hidden]; return ids int32 [T, chosen] and shares fp32 [T, chosen]."""
+    """Choose the experts of x [T, hidden], normed unless the router has its own norm; return ids int32 [T, chosen] and
+    shares fp32 [T, chosen]."""
     tokens = len(x)
     ids = torch.empty(tokens, spec.chosen, dtype=torch.int32, device=x.device)
     shares = torch.empty(tokens, spec.chosen, dtype=torch.float32, device=x.device)
+    if (norm := inner_norm(spec, weights, "router_norm")) is not None:
+        x = F.rms_norm(x.float(), x.shape[-1:], norm[1].weight.float(), norm[0].eps)
     logits = _logits(weights.router, x)
+    if spec.router_scale != 1.0:
+        logits *= spec.router_scale
     choose_kernel[(tokens,)](
         logits,
         weights.selection_bias if weights.selection_bias is not None else logits,
@@ -259,17 +311,23 @@ def choose(spec: Experts, weights: ExpertWeights, x: Tensor) -> tuple[Tensor, Te
         SELECTION_BIAS=weights.selection_bias is not None,
         SIGMOID=spec.scoring == "sigmoid",
         RENORMALISE=spec.renormalise,
+        expert_scales=weights.expert_scales,
         num_warps=4,
     )
     return ids, shares
 
 
 def mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None) -> Tensor:
-    """Return the output of the experts of normed x [T, hidden], plus `beside`: [T, hidden]."""
-    out = torch.empty_like(x)
+    """Return the output of the experts of x [T, hidden], plus `beside`: [T, hidden].
+
+    x is normed, unless the mixture has norms of its own.
+    """
+    out, at_once = torch.empty_like(x), None if has_post_norms(spec) else beside
     for start in range(0, len(x), MOST_TOKENS):
         part = slice(start, start + MOST_TOKENS)
-        _mix(spec, weights, x[part], beside[part] if beside is not None else None, out[part])
+        _mix(spec, weights, x[part], at_once[part] if at_once is not None else None, out[part])
+    if has_post_norms(spec):
+        join(spec, weights, out, beside)
     return out
 
 
@@ -279,7 +337,7 @@ def _mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None
     ids, shares = choose(spec, weights, x)
     tile = choose_group_tile(pairs, spec.count)
     order, tiles = _sorted(ids, spec.count, tile.height)
-    first = weights.experts[0]
+    first, x = weights.experts[0], norm_rows(x, inner_norm(spec, weights, "expert_norm"))
     inner = torch.empty(pairs, spec.expert.size, dtype=x.dtype, device=x.device)
     _multiply(x, first.gate_up, order, tiles, inner, spec.chosen, tile, spec.expert)
     found = torch.empty(pairs, hidden, dtype=x.dtype, device=x.device)

@@ -39,7 +39,7 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_divided, not_fused
 from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed, wants_norm
 from engine.execute.cuda.all_reduce import AllReduce
-from engine.execute.cuda.experts import ExpertStep, apart
+from engine.execute.cuda.experts import ExpertStep, apart, has_post_norms, inner_norm, join
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.kernel_configs import KernelConfigs, table_cuts
 from engine.execute.cuda.many_row_linear import WideProducts
@@ -104,6 +104,7 @@ class FusedDecoder:
         self._reference = Decoder(network, packed_product, embedding=packed_embedding)
         self._embedding_scale = rounded_scale(spec.embedding_scale, network.dtype)
         self._given = given
+        self._pdl = pdl
         self._deterministic = deterministic
         self._on_host = on_host
         self._exchange = exchange
@@ -220,10 +221,10 @@ class FusedDecoder:
                 norm if not isinstance(weights, ExpertWeights) and wants_norm(weights.gate_up) else None
             )
             programs = products.add(rows, attention.mixed, layer.mixer.out, x, after, scale, following, parts)
+            factor = layer.scalar if inputs is None else None
             if isinstance(weights, ExpertWeights):
-                assert isinstance(feed, Experts)
-                assert norm is not None
-                self._mix(given, x, rows, index, feed, weights, norm, scale)
+                self._mix(given, x, rows, index, norm, factor)
+                programs = 0
                 continue
             assert isinstance(feed, FeedForward)
             inner = self._inner[: rows * feed.size].view(rows, feed.size)
@@ -231,7 +232,6 @@ class FusedDecoder:
             after = normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
             consumer = network.head if index + 1 == len(layers) else layers[index + 1][1].projections
             following = norms[index + 1] if wants_norm(consumer) and inputs is None else None
-            factor = layer.scalar if inputs is None else None
             programs = products.add(rows, inner, weights.down, x, after, scale, following, factor=factor)
             if inputs is not None:
                 inputs.add(rows, index, x)
@@ -244,33 +244,57 @@ class FusedDecoder:
         x: Tensor,
         rows: int,
         index: int,
-        spec: Experts,
-        weights: ExpertWeights,
-        norm: Normed,
-        scale: float,
+        norm: Normed | None,
+        factor: Tensor | None,
     ) -> None:
-        """Compute the feed-forward of a layer with experts. The output of the shared expert is added last."""
-        shared, experts, products = weights.shared, self._experts, self._products
-        eps, exchange = norm[0].eps, self._exchange
+        """Compute the feed-forward of a layer with experts. The output of the shared expert is added last.
+
+        `norm` is that of the layer; norms inside the mixture take its place. In the end, `factor` [1] multiplies x.
+        """
+        layer, weights = self._network.spec.layers[index], self._network.layers[index].feed_forward
+        spec, scale = layer.feed_forward, layer.residual_scale
+        experts, products, exchange = self._experts, self._products, self._exchange
+        assert isinstance(spec, Experts)
+        assert isinstance(weights, ExpertWeights)
         assert experts is not None
-        out = x if exchange is None else products.part.zero_()
-        experts.route(spec, weights, norm[1], eps, given.active, x, rows)
+        routed, own, beside = (
+            inner_norm(spec, weights, name, norm) for name in ("router_norm", "expert_norm", "shared_norm")
+        )
+        assert routed is not None
+        assert own is not None
+        after = normed(layer.feed_forward_post_norm, self._network.layers[index].feed_forward_post_norm)
+        is_apart = after is not None or factor is not None or has_post_norms(spec)
+        out, shared, here = x if exchange is None else products.part.zero_(), weights.shared, x[:rows]
+        residual = None
+        if is_apart:
+            out, residual = experts.sums, experts.nothing
+        experts.route(spec, weights, routed, given.active, x, rows)
         inner = self._inner
         if shared is not None and spec.shared is not None:
             inner = inner[: rows * spec.shared.size].view(rows, spec.shared.size)
-            products.run(rows, x, shared.gate_up, inner, norm=norm, gate=spec.shared)
+            products.run(rows, x, shared.gate_up, inner, norm=beside, gate=spec.shared)
         if weights.on_host:
             assert self._on_host is not None
-            here, seen = x[:rows], torch.empty_like(x[:rows])
-            split_alike(add_norm(here, None, AddNorm(None, 1.0, norm), seen, here))
+            seen = torch.empty_like(here)
+            split_alike(add_norm(here, None, AddNorm(None, 1.0, own), seen, here))
             found = self._on_host.mix(index, seen, *experts.chosen(rows, spec.chosen))
-            here.add_(found, alpha=scale)
+            if is_apart:
+                out[:rows].copy_(found)
+            else:
+                here.add_(found, alpha=scale)
         else:
-            experts.multiply(spec, weights, norm[1], eps, x, rows, scale, out)
+            experts.multiply(spec, weights, own, x, rows, 1.0 if is_apart else scale, out, residual)
+        if is_apart:
+            if shared is not None:
+                products.run(rows, inner, shared.down, experts.beside)
+            join(spec, weights, out[:rows], None if shared is None else experts.beside[:rows], self._pdl)
+            between = AddNorm(after, scale, None, factor)
+            split_alike(add_norm(out[:rows], here, between, here, here, self._pdl))
+            return
         if shared is not None:
             products.run(rows, inner, shared.down, out, residual=out, scale=scale)
         if exchange is not None:
-            exchange.add(out[:rows], x[:rows], x[:rows])
+            exchange.add(out[:rows], here, here)
 
     def _many(self, rows: int, limit: int, own: int) -> Tensor:
         attention = self._attention

@@ -16,7 +16,7 @@ from engine.attention.convolving import ConvolvingStep
 from engine.execute.cuda.add_norm import AddNorm, add_norm, normed
 from engine.execute.cuda.convolution import convolve, most_seen
 from engine.execute.cuda.decode_attention import rotation
-from engine.execute.cuda.experts import activation, choose, mix
+from engine.execute.cuda.experts import activation, choose, has_post_norms, inner_norm, join, mix, norm_rows
 from engine.execute.cuda.host_experts import HostExperts, not_for_padding
 from engine.execute.cuda.packed import packed_embedding, packed_product
 from engine.kernels.triton.launch import split_alike
@@ -262,7 +262,8 @@ def _feed(
     assert isinstance(spec, Experts)
     beside = None
     if spec.shared is not None and weights.shared is not None:
-        beside = _feed(index, spec.shared, weights.shared, given, None, LIBRARY)
+        own = norm_rows(given, inner_norm(spec, weights, "shared_norm"))
+        beside = _feed(index, spec.shared, weights.shared, own, None, LIBRARY)
     if not weights.on_host:
         return mix(spec, weights, given, beside)
     assert on_host is not None
@@ -274,7 +275,11 @@ def _feed(
     ids, shares = choose(spec, weights, given)
     if on_host.active is not None:
         ids = not_for_padding(on_host.active, ids)
-    found = experts.mix(index, given, ids, shares)
+    found = experts.mix(index, norm_rows(given, inner_norm(spec, weights, "expert_norm")), ids, shares)
+    if has_post_norms(spec):
+        out = found.to(given.dtype)
+        join(spec, weights, out, beside)
+        return out
     return (found if beside is None else found + beside).to(given.dtype)
 
 

@@ -26,10 +26,12 @@ def _choose(
     SELECTION_BIAS: tl.constexpr,
     SIGMOID: tl.constexpr,
     RENORMALISE: tl.constexpr,
+    expert_scales,
 ):
     """Write a row of ids int32 [rows, CHOSEN], always valid, and shares fp32 [rows, CHOSEN], best first.
 
-    It is that of the same row of logits fp32 [rows, COUNT].
+    It is that of the same row of logits fp32 [rows, COUNT]. In the end, shares are multiplied by expert_scales fp32
+    [COUNT], if given.
     """
     logits, ids, shares = logits + row * COUNT, ids + row * CHOSEN, shares + row * CHOSEN
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
@@ -55,6 +57,8 @@ def _choose(
     taken = rank < CHOSEN
     if RENORMALISE:
         share = share / tl.maximum(tl.sum(tl.where(taken, share, 0.0), 0), 1e-12)
+    if expert_scales is not None:
+        share *= tl.load(expert_scales + index, mask=inside, other=0.0)
     tl.store(ids + rank, index, mask=taken)
     tl.store(shares + rank, share, mask=taken)
 
@@ -94,13 +98,15 @@ def router_kernel(
     RENORMALISE: tl.constexpr,
     PER: tl.constexpr,
     PDL: tl.constexpr,
+    SCALE: tl.constexpr = 1.0,
+    expert_scales=None,
 ):
     """Choose for x [rows, K], normed first: ids int32 [rows, CHOSEN] and shares fp32 [rows, CHOSEN].
 
-    weight [COUNT, K] and bias [COUNT] in any dtype; selection_bias fp32 [COUNT]; active int32 [rows]: -1 for a row
-    without a sequence, whose ids become -1. logits fp32 [rows, COUNT] and arrived int32 [rows], zeros, are scratch
-    memory of this kernel. The programs, [cdiv(COUNT, PER), rows], compute PER logits each, and the last one of a row to
-    finish chooses.
+    weight [COUNT, K] and bias [COUNT] in any dtype; selection_bias and expert_scales fp32 [COUNT]; active int32 [rows]:
+    -1 for a row without a sequence, whose ids become -1. logits fp32 [rows, COUNT], which SCALE multiplies, and arrived
+    int32 [rows], zeros, are scratch memory of this kernel. The programs, [cdiv(COUNT, PER), rows], compute PER logits
+    each, and the last one of a row to finish chooses.
     """
     gdc_launch_dependents(PDL)
     row = tl.program_id(1)
@@ -118,6 +124,8 @@ def router_kernel(
         at = tl.program_id(0) * PER + tl.arange(0, PER)
         if BIAS:
             y += tl.load(bias + at, mask=at < COUNT, other=0.0).to(tl.float32)
+        if SCALE != 1.0:
+            y *= SCALE
         tl.store(logits + row * COUNT + at, y, mask=at < COUNT)
         tl.debug_barrier()  # all threads must have written before one of them signals it
         before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
@@ -134,6 +142,7 @@ def router_kernel(
                 SELECTION_BIAS,
                 SIGMOID,
                 RENORMALISE,
+                expert_scales,
             )
     elif tl.program_id(0) == 0:
         place = tl.arange(0, triton.next_power_of_2(CHOSEN))
@@ -151,7 +160,19 @@ def choose_kernel(
     SELECTION_BIAS: tl.constexpr,
     SIGMOID: tl.constexpr,
     RENORMALISE: tl.constexpr,
+    expert_scales=None,
 ):
     """Choose for tokens whose logits fp32 [T, COUNT] are known. The grid is [T]."""
-    token = tl.program_id(0)
-    _choose(token, logits, selection_bias, ids, shares, COUNT, CHOSEN, SELECTION_BIAS, SIGMOID, RENORMALISE)
+    _choose(
+        tl.program_id(0),
+        logits,
+        selection_bias,
+        ids,
+        shares,
+        COUNT,
+        CHOSEN,
+        SELECTION_BIAS,
+        SIGMOID,
+        RENORMALISE,
+        expert_scales,
+    )

@@ -25,8 +25,8 @@ from models.weights.block_formats import Kind
 
 TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp32", "lse": "*fp32"} | {
     "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32", "ids": "*i32", "shares": "*fp32",
-    "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
-    "counts": "*i32", "pairs": "i32", "most": "i32", "square_sums": "*fp32"}
+    "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "expert_scales": "*fp32",
+    "order": "*i32", "tiles": "*i32", "counts": "*i32", "pairs": "i32", "most": "i32", "square_sums": "*fp32"}
 NUMBERS = ("rows", "tiles", "chunks", "parts", "own", "least", "usual")
 LEFT = dict.fromkeys(("partial", "lse", "active", "counters"), "pointer")
 SHARED = {"shared": "*i32", "members": "*i32"} | dict.fromkeys(NUMBERS, "i32")
@@ -136,6 +136,8 @@ odd = dict(CHOSEN=3, N=328, K=200, FOLDS=2, WARPS=4, AHEAD=4, PDL=True)
 odd, _ = ptx(down_kernel, 4, odd | dict(bias="pointer", SCALE=0.22))
 flags = dict(BIAS=True, SELECTION_BIAS=True, SIGMOID=False, RENORMALISE=True)
 ptx(router_kernel, 4, flags | dict(COUNT=128, CHOSEN=8, K=2048, EPS=1e-6, PER=2, PDL=True), ASTSource)
+scaled = dict(SCALE=2816**-0.5, expert_scales="pointer")
+ptx(router_kernel, 4, flags | scaled | dict(COUNT=128, CHOSEN=8, K=2816, EPS=1e-6, PER=2, PDL=True), ASTSource)
 ptx(place_kernel, 8, dict(COUNT=128, HEIGHT=128, BLOCK=4096), ASTSource)
 fits = []
 for pairs, gated, n, k, limit in ((32_768, True, 768, 2048, 99), (128, False, 2048, 768, 227)):

@@ -38,6 +38,12 @@ ERNIE = Experts(
 SIGMOID = Experts(4, 2, FeedForward(8), renormalise=False, scoring="sigmoid")
 CLAMPED = FeedForward(16, bias=True, gain=1.7, limit=0.5, up_offset=1.0)
 GPT_OSS = Experts(4, 2, CLAMPED, router_bias=True, shared=replace(CLAMPED, size=8))
+GEMMA = Experts(
+    4, 2, FeedForward(16, "gelu_tanh"), shared=FeedForward(8, "gelu_tanh"), router_norm=Norm(), router_scale=0.2,
+    expert_scales=True, expert_norm=Norm(), expert_post_norm=Norm(), shared_norm=Norm(), shared_post_norm=Norm(),
+)  # fmt: skip
+"""Experts with norms of their own, as those beside the MLP of Gemma 4."""
+GEMMA_LAYER = {"feed_forward_norm": None, "feed_forward_post_norm": Norm(), "scalar": True}
 
 
 def a_spec(*feeds: FeedForward | Experts, hidden: int = 40) -> ModelSpec:
@@ -66,8 +72,11 @@ def a_network(spec: ModelSpec) -> Network:
 @pytest.fixture(scope="module")
 def network() -> Network:
     """Layers with all kinds of experts, and one without."""
-    spec = a_spec(QWEN, FeedForward(8), ERNIE, SIGMOID, GPT_OSS, CLAMPED)
+    spec = a_spec(QWEN, FeedForward(8), ERNIE, SIGMOID, GPT_OSS, CLAMPED, GEMMA)
     spec = each_layer(spec, lambda index, layer: replace(layer, residual_scale=0.5) if index > 3 else layer)
+    after = {"feed_forward_post_norm": Norm(), "scalar": True}
+    changes = {2: after, 5: after, 6: GEMMA_LAYER}
+    spec = each_layer(spec, lambda index, layer: replace(layer, **changes.get(index, {})))
     assert not_fused(spec) is None
     return a_network(spec)
 

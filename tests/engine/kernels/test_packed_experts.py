@@ -124,18 +124,18 @@ def check_steps(
 ) -> None:
     patch.setattr(KernelConfigs, "experts", lambda *given: gate_up if given[-2] else down)
     weights, numbers = packed_experts(spec, hidden, kind)
-    network, norm = a_network(spec, hidden), NormWeights(random(hidden, seed=7))
+    network, norm = a_network(spec, hidden), (Norm(1e-6), NormWeights(random(hidden, seed=7)))
     active, x = torch.tensor([0, -1, 2], dtype=torch.int32), random(3, hidden, seed=8)
 
     def step(rows: list[int]) -> torch.Tensor:
         program, given = ExpertStep(network, 3, False), x[rows].clone()
-        program.route(spec, weights, norm, 1e-6, active[rows], given, len(rows))
-        program.multiply(spec, weights, norm, 1e-6, given, len(rows), 0.5)
+        program.route(spec, weights, norm, active[rows], given, len(rows))
+        program.multiply(spec, weights, norm, given, len(rows), 0.5)
         return given
 
     every = list(range(rows))
     found = step(every)
-    added = 0.5 * given_by(spec, weights, numbers, F.rms_norm(x[every], (hidden,), norm.weight, 1e-6))
+    added = 0.5 * given_by(spec, weights, numbers, F.rms_norm(x[every], (hidden,), norm[1].weight, 1e-6))
     torch.testing.assert_close(
         (found - x[every])[::2], added[::2], rtol=1e-4, atol=1e-4 * float(added.abs().max())
     )
