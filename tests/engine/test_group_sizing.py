@@ -14,7 +14,7 @@ from engine.cache.window import Window
 from engine.errors import OutOfRoomError
 from engine.execute.compatibility import keeps_groups
 from models.spec import ModelSpec
-from tests.models.test_gemma4 import DENSE, E2B, hf
+from tests.models.test_gemma4 import A4B, DENSE, E2B, hf
 
 BF16, CPU, CUDA = torch.bfloat16, torch.device("cpu"), torch.device("cuda")
 GIB = 1 << 30
@@ -97,8 +97,8 @@ def test_layers_that_others_read_are_in_the_group_of_those() -> None:
 
 
 def test_estimates_know_of_groups() -> None:
-    assert keeps_groups(SPEC, "cpu")
-    assert keeps_groups(SPEC, "cuda")
+    assert [keeps_groups(spec, "cpu") for spec in (SPEC, hf(A4B))] == [True, True]
+    assert [keeps_groups(spec, "cuda") for spec in (SPEC, hf(A4B))] == [False, True], "one is fused there"
     alone, grouped = (
         expected_plan(SPEC, BF16, CUDA, 40 * GIB, 20 * GIB, in_groups=in_groups)
         for in_groups in (False, True)
