@@ -174,14 +174,14 @@ def model_file(name: str) -> Iterator[Path]:
         return
     from gguf import GGMLQuantizationType
 
-    from benchmarks.random_gguf import MOE, write_random_qwen3
+    from benchmarks.random_gguf import MOE, write_random_gguf
     from benchmarks.shapes import SHAPES
 
     is_moe, kind = name.startswith("moe_"), name.removeprefix("moe_")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"qwen3-{'moe' if is_moe else '0.6b'}-{kind}.gguf"
         spec = MOE if is_moe else SHAPES["0.6B"]
-        write_random_qwen3(path, spec, GGMLQuantizationType[kind.upper()], 4096)
+        write_random_gguf(path, spec, GGMLQuantizationType[kind.upper()], 4096)
         yield path
 
 

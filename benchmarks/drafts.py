@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from benchmarks.random_gguf import write_random_qwen3
+from benchmarks.random_gguf import write_random_gguf
 from benchmarks.shapes import SHAPES
 from engine import Engine, SamplingParams
 from engine.cache.rows import Rows
@@ -281,7 +281,7 @@ def measure_pair(
     with TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{what}.gguf" for what in ("large", "small")]
         for path, shape, kind in zip(paths, (large, small), kinds, strict=True):
-            write_random_qwen3(path, SHAPES[shape], KINDS[kind], CONTEXT)
+            write_random_gguf(path, SHAPES[shape], KINDS[kind], CONTEXT)
         engine = Engine.load(
             str(paths[0]), device=device, threads=threads, context=CONTEXT, draft=str(paths[1])
         )

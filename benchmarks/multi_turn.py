@@ -2,6 +2,13 @@
 
     python -m benchmarks.multi_turn --json benchmarks/results/multi_turn.json --svg benchmarks/results/multi_turn.svg
         [--turns 20] [--chats 3] [--llama-python python] [--think-cache exact]
+    python -m benchmarks.multi_turn --varied --shapes gemma4-e2b,lfm2.5-1.2b [--layers 10]
+
+The model is the default one, or has random weights in the shapes of another, in Q8_0 with the vocabulary of the default
+model. With `--varied`, turns are also retries, edits of the third last message, undo, messages in another branch and
+restarts of the program (see `WAYS` in `scripted_chat.py`). What is computed after Enter is *new* as far as no earlier
+prompt or answer had it in the same place; ours is to compute nothing else. llama.cpp keeps nothing over a restart, and
+reads the same file. `--wait` is for models that are too large for this machine: the person is as slow as it needs.
 
 All sides get the same prompts as token ids and the same stream of answers: 400 tokens of thinking and 150 of answer
 (see `scripted_chat.py`). They take turns message by message, so that all are affected equally by a noisy machine.
@@ -20,96 +27,56 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.chart import Chart, Line, page
 from benchmarks.cpu_chat import Side, cpu_name, serve
 from benchmarks.machine import Record
+from benchmarks.options import names
+from benchmarks.our_chat import CONTEXT, our_side
+from benchmarks.scripted_chat import WAYS, Turn, script, thinking_tokenizer
 
 OURS, RECOMPUTE, KEPT, LLAMA = "chatterm", "transformers, anew", "transformers, kept cache", "llama.cpp"
 COLOURS = {OURS: "#0b6e4f", RECOMPUTE: "#b0413e", KEPT: "#d98e04", LLAMA: "#3d5a98"}
 THINK, ANSWER = 400, 150
-READING_S, TYPING_S, RATE = 2.0, 2.0, 6.0
-"""Seconds from the end of an answer to the first key, from there to Enter, and characters per second: a fast person."""
-CONTEXT = 8192
+READING_S, TYPING_S = 2.0, 2.0
+"""Seconds from the end of an answer to the first key, and from there to Enter: a fast person."""
+SHAPES = {
+    "smollm2": "smollm2",
+    "qwen3-0.6b": "qwen3:0.6b",
+    "gemma4-e2b": "gemma4:e2b",
+    "lfm2.5-1.2b": "lfm2.5:1.2b",
+}
+"""The models by their names in the catalogue."""
+WIDTH = 12
+"""Columns of the first column of the table."""
 GOAL_FLAT, GOAL_TOKENS, GOAL_FEWER = 1.1, 16, 10.0
 
 
-def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> None:
-    """Serve chats with the engine; the parent process says what is typed and what is answered."""
-    from benchmarks.scripted_chat import follow_script, strokes, thinking_tokenizer
-    from engine import Engine, SamplingParams
-    from engine.conversation.chat import Chat
-    from models.hub.sources import resolve
-
-    files = resolve("smollm2")
-    assert files.gguf is not None
-    engine = Engine.load(files, device="cpu", context=CONTEXT)
-    engine.tokenizer = thinking_tokenizer(files.gguf)
-    scripted = follow_script(engine, stride)
-    chats: list[Chat] = []
-    params = SamplingParams(temperature=0.0, speculation="auto")  # as the screen sets it
-
-    def open_chat(system: str) -> str:
-        chats[:] = [engine.chat(system=system, think_cache="mask" if think_cache == "mask" else "exact")]
-        return str(engine.dtype).removeprefix("torch.")
-
-    def ask(
-        user: str, stream: list[int], prompt: list[int], reading_s: float, typing_s: float
-    ) -> dict[str, Any]:
-        chat, scripted.answer = chats[0], stream
-        time.sleep(reading_s)
-        began = time.perf_counter()
-        for at, draft in strokes(user, typing_s, RATE):
-            time.sleep(max(at - (time.perf_counter() - began), 0.0))
-            chat.prepare(draft, params=params if ahead else None)
-        time.sleep(max(typing_s - (time.perf_counter() - began), 0.0))
-        began = time.perf_counter()
-        events = chat.send(user, params)
-        next(events)
-        ttft_s = time.perf_counter() - began
-        asked = chat._asked
-        assert asked is not None
-        for _ in events:
-            pass
-        chat.settle()
-        assert chat.last is not None
-        same = chat.last.token_ids == stream and chat.history.token_ids[: len(prompt)] == prompt
-        computed = scripted.rows_between(began, asked.first_token)
-        scripted.steps.clear()
-        return {"computed": computed, "ttft_s": ttft_s, "same": same}
-
-    serve(pipe, {"open": open_chat, "ask": ask})
-    engine.close()
-
-
-def transformers_side(pipe: Connection, kept: bool, dtype: str) -> None:
+def transformers_side(pipe: Connection, gguf: Path, kept: bool, dtype: str) -> None:
     """Serve one of the two ways to use transformers."""
     import torch
 
     from benchmarks.peers.chats import KeptCache, Recompute, gguf_network
-    from models.hub.sources import resolve
 
-    path = resolve("smollm2").gguf
-    assert path is not None
-    network = gguf_network(path, getattr(torch, dtype))
+    network = gguf_network(gguf, getattr(torch, dtype))
     peer = KeptCache(network) if kept else Recompute(network)
     serve(pipe, {"open": peer.open, "ask": lambda prompt: _plain(peer.ask(prompt)), "hear": peer.hear})
 
 
-def llama_side(pipe: Connection, python: str, threads: int) -> None:
+def llama_side(pipe: Connection, gguf: Path, python: str, threads: int) -> None:
     """Serve llama.cpp; if it is missing, serve the reason."""
     from benchmarks.peers.chats import LlamaCppChat
-    from models.hub.sources import resolve
 
-    path = resolve("smollm2").gguf
-    assert path is not None
     try:
-        peer = LlamaCppChat(Path(python), path, CONTEXT, threads)
+        peer = LlamaCppChat(Path(python), gguf, CONTEXT, threads)
     except RuntimeError as error:
         why = str(error)
         return serve(pipe, {"open": lambda: None, "why": lambda: why, "version": lambda: None})
@@ -158,18 +125,28 @@ def verdicts(
     return found
 
 
-def table(computed: dict[str, list[int]], ttft: dict[str, list[float | None]]) -> str:
+def again_verdict(again: dict[str, list[list[int]]]) -> tuple[str, str, bool]:
+    """Return the goal on tokens that are not new, by side, chat and turn, as `verdicts` does."""
+    most, told = max(map(sum, again[OURS])), f"{max(map(sum, again[OURS])):,} in a chat"
+    others = [f"{name} {max(map(sum, chats)):,}" for name, chats in again.items() if name != OURS]
+    return "no token computed after Enter that is not new", "; ".join([told, *others]), most == 0
+
+
+def table(
+    computed: dict[str, list[int]], ttft: dict[str, list[float | None]], ways: Sequence[str] = ()
+) -> str:
     """Format one line per turn: tokens after Enter, and TTFT in milliseconds."""
-    lines = [f"{'turn':<6}" + "".join(f"{name:>27}" for name in computed)]
+    lines = [f"{'turn':<{WIDTH}}" + "".join(f"{name:>27}" for name in computed)]
     for turn in range(len(computed[OURS])):
         times = [ttft[name][turn] for name in computed]
         shown = ["-" if seconds is None else f"{seconds * 1e3:,.1f} ms" for seconds in times]
         cells = [
             f"{computed[name][turn]:,} tok{time:>14}" for name, time in zip(computed, shown, strict=True)
         ]
-        lines.append(f"{turn + 1:<6}" + "".join(f"{cell:>27}" for cell in cells))
+        label = " ".join([str(turn + 1), *ways[turn : turn + 1]])
+        lines.append(f"{label:<{WIDTH}}" + "".join(f"{cell:>27}" for cell in cells))
     sums = [f"{sum(tokens):,} tok{'':>14}" for tokens in computed.values()]
-    return "\n".join([*lines, f"{'all':<6}" + "".join(f"{cell:>27}" for cell in sums)])
+    return "\n".join([*lines, f"{'all':<{WIDTH}}" + "".join(f"{cell:>27}" for cell in sums)])
 
 
 def picture(computed: dict[str, list[int]], ttft: dict[str, list[float | None]], below: str) -> str:
@@ -180,75 +157,119 @@ def picture(computed: dict[str, list[int]], ttft: dict[str, list[float | None]],
     return page("From Enter to the first token, turn by turn", charts, below)
 
 
-class Bench:
-    """The sides and the figures of one run: by side, a list of chats, each a list of turns."""
+@contextmanager
+def model_file(shape: str, layers: int | None) -> Iterator[Path]:
+    """Provide a GGUF file: the default model, or random weights in Q8_0 with its vocabulary, of fewer `layers`."""
+    from gguf import GGMLQuantizationType
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    from benchmarks.random_checkpoint import shortened, with_vocabulary
+    from benchmarks.random_gguf import write_random_gguf
+    from engine.machine.shapes import CONFIGS
+    from models.families.registry import spec_of_hf
+    from models.hub.sources import resolve
+    from models.weights.gguf import read_gguf
+
+    default = resolve("smollm2").gguf
+    assert default is not None
+    if shape == "smollm2":
+        yield default
+        return
+    metadata = read_gguf(default).metadata
+    raw = with_vocabulary(CONFIGS[SHAPES[shape]], len(metadata["tokenizer.ggml.tokens"]))
+    if layers is not None:
+        raw = shortened(raw, layers)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"{shape}.gguf"
+        write_random_gguf(path, spec_of_hf(raw)[1], GGMLQuantizationType.Q8_0, CONTEXT, metadata)
+        yield path
+
+
+class Bench:
+    """The sides and the figures of one model: by side, a list of chats, each a list of turns."""
+
+    def __init__(self, arguments: argparse.Namespace, gguf: Path, store: Path | None) -> None:
+        """`store` is a folder for our cache on disk if the program is started again."""
         self.turns: int = arguments.turns
         self.chats: int = arguments.chats
         self.reading_s: float = arguments.reading
         self.typing_s: float = arguments.typing
+        self.varied: bool = arguments.varied
         self.began = time.monotonic()
+        self.ways: list[str] = []
         os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # for torch in the processes of the sides
         self.runs: dict[str, list[list[dict[str, Any]]]] = {}
-        self.ours = Side(our_side, arguments.think_cache, arguments.stride, not arguments.no_ahead)
+        self._gguf = gguf
+        given = gguf, store, arguments.think_cache, arguments.stride, not arguments.no_ahead, arguments.wait
+        self.ours = Side(our_side, *given)
         self.dtype: str = self.ours("open", "hello")
-        self.peers: dict[str, Side] = {}
         self.versions: dict[str, str | None] = {n: version(n) for n in ("torch", "transformers")}
-        if "transformers" in arguments.peers:
-            self.peers[RECOMPUTE] = Side(transformers_side, False, self.dtype)
-            self.peers[KEPT] = Side(transformers_side, True, self.dtype)
+        self._starts: dict[str, Callable[[], Side]] = {}
+        if "transformers" in arguments.peers and gguf.stem in SHAPES:
+            print("transformers is left out: it takes part with the default model alone", flush=True)
+        elif "transformers" in arguments.peers:
+            self._starts[RECOMPUTE] = partial(Side, transformers_side, gguf, False, self.dtype)
+            self._starts[KEPT] = partial(Side, transformers_side, gguf, True, self.dtype)
         if "llama.cpp" in arguments.peers:
-            llama = Side(llama_side, arguments.llama_python, arguments.threads)
+            self._starts[LLAMA] = partial(Side, llama_side, gguf, arguments.llama_python, arguments.threads)
+        self.peers = {name: start() for name, start in self._starts.items()}
+        if (llama := self.peers.get(LLAMA)) is not None:
+            self.versions["llama-cpp-python"] = llama("version")
             if (why := llama("why")) is not None:
                 print(f"{LLAMA} is left out: {why}", flush=True)
-                llama.close()
-            else:
-                self.peers[LLAMA], self.versions["llama-cpp-python"] = llama, llama("version")
+                self.peers.pop(LLAMA).close()
 
     def chat(self, seed: int, note: bool) -> None:
         """Play one conversation with all sides that take part; without `note` it only warms up."""
-        from benchmarks.scripted_chat import script, thinking_tokenizer
-        from models.hub.sources import resolve
-
-        path = resolve("smollm2").gguf
-        assert path is not None
         turns = self.turns if note else min(self.turns, 2)
-        system, exchanges = script(thinking_tokenizer(path), turns, THINK, ANSWER, seed)
-        peers = {} if self.runs else self.peers
+        ways = WAYS if self.varied else WAYS[:1]
+        system, exchanges = script(thinking_tokenizer(self._gguf), turns, THINK, ANSWER, seed, ways)
+        peers = [] if self.runs else list(self.peers)
         self.ours("open", system)
-        for peer in peers.values():
-            peer("open")
+        for name in peers:
+            self.peers[name]("open")
         notes: dict[str, list[dict[str, Any]]] = {name: [] for name in (OURS, *peers)}
         for turn in exchanges:
-            mine = self.ours("ask", turn.user, turn.stream, turn.prompt, self.reading_s, self.typing_s)
+            mine = self.ours("ask", turn, self.reading_s, self.typing_s)
             if not mine.pop("same"):
                 raise SystemExit(
                     "Our prompt or answer is not that of the script; the figures would not compare."
                 )
             notes[OURS].append(mine)
-            for name, peer in peers.items():
-                number = len(notes[name]) + 1
-                # Its number of tokens is known, and it takes minutes.
-                if name == RECOMPUTE and number > 2 and number % 5:
-                    notes[name].append({"computed": len(turn.prompt), "ttft_s": None})
-                    continue
-                notes[name].append(peer("ask", turn.prompt))
-                peer("hear", turn.stream)
+            for name in peers:
+                notes[name].append(self._ask(name, turn, len(notes[name]) + 1))
+            for figures in notes.values():
+                figures[-1]["again"] = max(figures[-1]["computed"] - turn.new, 0)
             if note:
                 told = ", ".join(f"{name} {figures[-1]['computed']:,}" for name, figures in notes.items())
                 print(
-                    f"  turn {len(notes[OURS])}: {told}  [{time.monotonic() - self.began:.0f} s]", flush=True
+                    f"  turn {len(notes[OURS])}, {turn.way}: {told}  [{time.monotonic() - self.began:.0f} s]",
+                    flush=True,
                 )
         if note:
+            self.ways = [turn.way for turn in exchanges]
             for name, figures in notes.items():
                 self.runs.setdefault(name, []).append(figures)
 
-    def computed(self) -> dict[str, list[list[int]]]:
-        """Return the tokens after Enter by side: for each of its chats, one number per turn."""
+    def _ask(self, name: str, turn: Turn, number: int) -> dict[str, Any]:
+        """Return the figures of a peer; it keeps nothing when the program is started again."""
+        if turn.way == "restart":
+            self.peers[name].close()
+            self.peers[name] = self._starts[name]()
+            self.peers[name]("open")
+        # Its number of tokens is known, and it takes minutes.
+        if name == RECOMPUTE and number > 2 and number % 5:
+            return {"computed": len(turn.prompt), "ttft_s": None}
+        found: dict[str, Any] = self.peers[name]("ask", turn.prompt)
+        self.peers[name]("hear", turn.stream)
+        return found
+
+    def tokens(self, what: str) -> dict[str, list[list[int]]]:
+        """Return the tokens after Enter by side: for each of its chats, one number per turn.
+
+        `what` is "computed" for all of them, or "again" for those that are not new.
+        """
         return {
-            name: [[figures["computed"] for figures in chat] for chat in chats]
-            for name, chats in self.runs.items()
+            name: [[figures[what] for figures in chat] for chat in chats] for name, chats in self.runs.items()
         }
 
     def ttft(self) -> dict[str, list[float | None]]:
@@ -268,6 +289,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--shapes", type=names, default=["smollm2"], help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--layers", type=int, help="of shapes other than smollm2; default: all")
+    parser.add_argument(
+        "--varied", action="store_true", help="edits, retries, undo, other branches and restarts, too"
+    )
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--chats", type=int, default=3, help="medians over so many chats of ours")
     parser.add_argument("--reading", type=float, default=READING_S, help="seconds until the first key")
@@ -280,6 +306,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--no-ahead", action="store_true", help="our drafts are only warmed, no token is drawn ahead"
     )
+    parser.add_argument(
+        "--wait", action="store_true", help="type each key when our side has prepared what it can"
+    )
     parser.add_argument("--peers", type=lambda text: text.split(","), default=["transformers", "llama.cpp"])
     parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama-cpp-python")
     parser.add_argument("--json", type=Path, help="write the figures here after every chat")
@@ -287,52 +316,67 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.turns < 1 or arguments.chats < 1:
         parser.error("--turns and --chats must be 1 or more")
+    if unknown := [shape for shape in arguments.shapes if shape not in SHAPES]:
+        parser.error(f"--shapes: there is no {unknown[0]!r}; choose from {', '.join(SHAPES)}")
+    if arguments.svg and len(arguments.shapes) > 1:
+        parser.error("--svg draws one shape")
     return arguments
 
 
-def main() -> None:
-    arguments, began = parse(), time.monotonic()
-    bench = Bench(arguments)
-    facts = {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": arguments.threads,
-        "ahead": not arguments.no_ahead,
-        "dtype": bench.dtype,
-        "versions": bench.versions,
-        "think_cache": arguments.think_cache,
-        "think_tokens": THINK,
-        "answer_tokens": ANSWER,
-        "reading_s": bench.reading_s,
-        "typing_s": bench.typing_s,
-        "chats": bench.chats,
-    }
-    record = Record(arguments.json, facts, merge=False)
+def run(arguments: argparse.Namespace, shape: str, gguf: Path, store: Path | None, record: Record) -> None:
+    """Measure one model and print its figures."""
+    began = time.monotonic()
+    bench = Bench(arguments, gguf, store)
     say: Callable[..., None] = lambda *what: print(*what, flush=True)  # noqa: E731
+    layers = f" with {arguments.layers} layers" if arguments.layers and shape != "smollm2" else ""
     head = (
-        f"{cpu_name()}, {arguments.threads} of {os.cpu_count()} cores, {bench.dtype}; SmolLM2-135M, {THINK} tokens of "
-        f"thinking and {ANSWER} of answer a turn; {bench.chats} chat(s), medians"
+        f"{cpu_name()}, {arguments.threads} of {os.cpu_count()} cores, {bench.dtype}; {shape}{layers}, {THINK} tokens "
+        f"of thinking and {ANSWER} of answer a turn; {bench.chats} chat(s), medians"
     )
     say(head)
+    record.add({"dtype": bench.dtype, "versions": bench.versions}, shape, "facts")
     bench.chat(seed=1000, note=False)
     for seed in range(bench.chats):
         bench.chat(seed, note=True)
         say(f"  chat {seed + 1} of {bench.chats}  [{time.monotonic() - began:.0f} s]")
-        record.add(bench.runs, "runs")
-    computed, ttft = bench.computed(), bench.ttft()
+        record.add(bench.runs, shape, "runs")
+    computed, ttft, again = bench.tokens("computed"), bench.ttft(), bench.tokens("again")
     bench.close()
     usual = {
         name: [round(statistics.median(turn)) for turn in zip(*chats, strict=True)]
         for name, chats in computed.items()
     }
-    record.add({"tokens_after_enter": usual, "ttft_s": ttft}, "medians")
-    say(table(usual, ttft))
-    for goal, told, reached in verdicts(computed, ttft):
+    record.add({"tokens_after_enter": usual, "ttft_s": ttft}, shape, "medians")
+    say(table(usual, ttft, bench.ways if bench.varied else ()))
+    for goal, told, reached in (*verdicts(computed, ttft), again_verdict(again)):
         say(f"{'reached' if reached else 'NOT REACHED':<13}{goal}: {told}")
-        record.add({"found": told, "reached": reached}, "goals", goal)
+        record.add({"found": told, "reached": reached}, shape, "goals", goal)
     if arguments.svg:
         arguments.svg.write_text(picture(usual, ttft, head))
     say(f"{time.monotonic() - began:.0f} s in all")
+
+
+def main() -> None:
+    arguments = parse()
+    facts = {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": arguments.threads,
+        "ahead": not arguments.no_ahead,
+        "wait": arguments.wait,
+        "varied": arguments.varied,
+        "layers": arguments.layers,
+        "think_cache": arguments.think_cache,
+        "think_tokens": THINK,
+        "answer_tokens": ANSWER,
+        "reading_s": arguments.reading,
+        "typing_s": arguments.typing,
+        "chats": arguments.chats,
+    }
+    record = Record(arguments.json, facts, merge=False)
+    for shape in arguments.shapes:
+        with model_file(shape, arguments.layers) as gguf, TemporaryDirectory() as folder:
+            run(arguments, shape, gguf, Path(folder) if arguments.varied else None, record)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Write a GGUF file with the shapes of Qwen3, dense or with experts, and random quantised weights. Any program that
-reads GGUF can run it."""
+"""Write a GGUF file with the shapes of Qwen3, Gemma 4 or LFM2 and random quantised weights. Any program that reads GGUF
+can run it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
 from models.families.common import pre_norm_layer, uniform
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope
+from models.families.registry import FAMILIES
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, ShortConvolution
+from models.weights.slots import Slot, slots
 
 _STD = 0.02
 _SCALES = {Kind.Q8_0: _STD / 74, Kind.Q4_0: _STD / 4.6}
@@ -29,66 +32,136 @@ MOE = uniform(
 """A small mixture of experts: 0.74 billion weights, of which a token reads 0.29 billion."""
 
 
-def write_random_qwen3(path: Path, spec: ModelSpec, kind: Kind, context: int) -> None:
-    """Write a model of `spec` (tied embeddings, identical layers) whose matrices are of `kind`, Q8_0 or Q4_0.
+def write_random_gguf(
+    path: Path, spec: ModelSpec, kind: Kind, context: int, tokenizer: Mapping[str, Any] | None = None
+) -> None:
+    """Write a model of `spec` (Qwen3, dense or with experts, Gemma 4 or LFM2) with matrices of `kind`, Q8_0 or Q4_0.
 
-    The router is random, too, so that experts are chosen by the content of a row.
+    `tokenizer` is the metadata of a GGUF file whose tokenizer it gets; None: one that is made up. The router is random,
+    too, so that experts are chosen by the content of a row.
     """
-    feed = spec.layers[0].feed_forward
-    experts = feed if isinstance(feed, Experts) else None
-    inner = feed.size if isinstance(feed, FeedForward) else feed.expert.size
-    writer = gguf.GGUFWriter(path, "qwen3" if experts is None else "qwen3moe")
+    family = next(family for family in FAMILIES if spec.architecture in family.architectures)
+    assert family.gguf_architecture is not None
+    writer = gguf.GGUFWriter(path, family.gguf_architecture)
     writer.add_name("random")
-    writer.add_block_count(len(spec.layers))
-    writer.add_context_length(context)
-    writer.add_embedding_length(spec.hidden_size)
-    writer.add_feed_forward_length(inner)
-    if experts is not None:
-        writer.add_expert_count(experts.count)
-        writer.add_expert_used_count(experts.chosen)
-        writer.add_expert_feed_forward_length(inner)
-    writer.add_head_count(spec.attention.heads)
-    writer.add_head_count_kv(spec.attention.kv_heads)
-    writer.add_key_length(spec.attention.head_dim)
-    writer.add_value_length(spec.attention.head_dim)
-    writer.add_rope_freq_base(1e6)
-    writer.add_layer_norm_rms_eps(spec.final_norm.eps)
-    _add_tokenizer(writer, spec.vocab_size)
+    for key, value in _fields(spec, context).items():
+        _add(writer, f"{family.gguf_architecture}.{key}", value)
+    if tokenizer is None:
+        _add_tokenizer(writer, spec.vocab_size)
+    else:
+        for key, value in tokenizer.items():
+            if key.startswith("tokenizer."):
+                _add(writer, key, value)
     random = np.random.default_rng(0)
-
-    def matrix(name: str, rows: int, columns: int, count: int | None = None) -> None:
-        shape = (rows, columns) if count is None else (count, rows, columns)
-        writer.add_tensor(f"{name}.weight", _blocks(random, kind, *shape), raw_dtype=kind)
-
-    def norm(name: str, size: int) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(size, dtype=np.float32))
-
-    hidden, head = spec.hidden_size, spec.attention.head_dim
-    q, kv = spec.attention.heads * head, spec.attention.kv_heads * head
-    matrix("token_embd", spec.vocab_size, hidden)
-    for layer in range(len(spec.layers)):
-        at = f"blk.{layer}."
-        for name, size in (("attn_norm", hidden), ("attn_q_norm", head), ("attn_k_norm", head)):
-            norm(at + name, size)
-        for name, rows, columns in (("attn_q", q, hidden), ("attn_k", kv, hidden), ("attn_v", kv, hidden)):
-            matrix(at + name, rows, columns)
-        matrix(at + "attn_output", hidden, q)
-        norm(at + "ffn_norm", hidden)
-        count, each = (None, "") if experts is None else (experts.count, "_exps")
-        if experts is not None:
-            router = random.standard_normal((experts.count, hidden), dtype=np.float32) * _STD
-            writer.add_tensor(f"{at}ffn_gate_inp.weight", router)
-        for name, rows, columns in (
-            ("ffn_gate", inner, hidden),
-            ("ffn_up", inner, hidden),
-            ("ffn_down", hidden, inner),
-        ):
-            matrix(f"{at}{name}{each}", rows, columns, count)
-    norm("output_norm", hidden)
+    for slot in slots(spec):
+        if slot.expert:  # the first one stands for all those of its layer, which are one tensor
+            continue
+        name, shape = slot.name(family.gguf_names), slot.shape
+        if slot.expert == 0 and slot.layer is not None:
+            experts = spec.layers[slot.layer].feed_forward
+            assert isinstance(experts, Experts)
+            name, shape = name.replace(".0.weight", "_exps.weight"), (experts.count, *shape)
+        if slot.is_matrix:
+            writer.add_tensor(name, _blocks(random, kind, *shape), raw_dtype=kind)
+        elif len(shape) == 1:
+            writer.add_tensor(name, np.full(shape, _fill(spec, slot), dtype=np.float32))
+        else:
+            writer.add_tensor(name, random.standard_normal(shape, dtype=np.float32) * _STD)
+    if (rope := _widest(spec).rope) is not None and rope.frequency_factors is not None:
+        # llama.cpp divides by these, so a very large number takes the place of infinity.
+        writer.add_tensor(
+            "rope_freqs.weight", np.minimum(np.float32(rope.frequency_factors), np.float32(1e30))
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _fill(spec: ModelSpec, slot: Slot) -> float:
+    """Return what a vector consists of: 1 in norms and scalars, 0 in biases.
+
+    Norms of heads are smaller where scores are not scaled, so that attention is spread over many rows.
+    """
+    if slot.field != "weight":
+        return 0.0
+    head = (
+        spec.attentions[slot.layer] if slot.layer is not None and slot.part in ("q_norm", "k_norm") else None
+    )
+    return head.head_dim**-0.25 if head is not None and head.scale == 1.0 else 1.0
+
+
+def _widest(spec: ModelSpec) -> Attention:
+    """Return the attention of a layer that sees all rows, if there is one."""
+    return next((found for found in spec.attentions.values() if found.window is None), spec.attention)
+
+
+def _fields(spec: ModelSpec, context: int) -> dict[str, Any]:
+    """Return the metadata of the network, without the name of the architecture in the keys."""
+    whole = _widest(spec)
+    assert whole.rope is not None
+    feeds = [layer.feed_forward for layer in spec.layers]
+    mixtures = [feed for feed in feeds if isinstance(feed, Experts)]
+    # What is dense in each layer: all of its feed-forward, or the shared expert.
+    dense = [feed.shared if isinstance(feed, Experts) else feed for feed in feeds]
+    sizes = [feed.size for feed in dense if feed is not None] or [feed.expert.size for feed in mixtures]
+    heads = [spec.attentions[i].kv_heads if i in spec.attentions else 0 for i in range(len(spec.layers))]
+    found: dict[str, Any] = {
+        "block_count": len(spec.layers),
+        "context_length": context,
+        "vocab_size": spec.vocab_size,
+        "embedding_length": spec.hidden_size,
+        "feed_forward_length": sizes if len(set(sizes)) > 1 else sizes[0],
+        "attention.head_count": whole.heads,
+        "attention.head_count_kv": heads if len(set(heads)) > 1 else heads[0],
+        "attention.key_length": whole.head_dim,
+        "attention.value_length": whole.head_dim,
+        "attention.layer_norm_rms_epsilon": spec.final_norm.eps,
+        "rope.freq_base": whole.rope.theta,
+        "rope.dimension_count": whole.head_dim,
+    }
+    if mixtures:
+        found["expert_count"] = mixtures[0].count
+        found["expert_used_count"] = mixtures[0].chosen
+        found["expert_feed_forward_length"] = mixtures[0].expert.size
+    if mixtures and mixtures[0].scoring == "sigmoid":
+        found["expert_gating_func"] = 2
+        found["leading_dense_block_count"] = len(feeds) - len(mixtures)
+    for layer in spec.layers:
+        if isinstance(layer.mixer, ShortConvolution):
+            found["shortconv.l_cache"] = layer.mixer.width
+    if spec.architecture.startswith("Gemma4"):
+        found["embedding_length_per_layer_input"] = 0 if spec.layer_inputs is None else spec.layer_inputs.size
+    if spec.logit_cap is not None:
+        found["final_logit_softcapping"] = spec.logit_cap
+    return found | _window_fields(spec)
+
+
+def _window_fields(spec: ModelSpec) -> dict[str, Any]:
+    """Return the metadata of layers with a window, and of those that read the keys and values of others."""
+    local = next((found for found in spec.attentions.values() if found.window is not None), None)
+    if local is None or local.window is None or local.rope is None:
+        return {}
+    return {
+        "attention.sliding_window": local.window,
+        "attention.sliding_window_pattern": [layer.mixer.window is not None for layer in spec.layers],
+        "attention.key_length_swa": local.head_dim,
+        "attention.value_length_swa": local.head_dim,
+        "attention.shared_kv_layers": sum(found.kv_from is not None for found in spec.attentions.values()),
+        "rope.freq_base_swa": local.rope.theta,
+        "rope.dimension_count_swa": local.head_dim,
+    }
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    add = {
+        str: writer.add_string,
+        float: writer.add_float32,
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        list: writer.add_array,
+    }[type(value)]
+    add(key, value)
 
 
 def _blocks(random: np.random.Generator, kind: Kind, *shape: int) -> Any:

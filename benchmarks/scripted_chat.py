@@ -7,8 +7,10 @@ template leaves think spans out of the history as Qwen3's does, and two unused t
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from time import perf_counter
+from typing import Literal
 
 import torch
 
@@ -34,8 +36,18 @@ TEMPLATE = """\
 {%- endif %}"""
 """Like Qwen3's template, with this model's markers."""
 THINK_START, THINK_END = "<reponame>", "<repo_name>"
+Way = Literal["send", "retry", "edit", "undo", "switch", "restart"]
+"""How a turn begins: a message, the last one again, another one in place of the third last or of the last, one in the
+branch that was left last, or one after the program was ended and started again."""
 MESSAGES = (12, 24, 50, 100, 200, 400)
 """Lengths of the messages in tokens, in turn: from a short question to a pasted page."""
+
+
+WAYS: tuple[Way, ...] = (
+    *("send", "send", "send", "retry", "send", "edit", "send", "undo", "send", "switch"),
+    *("send", "restart", "send", "retry", "edit", "send", "switch", "send", "restart", "undo"),
+)
+"""What a person does who looks for the right answer, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,12 @@ class Turn:
     """The tokens that the model writes: thinking and answer, with markers and end of turn."""
     prompt: list[int]
     """The chat template's rendering of the conversation up to `user`, tokenised as one text."""
+    way: Way = "send"
+    path: tuple[int, ...] = ()
+    """The exchanges before this one, by their numbers from 0."""
+    new: int = 0
+    """The tokens of the prompt that no earlier prompt or answer had in this place, at least the last one, whose logits
+    are needed."""
 
 
 def thinking_tokenizer(gguf: Path) -> Tokenizer:
@@ -57,27 +75,63 @@ def thinking_tokenizer(gguf: Path) -> Tokenizer:
     return tokenizer
 
 
-def script(tokenizer: Tokenizer, turns: int, think: int, answer: int, seed: int) -> tuple[str, list[Turn]]:
-    """Return the system prompt and the turns; `think` and `answer` are exact numbers of tokens."""
+def script(
+    tokenizer: Tokenizer, turns: int, think: int, answer: int, seed: int, ways: Sequence[Way] = ("send",)
+) -> tuple[str, list[Turn]]:
+    """Return the system prompt and the turns, which are made in these `ways`, over and over.
+
+    `think` and `answer` are exact numbers of tokens.
+    """
     rng = random.Random(seed)
     end = tokenizer.token_id("<|im_end|>")
-    assert None not in (end, tokenizer.think_start, tokenizer.think_end)
+    assert end is not None
+    assert None not in (tokenizer.think_start, tokenizer.think_end)
     system = f"You know about rivers and towns. This is conversation {seed}."
-    messages: list[Message] = [{"role": "system", "content": system}]
-    made = []
+    made: list[Turn] = []
+    answers: list[list[int]] = []
     for index in range(turns):
-        user = tokenizer.decode(_text(tokenizer, rng, MESSAGES[index % len(MESSAGES)]))
+        way = ways[index % len(ways)]
+        path = _path(way, made)
+        if way == "retry":
+            user = made[-1].user
+        else:
+            user = tokenizer.decode(_text(tokenizer, rng, MESSAGES[index % len(MESSAGES)]))
         said = _text(tokenizer, rng, answer)
         # The markers and the line breaks around them are tokens, too: `think` includes them.
         opening, closing = [tokenizer.think_start, *tokenizer.encode("\n")], tokenizer.encode("\n")
         breaks = tokenizer.encode("\n\n")
         thought = _text(tokenizer, rng, think - len(opening) - len(closing) - 1 - len(breaks))
         stream = [*opening, *thought, *closing, tokenizer.think_end, *breaks, *said, end]
+        messages: list[Message] = [{"role": "system", "content": system}]
+        for number in path:
+            messages.append({"role": "user", "content": made[number].user})
+            messages.append({"role": "assistant", "content": tokenizer.decode(answers[number])})
         messages.append({"role": "user", "content": user})
         prompt = tokenizer.encode(tokenizer.render(messages, add_generation_prompt=True))
-        messages.append({"role": "assistant", "content": tokenizer.decode(said)})
-        made.append(Turn(user, [token for token in stream if token is not None], prompt))
+        before = [[*turn.prompt, *answer, end] for turn, answer in zip(made, answers, strict=True)]
+        known = max((_common(prompt, text) for text in before), default=0)
+        tokens = [token for token in stream if token is not None]
+        made.append(Turn(user, tokens, prompt, way, path, max(len(prompt) - known, 1)))
+        answers.append(said)
     return system, made
+
+
+def _path(way: Way, made: Sequence[Turn]) -> tuple[int, ...]:
+    """Return the exchanges before the next one: undo and retry leave out the last, and an edit the last three."""
+    if not made:
+        return ()
+    paths = [(*turn.path, number) for number, turn in enumerate(made)]
+    if way == "switch":
+        inner = {number for turn in made for number in turn.path}
+        others = [path for path in paths[:-1] if path[-1] not in inner]
+        return others[-1] if others else paths[-1]
+    left_out = {"retry": 1, "undo": 1, "edit": 3}.get(way, 0)
+    return paths[-1][: max(len(paths[-1]) - left_out, 0)]
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the length of the common beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _text(tokenizer: Tokenizer, rng: random.Random, tokens: int) -> list[int]:

@@ -11,9 +11,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.chart import Chart, Line, page
-from benchmarks.multi_turn import KEPT, LLAMA, OURS, table, verdicts
+from benchmarks.multi_turn import KEPT, LLAMA, OURS, again_verdict, table, verdicts
+from benchmarks.our_chat import OurChat
 from benchmarks.peers.chats import KeptCache, LlamaCppChat, Recompute
-from benchmarks.scripted_chat import MESSAGES, follow_script, script, strokes, thinking_tokenizer
+from benchmarks.scripted_chat import MESSAGES, WAYS, follow_script, script, strokes, thinking_tokenizer
 from engine import Engine, SamplingParams
 from models.files import ModelFiles
 
@@ -31,6 +32,35 @@ def test_the_script_has_the_lengths_it_says_and_prompts_leave_the_thinking_out(s
         answer = before.stream[40:]
         assert after.prompt[len(before.prompt) :][: len(answer)] == answer
         assert tokenizer.think_start not in after.prompt
+
+
+def test_a_varied_script_goes_back_and_to_other_branches(smollm2: Path) -> None:
+    _, turns = script(thinking_tokenizer(smollm2), 12, 40, 15, seed=3, ways=WAYS)
+    paths = [(), (0,), (0, 1), (0, 1), (0, 1, 3), (0,), (0, 5), (0, 5), (0, 5, 7), (0, 5, 6), (0, 5, 6, 9)]
+    assert [turn.path for turn in turns] == [*paths, (0, 5, 6, 9, 10)]
+    assert [turn.way for turn in turns] == list(WAYS[:12])
+    retry, edit, switch = turns[3], turns[5], turns[9]
+    assert (retry.user, retry.prompt, retry.new) == (turns[2].user, turns[2].prompt, 1)
+    assert edit.prompt[: len(turns[0].prompt)] == turns[0].prompt
+    assert switch.prompt[: len(turns[6].prompt)] == turns[6].prompt
+    for turn in turns[1:]:
+        if turn.way != "retry":
+            # What is new is the message and the marks around it.
+            assert 0 < turn.new < MESSAGES[-1] + 20
+
+
+def test_nothing_is_computed_twice_whatever_a_person_does(smollm2: Path, tmp_path: Path) -> None:
+    tokenizer = thinking_tokenizer(smollm2)
+    system, turns = script(tokenizer, 12, 40, 15, seed=3, ways=WAYS)
+    ours = OurChat(smollm2, tmp_path, "exact", 16, ahead=True, waits=True)
+    try:
+        ours.open(system)
+        for turn in turns:
+            found = ours.ask(turn, 0.0, 0.1)
+            assert found["same"]
+            assert found["computed"] <= turn.new, turn.way
+    finally:
+        ours.engine.close()
 
 
 def test_the_engine_follows_the_script_and_is_asked_its_prompts(smollm2: Path) -> None:
@@ -125,6 +155,10 @@ def test_verdicts() -> None:
     assert [reached for _, _, reached in found] == [True, True, True]
     assert found[2][1] == "0 where llama.cpp computes 43"
     assert "40 tok" in table({OURS: [40]}, {OURS: [None]})
+    assert "1 retry " in table({OURS: [40]}, {OURS: [None]}, ["retry"])
+    _, told, reached = again_verdict({OURS: [[0, 0], [0, 1]], LLAMA: [[150, 1400]]})
+    assert (told, reached) == ("1 in a chat; llama.cpp 1,550", False)
+    assert again_verdict({OURS: [[0, 0]]})[2]
 
 
 def test_the_picture_is_valid_and_nothing_lies_outside() -> None:

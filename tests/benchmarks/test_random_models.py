@@ -1,19 +1,22 @@
 """Random weights in published shapes: every reader of checkpoints finds in them what the shapes say."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM
 
 from benchmarks.kv_memory import our_bytes, transformers_bytes
 from benchmarks.random_checkpoint import hf_config, shortened, with_vocabulary, write_checkpoint
+from benchmarks.random_gguf import write_random_gguf
 from engine import Engine, SamplingParams
 from engine.machine.shapes import CONFIGS, known_shape
 from models.families.registry import load_spec, spec_of_hf
 from models.files import ModelFiles
-from models.spec import ModelSpec
+from models.spec import ModelSpec, kv_sources
 from models.weights.slots import parameters, slots
 
 SMALL = {
@@ -56,6 +59,23 @@ def test_a_checkpoint_can_be_run(name: str, layers: int, tmp_path: Path) -> None
         assert len(list(engine.stream(prompt, SamplingParams(temperature=0.0, max_tokens=3)))) == 3
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        *(("qwen3:0.6b", 2), ("qwen3:30b-a3b", 2), ("gemma4:e2b", 10), ("gemma4:26b-a4b", 6)),
+        *(("lfm2.5:1.2b", 3), ("lfm2.5:8b-a1b", 4)),
+    ],
+)
+def test_a_gguf_file_has_the_network_that_was_asked_for(name: str, layers: int, tmp_path: Path) -> None:
+    spec = spec_of_hf(small(name, layers))[1]
+    path = tmp_path / "random.gguf"
+    write_random_gguf(path, spec, GGMLQuantizationType.Q8_0, 2048)
+    found = load_spec(ModelFiles(name, gguf=path))
+    assert slots_of(found) == slots_of(replace(spec, vocab_size=found.vocab_size))
+    assert kv_sources(found) == kv_sources(spec)
+    assert [layer.mixer.window for layer in found.layers] == [layer.mixer.window for layer in spec.layers]
 
 
 def slots_of(spec: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
