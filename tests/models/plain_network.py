@@ -180,9 +180,9 @@ class PlainNetwork:
                 scores = scores * (dim**-0.5 if spec.scale is None else spec.scale)
                 if spec.score_cap is not None:
                     scores = spec.score_cap * torch.tanh(scores / spec.score_cap)
-                shares = scores.exp()
-                whole = shares.sum() + (self._get(f"{at}sinks")[head].exp() if spec.sinks else 0.0)
-                outs[row, head] = shares / whole @ values[first : row + 1]
+                if spec.sinks:
+                    scores = torch.cat([scores, self._get(f"{at}sinks")[head : head + 1]])
+                outs[row, head] = scores.softmax(-1)[: row + 1 - first] @ values[first : row + 1]
         if spec.gate is not None:
             gates = 1 / (1 + (-self._linear(f"{at}attention_gate", x)).exp())
             outs = outs * gates.view(count, spec.heads, -1)
@@ -255,14 +255,14 @@ class PlainNetwork:
         """[hidden] -> [hidden]"""
         given = self._norm(f"{at}router_norm", spec.router_norm, x)
         scores = self._linear(f"{at}router", given, spec.router_bias) * spec.router_scale
-        shares = scores.exp() / scores.exp().sum() if spec.scoring == "softmax" else 1 / (1 + (-scores).exp())
+        shares = scores.softmax(-1) if spec.scoring == "softmax" else 1 / (1 + (-scores).exp())
         ranked = shares + self._get(f"{at}selection_bias") if spec.selection_bias else shares
         order = self._candidates(spec, ranked)
         best = order[: spec.chosen]
         if spec.chosen < len(order):
             gap = (ranked[best[-1]] - ranked[order[spec.chosen]]).item()
             self.router_gap = min(self.router_gap, gap)
-        whole = sum(shares[expert].item() for expert in best) if spec.renormalise else 1.0
+        whole = max(sum(shares[expert].item() for expert in best), 1e-12) if spec.renormalise else 1.0
         scales = self._get(f"{at}expert_scales") if spec.expert_scales else torch.ones(spec.count)
         given = self._norm(f"{at}expert_norm", spec.expert_norm, x)
         out = torch.zeros_like(x)
