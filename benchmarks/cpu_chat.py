@@ -3,14 +3,14 @@
     python -m benchmarks.cpu_chat --llama-python PYTHON [--models smollm2 moe_q4_0] [--repeats 5] [--quick]
                                   [--threads 2] [--variant avx2] [--json benchmarks/results/cpu_chat.json]
 
-The models are SmolLM2-135M-Instruct Q4_1 and random ones in Q8_0 and in Q4_0: one with the shapes of Qwen3-0.6B, and a
-small mixture of experts (16, of which a token uses 4) built like Qwen3-30B-A3B. Each side is a process of its own; they
-take turns, and the idle one waits for a line of input and computes nothing. Reported are medians, and the median of the
-ratios of the rounds. For chatterm, everything that a stream does counts (scheduling, sampling, text); for llama.cpp
-(llama-cpp-python) only its `eval`. The first turn starts once both have arranged their weights. Loading is measured in
-fresh processes, without imports, with the file in memory. Memory is the largest resident set, including mapped weights
-and a KV cache for the longest context. Other programs on the same cores distort the figures: the load before the run is
-printed.
+The models are SmolLM2-135M-Instruct Q4_1 and random ones in Q8_0 and in Q4_0: one with the shapes of Qwen3-0.6B, a
+small mixture of experts (16, of which a token uses 4) built like Qwen3-30B-A3B, and one with the shapes of LFM2.5-1.2B.
+Each side is a process of its own; they take turns, and the idle one waits for a line of input and computes nothing.
+Reported are medians, and the median of the ratios of the rounds. For chatterm, everything that a stream does counts
+(scheduling, sampling, text); for llama.cpp (llama-cpp-python) only its `eval`. The first turn starts once both have
+arranged their weights. Loading is measured in fresh processes, without imports, with the file in memory. Memory is the
+largest resident set, including mapped weights and a KV cache for the longest context. Other programs on the same cores
+distort the figures: the load before the run is printed.
 `--llama-python` is an interpreter with llama-cpp-python if this one has none; without any, only chatterm is measured.
 `--variant` makes chatterm use kernels for an older CPU; llama.cpp uses those it was built with, which are printed.
 """
@@ -43,7 +43,7 @@ PREFILLS = (32, 512, 2048)
 DECODE_TOKENS = 32
 PAUSE = 0.1
 """Seconds between two turns: the threads of the previous side may spin for some milliseconds more."""
-MODELS = ("smollm2", "q8_0", "q4_0", "moe_q8_0", "moe_q4_0")
+MODELS = ("smollm2", "q8_0", "q4_0", "moe_q8_0", "moe_q4_0", "lfm2_q8_0", "lfm2_q4_0")
 
 
 def use_variant(name: str | None) -> None:
@@ -176,11 +176,12 @@ def model_file(name: str) -> Iterator[Path]:
 
     from benchmarks.random_gguf import MOE, write_random_gguf
     from benchmarks.shapes import SHAPES
+    from engine.machine.shapes import known_shape
 
-    is_moe, kind = name.startswith("moe_"), name.removeprefix("moe_")
+    family, kind = name.split("_", 1) if name.startswith(("moe_", "lfm2_")) else ("qwen3", name)
+    spec = {"qwen3": SHAPES["0.6B"], "moe": MOE, "lfm2": known_shape("lfm2.5:1.2b")}[family]
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"qwen3-{'moe' if is_moe else '0.6b'}-{kind}.gguf"
-        spec = MOE if is_moe else SHAPES["0.6B"]
+        path = Path(folder) / f"{family}-{kind}.gguf"
         write_random_gguf(path, spec, GGMLQuantizationType[kind.upper()], 4096)
         yield path
 

@@ -163,13 +163,22 @@ def _reply(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
         return {"seconds": perf_counter() - began}
     start, tokens = asked["context"], asked["tokens"]
     if start < model.n_tokens:
-        model.n_tokens = start  # the next call drops the rows beyond
+        # The next call drops the rows beyond; a network with a state, such as a short convolution, can drop only all.
+        model.n_tokens = 0 if _has_state(model) else start
     if start > model.n_tokens:
         model.eval([1000 + i % 1000 for i in range(start - model.n_tokens)])
     began = perf_counter()
     for i in range(tokens):
         model.eval([2000 + i])
     return {"seconds": perf_counter() - began}
+
+
+def _has_state(model: Any) -> bool:
+    """Return whether some layers keep a state instead of rows."""
+    import llama_cpp
+
+    own = model._model.model
+    return bool(llama_cpp.llama_model_is_recurrent(own) or llama_cpp.llama_model_is_hybrid(own))
 
 
 def _greedy(model: Any, prompt: list[int], tokens: int) -> list[list[tuple[int, float]]]:

@@ -6,7 +6,7 @@ It reads only the description and imports neither torch nor triton.
 from collections.abc import Iterable
 
 from models.features import Feature, features, of_feed_forward
-from models.spec import Experts, ModelSpec
+from models.spec import Experts, ModelSpec, ShortConvolution
 
 DRAFTS_NEED = "draft models need the native kernels of a CPU or the fused kernels of a GPU"
 """Why a draft model cannot be used here, as the end of a sentence."""
@@ -46,6 +46,19 @@ NATIVE = frozenset(
         Feature.LOGIT_SCALE,
         Feature.LOGIT_CAP,
         Feature.MIXED_LAYERS,
+        Feature.CONVOLUTION,
+        Feature.VALUE_NORM,
+        Feature.VALUE_IS_KEY,
+        Feature.MIXED_HEADS,
+        Feature.SHARED_KV,
+        Feature.PARALLEL,
+        Feature.LAYER_SCALE,
+        Feature.LAYER_INPUTS,
+        Feature.EXPERT_GROUPS,
+        Feature.EXPERT_SCALE,
+        Feature.ROUTER_INPUT,
+        Feature.EXPERT_SCALES,
+        Feature.EXPERT_NORMS,
     }
 )
 """Features that the native CPU kernels compute. A feature that is not listed, such as a new one, is refused."""
@@ -55,17 +68,9 @@ FUSED = NATIVE - {
     Feature.LEARNED_ACTIVATION,
     Feature.UNGATED,
     Feature.LAYER_NORM,
-} | {
-    Feature.CONVOLUTION,
-    Feature.VALUE_NORM,
-    Feature.VALUE_IS_KEY,
-    Feature.LAYER_SCALE,
-    Feature.LAYER_INPUTS,
-    Feature.MIXED_HEADS,
-    Feature.SHARED_KV,
-    Feature.ROUTER_INPUT,
-    Feature.EXPERT_SCALES,
-    Feature.EXPERT_NORMS,
+    Feature.PARALLEL,
+    Feature.EXPERT_GROUPS,
+    Feature.EXPERT_SCALE,
 }
 """Features that the fused GPU kernels compute."""
 
@@ -117,8 +122,23 @@ def not_native(spec: ModelSpec) -> str | None:
     """Return why the native CPU kernels cannot run the network, as the middle of a sentence; None if they can."""
     if (lacks := lacking(spec, NATIVE)) is not None:
         return f"the native kernels do not support {lacks}"
-    dim = spec.attention.head_dim
-    return f"there are no native kernels for a head_dim of {dim}" if dim % 8 else None
+    if spec.layer_inputs is not None and spec.layer_inputs.vocab_size is not None:
+        return "the native kernels do not support embeddings for every layer of some tokens alone"
+    for mixer in {layer.mixer for layer in spec.layers}:
+        if isinstance(mixer, ShortConvolution):
+            if mixer.size % 8:
+                return f"there are no native kernels for convolutions of {mixer.size} channels"
+        elif mixer.head_dim % 8:
+            return f"there are no native kernels for a head_dim of {mixer.head_dim}"
+    for layer in set(spec.layers):
+        feed = layer.feed_forward
+        if not isinstance(feed, Experts):
+            continue
+        if feed.shared_gate and (feed.router_norm or feed.shared_norm):
+            return "the native kernels do not support a shared expert with a gate and a norm"
+        if layer.parallel and (feed.expert_post_norm or feed.shared_post_norm):
+            return "the native kernels do not support experts with norms beside the attention"
+    return None
 
 
 def not_fused(spec: ModelSpec) -> str | None:

@@ -238,7 +238,7 @@ def _native_decoder(network: Network, cache: KVCache, pool: Pool) -> NativeDecod
     If it computes prompts too, a 16-bit `cache` holds fp16, whose rounding is eight times finer than that of bf16.
     Values beyond the range of fp16 become its largest number.
     """
-    dtype = cache.kv.dtype
+    dtype = cache.row.stored
     changes = (
         dtype == torch.bfloat16 and cache.is_free and takes_prompts(network, pool.library, pool.library.best)
     )

@@ -150,6 +150,17 @@ def test_the_native_kernels_know_experts_in_any_layer() -> None:
         assert not_native(replace(a_spec(), layers=(dense, replace(mixed, feed_forward=experts)))) is None
 
 
+def test_norms_of_experts_that_the_native_kernels_do_not_know() -> None:
+    gated = Experts(4, 2, FeedForward(64), shared=FeedForward(64), shared_gate=True, shared_norm=Norm())
+    assert not_native(changed(a_spec(), feed_forward=gated)) == (
+        "the native kernels do not support a shared expert with a gate and a norm"
+    )
+    normed = Experts(4, 2, FeedForward(64), expert_post_norm=Norm())
+    assert not_native(changed(a_spec(), feed_forward=normed, parallel=True, feed_forward_norm=None)) == (
+        "the native kernels do not support experts with norms beside the attention"
+    )
+
+
 def test_what_lacks_is_told_as_a_part_of_a_sentence() -> None:
     spec = replace(a_spec(window=8, score_cap=50.0), logit_cap=30.0)
     known = NATIVE - {Feature.WINDOW, Feature.SCORE_CAP, Feature.LOGIT_CAP}

@@ -57,8 +57,13 @@ class NativeDecoder:
         self._functions = pool.library.functions
         told = NativeStructs()
         self._alive = (network, cache, told)
-        spec, attention, learned = network.spec, network.spec.attention, network.position_embedding
-        layers = [told.layer(*pair) for pair in zip(spec.layers, network.layers, strict=True)]
+        spec, learned = network.spec, network.position_embedding
+        pairs = zip(spec.layers, network.layers, strict=True)
+        layers = [told.layer(*pair, spec.layer_inputs) for pair in pairs]
+        for layer, row, k, v in zip(layers, cache.rows, cache.k, cache.v, strict=True):
+            layer.kept = native.Kept(k.data_ptr(), v.data_ptr())
+            if not row.has_v:
+                layer.convolution.type = PLAIN[row.dtype]
         described = native.Model(
             layers=(native.Layer * len(layers))(*layers),
             # The scale of the logits is folded into the weights of the final norm, whose output the head multiplies.
@@ -66,26 +71,18 @@ class NativeDecoder:
             embedding=told.matrix(network.embedding),
             learned=native.Matrix() if learned is None else told.matrix(Weight.plain(learned)),
             head=told.linear(network.head),
+            inputs=told.layer_inputs(network),
             layer_count=len(layers),
             hidden=spec.hidden_size,
-            q_heads=attention.heads,
-            kv_heads=attention.kv_heads,
-            head_dim=attention.head_dim,
             positions=network.positions,
             # Rounded to the dtype, as in training.
             embedding_scale=torch.tensor(spec.embedding_scale, dtype=network.dtype).item(),
             logit_cap=spec.logit_cap or 0.0,
         )
-        number = QUANTIZED.get(cache.row.kind, PLAIN.get(cache.kv.dtype))
+        number = QUANTIZED.get(cache.row.kind, PLAIN.get(cache.row.stored))
         if number is None or cache.device.type != "cpu":
-            raise NativeError(f"the KV cache is {cache.kv.dtype} on {cache.device}")
-        kept = native.Cache(
-            k=cache.kv[0].data_ptr(),
-            v=cache.kv[1].data_ptr(),
-            slots=cache.kv.shape[2],
-            type=number,
-            block_size=cache.block_size,
-        )
+            raise NativeError(f"the KV cache is {cache.row.stored} on {cache.device}")
+        kept = native.Cache(slots=len(cache.k[0]), type=number, block_size=cache.block_size)
         reason = ctypes.c_char_p()
         chosen = pool.library.best if variant is None else variant
         with pool.held() as handle:

@@ -1,6 +1,7 @@
 """Describes weights to the native library: builds its structs, and keeps alive the memory they point to."""
 
 import ctypes
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -10,14 +11,26 @@ from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError
 from models.network import (
     AttentionWeights,
+    ConvolutionWeights,
     ExpertWeights,
     FeedForwardWeights,
+    InputWeights,
     LayerWeights,
     Linear,
+    Network,
     NormWeights,
     Weight,
 )
-from models.spec import XIELU_BETA, Attention, Experts, FeedForward, Layer, Norm
+from models.spec import (
+    XIELU_BETA,
+    Attention,
+    Experts,
+    FeedForward,
+    Layer,
+    LayerInputs,
+    Norm,
+    ShortConvolution,
+)
 
 
 class NativeStructs:
@@ -27,18 +40,25 @@ class NativeStructs:
         self._alive: list[object] = []
         self._tables: dict[int, int] = {}
 
-    def layer(self, spec: Layer, layer: LayerWeights) -> native.Layer:
-        """Describe a layer with all its parts."""
+    def layer(self, spec: Layer, layer: LayerWeights, inputs: LayerInputs | None) -> native.Layer:
+        """Describe a layer with all its parts; `inputs` describes those of all layers, if there are any."""
+        before = self.norm(spec.attention_norm, layer.attention_norm)
         found = native.Layer(
-            input_norm=self.norm(spec.attention_norm, layer.attention_norm),
+            input_norm=before,
             attention_post_norm=self.norm(spec.attention_post_norm, layer.attention_post_norm),
-            mlp_norm=self.norm(spec.feed_forward_norm, layer.feed_forward_norm),
+            mlp_norm=before if spec.parallel else self.norm(spec.feed_forward_norm, layer.feed_forward_norm),
             mlp_post_norm=self.norm(spec.feed_forward_post_norm, layer.feed_forward_post_norm),
-            attention=self._attention(spec.attention, layer.attention),
-            qkv=self.linear(layer.attention.qkv),
-            output=self.linear(layer.attention.out),
+            qkv=self.linear(layer.projections),
+            output=self.linear(layer.mixer.out),
             residual_scale=spec.residual_scale,
+            scalar=1.0 if layer.scalar is None else layer.scalar.item(),
+            parallel=spec.parallel,
         )
+        if isinstance(spec.mixer, ShortConvolution):
+            assert isinstance(layer.mixer, ConvolutionWeights)
+            found.convolution = self._convolution(spec.mixer, layer.mixer)
+        else:
+            found.attention = self._attention(spec.mixer, layer.attention)
         feed, weights = spec.feed_forward, layer.feed_forward
         if isinstance(feed, Experts):
             assert isinstance(weights, ExpertWeights)
@@ -46,13 +66,34 @@ class NativeStructs:
         else:
             assert isinstance(weights, FeedForwardWeights)
             found.feed = self._feed(feed, weights)
+        if inputs is not None:
+            assert layer.input is not None
+            found.input = self._layer_input(inputs, layer.input)
         return found
+
+    def layer_inputs(self, network: Network) -> native.Inputs:
+        """Describe how the inputs of all layers are made."""
+        spec, weights = network.spec.layer_inputs, network.layer_inputs
+        if spec is None or weights is None:
+            return native.Inputs()
+        # With a larger eps, the norm of the projection is the same as if the projection had been scaled before.
+        norm = replace(spec.norm, eps=spec.norm.eps * network.spec.hidden_size)
+        return native.Inputs(
+            embedding=self.matrix(weights.embedding),
+            projection=self.linear(weights.projection),
+            norm=self.norm(norm, weights.norm, 2**-0.5),
+            # The scale of the embedding is rounded to the dtype, as in training.
+            scale=torch.tensor(spec.size**0.5, dtype=network.dtype).item() * 2**-0.5,
+            size=spec.size,
+        )
 
     def _attention(self, spec: Attention, weights: AttentionWeights) -> native.Attention:
         heads = None if weights.head_norm is None else NormWeights(weights.head_norm)
         scaling = spec.query_scaling
+        ones = None if spec.v_norm is None else NormWeights(torch.ones(spec.head_dim))
         return native.Attention(
             head_norm=self.norm(spec.head_norm, heads),
+            v_norm=self.norm(spec.v_norm, ones),
             rotary=None if weights.rotary is None else self._table(weights.rotary),
             sinks=None if weights.sinks is None else self._numbers(weights.sinks),
             together=spec.norms_all_heads,
@@ -64,7 +105,30 @@ class NativeStructs:
             cap=spec.score_cap or 0.0,
             beta=0.0 if scaling is None else scaling.beta,
             original=0 if scaling is None else scaling.positions,
+            q_heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            shares_kv=spec.kv_from is not None,
+            v_is_k=spec.v_is_k,
         )
+
+    def _convolution(self, spec: ShortConvolution, weights: ConvolutionWeights) -> native.Convolution:
+        return native.Convolution(
+            filters=self._numbers(weights.filters.T),
+            bias=None if weights.bias is None else self._numbers(weights.bias),
+            width=spec.width,
+            size=spec.size,
+        )
+
+    def _layer_input(self, spec: LayerInputs, weights: InputWeights) -> native.LayerInput:
+        feed = native.Feed(
+            gate_up=self.linear(weights.gate),
+            down=self.linear(weights.out),
+            activation=native.ACTIVATIONS.index(spec.activation),
+            gated=True,
+            gain=1.0,
+        )
+        return native.LayerInput(feed, self.norm(spec.post_norm, weights.post_norm))
 
     def _experts(self, spec: Experts, weights: ExpertWeights) -> native.Experts:
         found, shared = self.experts_alone(spec, weights), None
@@ -72,11 +136,17 @@ class NativeStructs:
             assert weights.shared is not None
             shared = self._feed(spec.shared, weights.shared)
         found.router = self._router(weights)
+        for name, norm in spec.norms.items():
+            setattr(found, name.removeprefix("expert_"), self.norm(norm, weights.norms[name]))
         found.selection_bias = (
             None if weights.selection_bias is None else self._numbers(weights.selection_bias)
         )
         found.shared = None if shared is None else ctypes.pointer(shared)
+        if weights.expert_scales is not None:
+            found.expert_scales = self._numbers(weights.expert_scales)
         found.sigmoid, found.renormalise = spec.scoring == "sigmoid", spec.renormalise
+        found.groups, found.chosen_groups, found.group_best = spec.groups, spec.chosen_groups, spec.group_best
+        found.router_scale, found.scale = spec.router_scale, spec.scale
         found.shared_gate = weights.shared_gate is not None
         self._alive += [shared, found]
         return found

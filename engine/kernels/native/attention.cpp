@@ -51,17 +51,19 @@ ct_norm from_number(const ct_norm& norm, int32_t number) {
 // Groups the rows of the stretches that are attended together, and cuts all work into tasks, the largest first.
 void Group::share_attention(Plan& plan) {
   const std::vector<Stretch>& spans = space.stretches;
+  const Shape& shape = shape_at(plan.layer);
+  const int32_t window = layer_at(plan.layer).attention.window;
   const int32_t working = decoder.pool.working(), most_tasks = TASKS_A_THREAD * decoder.pool.size();
   int32_t single = 0, several = 0;  // heads and parts to divide, of single rows and of other stretches
   for (const Stretch& span : spans) {
-    const Queries all = queries_of(span, 0, span.count, plan.window);
-    (span.count == 1 ? single : several) += span.count * sizes.kv_heads * (all.apart ? all.parts() : 1);
+    const Queries all = queries_of(span, 0, span.count, window);
+    (span.count == 1 ? single : several) += span.count * shape.kv_heads * (all.apart ? all.parts() : 1);
   }
   // Group so many queries that every thread finds some. Adjacent heads are read together, unless that leaves threads
   // without work; all groups of heads have one size.
   const int32_t together = within(several / (TASKS_A_THREAD * working), LEAST_QUERIES, MOST_QUERIES);
-  const int32_t most_heads = within(up(single, most_tasks), 1, sizes.kv_heads);
-  const int32_t side_by_side = up(sizes.kv_heads, up(sizes.kv_heads, most_heads));
+  const int32_t most_heads = within(up(single, most_tasks), 1, shape.kv_heads);
+  const int32_t side_by_side = up(shape.kv_heads, up(shape.kv_heads, most_heads));
   plan.queries.clear();
   plan.tasks.clear();
   plan.of_row.resize(size_t(count));
@@ -72,12 +74,12 @@ void Group::share_attention(Plan& plan) {
       // The last rows see the most, so they come first.
       for (int32_t first = (span.count - 1) / together * together; first >= 0; first -= together) {
         const int32_t rows = span.count - first < together ? span.count - first : together;
-        Queries some = queries_of(span, first, rows, plan.window);
+        Queries some = queries_of(span, first, rows, window);
         some.sums = shared;
-        const size_t sums = size_t(some.parts()) * size_t(rows * sizes.groups);
+        const size_t sums = size_t(some.parts()) * size_t(rows * shape.groups);
         for (int32_t r = 0; r < rows; ++r) plan.of_row[size_t(some.first + r)] = int32_t(plan.queries.size());
         if (some.apart) {
-          shared += sums * size_t(sizes.kv_heads);
+          shared += sums * size_t(shape.kv_heads);
         } else if (const size_t needed = sums * size_t(alone ? side_by_side : 1); needed > own) {
           own = needed;
         }
@@ -93,10 +95,11 @@ void Group::share_attention(Plan& plan) {
 // The part with the newest row comes first: for a single row, the thread that attends to that part also writes the row.
 void Group::add_tasks(Plan& plan, int32_t index, int32_t heads) {
   const Queries& some = plan.queries[size_t(index)];
+  const int32_t kv_heads = shape_at(plan.layer).kv_heads;
   const int32_t pieces = some.apart ? some.parts() : 1, parts = some.apart ? 1 : some.parts();
   for (int32_t piece = pieces - 1; piece >= 0; --piece) {
-    for (int32_t head = 0; head < sizes.kv_heads; head += heads) {
-      const int32_t here = sizes.kv_heads - head < heads ? sizes.kv_heads - head : heads;
+    for (int32_t head = 0; head < kv_heads; head += heads) {
+      const int32_t here = kv_heads - head < heads ? kv_heads - head : heads;
       plan.tasks.push_back({index, head, here, some.part + piece * parts, some.part + (piece + 1) * parts});
     }
   }
@@ -104,38 +107,55 @@ void Group::add_tasks(Plan& plan, int32_t index, int32_t heads) {
 
 // Norms and rotates one head of the projection.
 void Group::position_head(int32_t layer, int32_t r, int32_t which, float* out) const {
-  const float* from = heads(r) + which * sizes.dim;
-  const ct_attention& how = decoder.layers[size_t(layer)].attention;
+  const int32_t dim = shape_at(layer).dim;
+  const float* from = heads(layer, r) + which * dim;
+  const ct_attention& how = layer_at(layer).attention;
   const bool norms = how.head_norm.weight != nullptr && !how.together;
   if (norms && !how.later) {
-    decoder.kernels.norm(from, from_number(how.head_norm, which * sizes.dim), sizes.dim, out);
+    decoder.kernels.norm(from, from_number(how.head_norm, which * dim), dim, out);
   } else if (out != from) {
-    std::memcpy(out, from, size_t(sizes.dim) * sizeof(float));
+    std::memcpy(out, from, size_t(dim) * sizeof(float));
   }
   if (how.rotary != nullptr) {
     const float* turns = how.rotary + int64_t(space.given[size_t(r)].position) * how.rotated;
     decoder.kernels.rotate(out, turns, how.rotated, how.interleaved != 0);
   }
-  if (norms && how.later) decoder.kernels.norm(out, from_number(how.head_norm, which * sizes.dim), sizes.dim, out);
+  if (norms && how.later) decoder.kernels.norm(out, from_number(how.head_norm, which * dim), dim, out);
 }
 
-// Norms and rotates q and k in place, and writes K and V.
-void Group::position(int32_t layer) {
-  const ct_cache& cache = decoder.cache;
-  const ct_attention& how = decoder.layers[size_t(layer)].attention;
-  auto from = [&](int32_t r) { return heads(r); };
-  claim_rows(count, sizes.heads(), from, [&](int32_t r) {
-    if (how.together && how.head_norm.weight != nullptr) {
-      float *q = heads(r), *own = q + sizes.q_size;
-      decoder.kernels.norm(q, how.head_norm, sizes.q_size, q);
-      decoder.kernels.norm(own, from_number(how.head_norm, sizes.q_size), sizes.kv_size, own);
+const float* Group::values(int32_t layer, int32_t r, int32_t head, int32_t count, float* spare) const {
+  const ct_attention& how = layer_at(layer).attention;
+  const Shape& shape = shape_at(layer);
+  const float* v = heads(layer, r) + shape.q_size + (how.v_is_k ? 0 : shape.kv_size) + head * shape.dim;
+  if (how.v_norm.weight == nullptr) return v;
+  for (int32_t i = 0; i < count * shape.dim; i += shape.dim) {
+    decoder.kernels.norm(v + i, how.v_norm, shape.dim, spare + i);
+  }
+  return spare;
+}
+
+void Group::position(int32_t layer, Bench& bench) {
+  const ct_kept& kept = layer_at(layer).kept;
+  const int32_t type = decoder.cache.type;
+  const ct_attention& how = layer_at(layer).attention;
+  const Shape& shape = shape_at(layer);
+  const int32_t kv_heads = how.shares_kv ? 0 : shape.kv_heads;
+  auto from = [&](int32_t r) { return heads(layer, r); };
+  claim_rows(count, shape.projected, from, [&](int32_t r) {
+    const int64_t place = space.given[size_t(r)].slot * decoder.slot_bytes(shape);
+    uint8_t *keys = static_cast<uint8_t*>(kept.k) + place, *v = static_cast<uint8_t*>(kept.v) + place;
+    float *q = heads(layer, r), *k = q + shape.q_size;
+    // V first, because it may be k as it is now.
+    if (kv_heads > 0) {
+      const float* numbers = values(layer, r, 0, kv_heads, bench.query.as<float>());
+      decoder.kernels.store(numbers, kv_heads, shape.dim, type, v, v + shape.kv_size);
     }
-    for (int32_t h = 0; h < sizes.q_heads + sizes.kv_heads; ++h) position_head(layer, r, h, heads(r) + h * sizes.dim);
-    const int64_t place = space.given[size_t(r)].slot * decoder.slot_bytes;
-    const float *k = heads(r) + sizes.q_size, *v = k + sizes.kv_size;
-    uint8_t *keys = cached(cache.k, layer) + place, *values = cached(cache.v, layer) + place;
-    decoder.kernels.store(k, sizes.kv_heads, sizes.dim, cache.type, keys, keys + sizes.kv_size);
-    decoder.kernels.store(v, sizes.kv_heads, sizes.dim, cache.type, values, values + sizes.kv_size);
+    if (how.together && how.head_norm.weight != nullptr) {
+      decoder.kernels.norm(q, how.head_norm, shape.q_size, q);
+      if (kv_heads > 0) decoder.kernels.norm(k, from_number(how.head_norm, shape.q_size), shape.kv_size, k);
+    }
+    for (int32_t h = 0; h < shape.q_heads + kv_heads; ++h) position_head(layer, r, h, q + h * shape.dim);
+    if (kv_heads > 0) decoder.kernels.store(k, kv_heads, shape.dim, type, keys, keys + shape.kv_size);
   });
 }
 
@@ -149,14 +169,15 @@ void Group::attention(int32_t layer, Bench& bench) {
 
 // Returns the rows of a part of the context, from a KV head on.
 CachedRows Group::cached_rows(int32_t layer, const Queries& some, int32_t head, int32_t part) const {
-  const int64_t offset = int64_t(head) * sizes.dim * decoder.number_bytes;
+  const Shape& shape = shape_at(layer);
+  const int64_t offset = int64_t(head) * shape.dim * decoder.number_bytes;
   const int32_t rows = some.row + some.count, start = part * PART_ROWS;
-  const int32_t seen = first_seen(some.row, plan_of(layer).window), before = seen > start ? seen - start : 0;
-  return {cached(decoder.cache.k, layer) + offset,
-          cached(decoder.cache.v, layer) + offset,
+  const int32_t seen = first_seen(some.row, layer_at(layer).attention.window), before = seen > start ? seen - start : 0;
+  return {static_cast<const uint8_t*>(layer_at(layer).kept.k) + offset,
+          static_cast<const uint8_t*>(layer_at(layer).kept.v) + offset,
           some.table,
-          decoder.slot_bytes,
-          sizes.kv_size + 4 * head - offset,
+          decoder.slot_bytes(shape),
+          shape.kv_size + 4 * head - offset,
           decoder.cache.type,
           decoder.cache.block_size,
           start + before / ATTEND_ROWS * ATTEND_ROWS,
@@ -166,11 +187,11 @@ CachedRows Group::cached_rows(int32_t layer, const Queries& some, int32_t head, 
 
 void Group::attend(int32_t layer, const Task& task, const Task* next, Bench& bench) {
   const Queries& some = plan_of(layer).queries[size_t(task.queries)];
-  const ct_attention& how = decoder.layers[size_t(layer)].attention;
-  const bool positioned = positions_first(decoder.layers[size_t(layer)]);
-  const ct_cache& cache = decoder.cache;
+  const ct_attention& how = layer_at(layer).attention;
+  const bool positioned = positions_first(layer_at(layer));
   const Kernels& kernels = decoder.kernels;
-  const int32_t dim = sizes.dim, groups = sizes.groups, queries = task.heads * groups;
+  const Shape& shape = shape_at(layer);
+  const int32_t dim = shape.dim, groups = shape.groups, queries = task.heads * groups;
   const int32_t first_head = task.head * groups;
   float* query = bench.query.as<float>();
   const float* sinks = how.sinks == nullptr ? nullptr : how.sinks + first_head;
@@ -179,23 +200,25 @@ void Group::attend(int32_t layer, const Task& task, const Task* next, Bench& ben
     if (!positioned) {
       for (int32_t g = 0; g < queries; ++g) position_head(layer, 0, first_head + g, out + g * dim);
     } else {
-      std::memcpy(out, heads(some.first + r) + first_head * dim, size_t(queries * dim) * sizeof(float));
+      std::memcpy(out, heads(layer, some.first + r) + first_head * dim, size_t(queries * dim) * sizeof(float));
     }
     const float scale = scale_at(how, space.given[size_t(some.first + r)].position);
     for (int32_t i = 0; i < queries * dim; ++i) out[i] *= scale;
   }
-  if (!positioned && task.end == some.end) {
+  if (!positioned && !how.shares_kv && task.end == some.end) {
     float* keys = query + queries * dim;
-    const float* values = heads(0) + (sizes.q_heads + sizes.kv_heads + task.head) * dim;
-    for (int32_t h = 0; h < task.heads; ++h) position_head(layer, 0, sizes.q_heads + task.head + h, keys + h * dim);
-    const int64_t place = space.given[0].slot * decoder.slot_bytes;
-    const int64_t numbers = int64_t(task.head) * dim * decoder.number_bytes, scales = sizes.kv_size + 4 * task.head;
-    uint8_t *k = cached(cache.k, layer) + place, *v = cached(cache.v, layer) + place;
-    kernels.store(keys, task.heads, dim, cache.type, k + numbers, k + scales);
-    kernels.store(values, task.heads, dim, cache.type, v + numbers, v + scales);
+    const float* v = values(layer, 0, task.head, task.heads, keys + task.heads * dim);
+    for (int32_t h = 0; h < task.heads; ++h) position_head(layer, 0, shape.q_heads + task.head + h, keys + h * dim);
+    const int64_t place = space.given[0].slot * decoder.slot_bytes(shape);
+    const int64_t numbers = int64_t(task.head) * dim * decoder.number_bytes, scales = shape.kv_size + 4 * task.head;
+    const ct_kept& kept = layer_at(layer).kept;
+    const int32_t type = decoder.cache.type;
+    uint8_t *k_row = static_cast<uint8_t*>(kept.k) + place, *v_row = static_cast<uint8_t*>(kept.v) + place;
+    kernels.store(keys, task.heads, dim, type, k_row + numbers, k_row + scales);
+    kernels.store(v, task.heads, dim, type, v_row + numbers, v_row + scales);
   }
   const Sums all = some.apart ? space.sums.from(some.sums, dim) : bench.sums.from(0, dim);
-  const int32_t kept_heads = some.apart ? sizes.kv_heads : task.heads, kept_head = some.apart ? task.head : 0;
+  const int32_t kept_heads = some.apart ? shape.kv_heads : task.heads, kept_head = some.apart ? task.head : 0;
   for (int32_t part = task.part; part < task.end; ++part) {
     const CachedRows rows = cached_rows(layer, some, task.head, part);
     const int64_t place = (int64_t(part - some.part) * kept_heads + kept_head) * some.count * groups;
@@ -218,14 +241,14 @@ void Group::attend(int32_t layer, const Task& task, const Task* next, Bench& ben
                          last && next == nullptr ? nullptr : &later);
   }
   for (int32_t r = 0; r < some.count && !some.apart; ++r) {
-    combine(some, r, all, sinks, kept_heads, task.heads, mixed(some.first + r) + first_head * dim);
+    combine(layer, some, r, all, sinks, kept_heads, task.heads, mixed(layer, some.first + r) + first_head * dim);
   }
 }
 
 // Combines the sums of `heads` KV heads of a row, stored among those of `kept_heads`, with the sinks of their queries.
-void Group::combine(const Queries& some, int32_t r, const Sums& sums, const float* sinks, int32_t kept_heads,
-                    int32_t heads, float* out) const {
-  const int32_t dim = sizes.dim, groups = sizes.groups, stride = kept_heads * some.count * groups;
+void Group::combine(int32_t layer, const Queries& some, int32_t r, const Sums& sums, const float* sinks,
+                    int32_t kept_heads, int32_t heads, float* out) const {
+  const int32_t dim = shape_at(layer).dim, groups = shape_at(layer).groups, stride = kept_heads * some.count * groups;
   for (int32_t h = 0; h < heads; ++h) {
     const int64_t place = int64_t(h * some.count + r) * groups;
     const float* own = sinks == nullptr ? nullptr : sinks + h * groups;

@@ -60,7 +60,8 @@ struct ct_norm {
 
 // The attention settings of one layer.
 struct ct_attention {
-  ct_norm head_norm;    // weight [q heads + kv heads, head_dim], no bias
+  ct_norm head_norm;    // weight [q heads + own kv heads, head_dim], no bias
+  ct_norm v_norm;       // of every v head: weight [head_dim], no bias
   const float* rotary;  // [positions, rotated]: half of it cos, half sin; null: heads are not rotated
   const float* sinks;   // [q heads]: a score per head that has no value; null: there are none
   int32_t together;     // whether one head_norm covers all q heads and another all k heads, instead of one per head
@@ -72,7 +73,29 @@ struct ct_attention {
   float cap;            // scores become cap * tanh(score / cap); 0: unchanged
   float beta;           // queries are multiplied by 1 + beta * log(1 + position / original), rounding down; 0: unchanged
   int32_t original;
+  int32_t q_heads;
+  int32_t kv_heads;   // those that are attended to; own ones, unless `shares_kv`
+  int32_t head_dim;
+  int32_t shares_kv;  // whether `kept` are the rows of an earlier layer, and the first product has q alone
+  int32_t v_is_k;     // whether v is k before its norm and rotation, and the first product has q and k alone
+};
+
+// out(c * conv(b * x)) for the projections b, c and x, of `size` channels each, side by side: each channel is the sum of
+// the last `width` rows of b * x times its filter, the oldest row first; rows before the first of a sequence are zeros.
+struct ct_convolution {
+  const float* filters;  // [width, size]
+  const float* bias;     // [size] or null
+  int32_t width;         // 0: the layer has attention
+  int32_t size;          // a multiple of 8
+  int32_t type;          // of the rows that are kept: CT_F32, CT_BF16 or CT_F16
   int32_t unused;
+};
+
+// What a layer keeps of each token: K and V [slots, kv_heads, head_dim] of the cache's type, or the input of a
+// convolution [slots, size] in place of k, and no v.
+struct ct_kept {
+  void* k;
+  void* v;
 };
 
 enum ct_activation : int32_t { CT_SILU = 0, CT_GELU = 1, CT_GELU_TANH = 2, CT_RELU = 3, CT_XIELU = 4 };
@@ -94,11 +117,18 @@ struct ct_feed {
 };
 
 // A mixture of experts. The router, of plain weights, has an output for each expert and, with shared_gate, one more:
-// the logit of the shared expert's share, which otherwise is 1. selection_bias is fp32 [count] or null; shared may be
-// null.
+// the logit of the shared expert's share, which otherwise is 1; the others are multiplied by router_scale. Experts are
+// chosen from the best `chosen_groups` of `groups` groups of neighbours; a group is as good as its best `group_best`
+// experts together. selection_bias and expert_scales are fp32 [count] or null; shared may be null.
 struct ct_experts {
   ct_linear router;
+  ct_norm router_norm;  // of the router's input
+  ct_norm norm;         // of the input of the chosen experts
+  ct_norm post_norm;    // of their sum
+  ct_norm shared_norm;  // of the input of the shared expert
+  ct_norm shared_post_norm;
   const float* selection_bias;
+  const float* expert_scales;  // multiply the shares in the end
   const ct_feed* experts;
   const ct_feed* shared;
   int32_t count;
@@ -106,23 +136,50 @@ struct ct_experts {
   int32_t sigmoid;  // each share is the sigmoid of its output; else the shares are the softmax of all
   int32_t renormalise;
   int32_t shared_gate;
-  int32_t unused;
+  int32_t groups;
+  int32_t chosen_groups;
+  int32_t group_best;
+  float router_scale;
+  float scale;  // multiplies the shares, after `renormalise`
 };
 
-// x += residual_scale * post_norm(part(norm(x))) for both parts: attention, then the feed-forward or, if there are any,
-// the experts; `feed` is zeros then.
+// What a layer adds to its result x: post_norm(feed(x)), where `feed` is gated and its up is the layer's own input, not a
+// product of x; its gate_up is the gate alone. Zeros if the model has no such inputs.
+struct ct_layer_input {
+  ct_feed feed;
+  ct_norm post_norm;
+};
+
+// x += residual_scale * post_norm(part(norm(x))) for both parts: attention or a convolution, then the feed-forward or, if
+// there are any, the experts; `feed` is zeros then. `qkv` is the first product of either, `output` the last one. If they
+// are parallel, both read x as the layer got it. Then comes the layer's own input, and x *= scalar.
 struct ct_layer {
   ct_norm input_norm;
   ct_norm attention_post_norm;
   ct_norm mlp_norm;
   ct_norm mlp_post_norm;
-  ct_attention attention;
+  ct_attention attention;      // zeros if there is a convolution
+  ct_convolution convolution;  // zeros if there is none
+  ct_kept kept;
   ct_linear qkv;
   ct_linear output;
   ct_feed feed;
   const ct_experts* experts;  // or null
+  ct_layer_input input;
   float residual_scale;
+  float scalar;
+  int32_t parallel;
   int32_t unused;
+};
+
+// The inputs of all layers, `size` numbers each: norm(projection(x)) + scale * embedding(token), where x is that of the
+// first layer and the norm covers the numbers of one layer. Zeros if there are none.
+struct ct_inputs {
+  ct_matrix embedding;   // [vocabulary, layers * size]
+  ct_linear projection;  // hidden -> layers * size
+  ct_norm norm;
+  float scale;
+  int32_t size;
 };
 
 struct ct_model {
@@ -131,22 +188,18 @@ struct ct_model {
   ct_matrix embedding;
   ct_matrix learned;  // [positions, hidden], added to the embedding; its data is null if there is none
   ct_linear head;
+  ct_inputs inputs;
   int32_t layer_count;
   int32_t hidden;
-  int32_t q_heads;
-  int32_t kv_heads;
-  int32_t head_dim;
   int32_t positions;
   float embedding_scale;
   float logit_cap;  // logits become cap * tanh(logit / cap); 0: unchanged
+  int32_t unused;
 };
 
-// K and V: each is [layers, slots, kv_heads, head_dim] of `type` (CT_F32, CT_BF16 or CT_F16); a block is block_size
-// slots. If quantised (ct_kv_type), a slot holds the bytes of all heads, then fp32 [kv_heads], and begins at a multiple
-// of 16 bytes.
+// The memory of K and V, which are of `type` (CT_F32, CT_BF16 or CT_F16); a block is block_size slots. If quantised
+// (ct_kv_type), a slot holds the bytes of all heads, then fp32 [kv_heads], and begins at a multiple of 16 bytes.
 struct ct_cache {
-  void* k;
-  void* v;
   int64_t slots;
   int32_t type;
   int32_t block_size;

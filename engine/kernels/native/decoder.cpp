@@ -27,47 +27,73 @@ constexpr int32_t MOST_DIM = 512;  // of a head
 
 bool is_plain(const ct_layer& layer) {
   const int32_t feed = layer.experts != nullptr ? forms_of(*layer.experts) : forms_of(layer.feed);
-  return (forms_of(layer.qkv) | forms_of(layer.output) | feed) & FORM_FLOAT;
+  return (forms_of(layer.qkv) | forms_of(layer.output) | feed | forms_of(layer.input.feed)) & FORM_FLOAT;
 }
 
 bool has_plain(const ct_model& model) {
   for (int32_t i = 0; i < model.layer_count; ++i) {
     if (is_plain(model.layers[i])) return true;
   }
-  return forms_of(model.head) & FORM_FLOAT;
+  return (forms_of(model.head) | forms_of(model.inputs.projection)) & FORM_FLOAT;
 }
 
 bool has_norms_after(const ct_model& model) {
   for (int32_t i = 0; i < model.layer_count; ++i) {
     const ct_layer& layer = model.layers[i];
-    if (layer.attention_post_norm.weight != nullptr || layer.mlp_post_norm.weight != nullptr) return true;
+    for (const ct_norm* norm : {&layer.attention_post_norm, &layer.mlp_post_norm, &layer.input.post_norm}) {
+      if (norm->weight != nullptr) return true;
+    }
+    if (layer.experts != nullptr && chatterm::has_norms_after(*layer.experts)) return true;
   }
   return false;
 }
 
-bool fits_together(const ct_layer& layer, const Sizes& sizes) {
+bool has_parts_beside(const ct_model& model) {
+  return std::any_of(model.layers, model.layers + model.layer_count, [](const ct_layer& layer) {
+    return layer.parallel || (layer.experts != nullptr && chatterm::has_norms_after(*layer.experts));
+  });
+}
+
+bool fits_together(const ct_layer& layer, const ct_model& model, const Sizes& sizes) {
   const ct_attention& attention = layer.attention;
-  return fits(layer.qkv, sizes.hidden, sizes.heads()) && fits(layer.output, sizes.q_size, sizes.hidden) &&
+  const ct_convolution& convolution = layer.convolution;
+  const ct_feed& input = layer.input.feed;
+  const Shape shape(layer);
+  const int32_t size = model.inputs.size;
+  return fits(layer.qkv, sizes.hidden, shape.projected) && fits(layer.output, shape.mixed, sizes.hidden) &&
          (layer.experts != nullptr || fits(layer.feed, sizes)) && attention.rotated >= 0 &&
-         attention.rotated <= sizes.dim && attention.rotated % 2 == 0 && attention.window >= 0 &&
-         (attention.beta == 0.0f || attention.original > 0) &&
-         layer.residual_scale != 0.0f;
+         attention.rotated <= shape.dim && attention.rotated % 2 == 0 && attention.window >= 0 &&
+         (attention.beta == 0.0f || attention.original > 0) && convolution.width >= 0 && convolution.size % 8 == 0 &&
+         !(layer.parallel && layer.experts != nullptr && chatterm::has_norms_after(*layer.experts)) &&
+         (convolution.width == 0 || number_bytes(convolution.type) > 1) && layer.residual_scale != 0.0f &&
+         (size == 0 || (fits(input.gate_up, sizes.hidden, size) && fits(input.down, size, sizes.hidden)));
+}
+
+// Returns what is wrong with the heads of a layer, null if nothing is.
+const char* misfit(const ct_attention& attention) {
+  if (attention.kv_heads < 1 || attention.q_heads < 1 || attention.q_heads % attention.kv_heads) {
+    return "the query heads are no multiple of the KV heads";
+  }
+  if (attention.head_dim < 8 || attention.head_dim % 8 || attention.head_dim > MOST_DIM) {
+    return "the size of a head is no multiple of 8, or above 512";
+  }
+  return nullptr;
 }
 
 const char* misfit(const ct_model& model, const ct_cache& cache) {
-  if (model.layer_count < 0 || model.hidden < 1 || model.kv_heads < 1 || model.positions < 1) {
+  if (model.layer_count < 0 || model.hidden < 1 || model.positions < 1 || model.inputs.size < 0) {
     return "the sizes of the model are impossible";
-  }
-  if (model.q_heads < 1 || model.q_heads % model.kv_heads) return "the query heads are no multiple of the KV heads";
-  if (model.head_dim < 8 || model.head_dim % 8 || model.head_dim > MOST_DIM) {
-    return "the size of a head is no multiple of 8, or above 512";
   }
   if (number_bytes(cache.type) == 0) return "the KV cache has another dtype";
   if (cache.block_size < 1 || cache.slots < 1) return "the KV cache is empty";
+  for (int32_t i = 0; i < model.layer_count; ++i) {
+    if (model.layers[i].convolution.width > 0) continue;
+    if (const char* wrong = misfit(model.layers[i].attention)) return wrong;
+  }
   const Sizes sizes(model);
   for (int32_t i = 0; i < model.layer_count; ++i) {
     const ct_layer& layer = model.layers[i];
-    if (!fits_together(layer, sizes)) {
+    if (!fits_together(layer, model, sizes)) {
       return "the weights of a layer do not fit together, or have a type without kernels";
     }
     if (layer.experts != nullptr) {
@@ -82,6 +108,12 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
   if (learned.data != nullptr &&
       (!is_sound(learned) || learned.columns != model.hidden || learned.rows < model.positions)) {
     return "the learned positions do not fit the model, or have a type without kernels";
+  }
+  const ct_matrix& inputs = model.inputs.embedding;
+  if (sizes.inputs > 0 && (!is_sound(inputs) || inputs.storage == CT_INTERLEAVED || inputs.columns != sizes.inputs ||
+                           inputs.rows != model.embedding.rows ||
+                           !fits(model.inputs.projection, model.hidden, sizes.inputs))) {
+    return "the inputs of layers do not fit the model, or have a type without kernels";
   }
   return nullptr;
 }
@@ -120,15 +152,19 @@ Decoder::Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Ke
       kernels(chosen),
       layers(given.layers, given.layers + given.layer_count),
       number_bytes(chatterm::number_bytes(kv.type)),
-      slot_bytes(number_bytes > 1 ? int64_t(sizes.kv_size) * number_bytes
-                                  : (int64_t(sizes.kv_size) + 4 * sizes.kv_heads + 15) / 16 * 16),
       plain(has_plain(given)),
-      norms_after(has_norms_after(given)) {
+      norms_after(has_norms_after(given)),
+      has_beside(has_parts_beside(given)) {
   for (const ct_layer& layer : layers) {
+    const ct_attention& own = layer.attention;
     size_t number = 0;
-    while (number < windows.size() && windows[number] != layer.attention.window) ++number;
-    if (number == windows.size()) windows.push_back(layer.attention.window);
+    auto as_planned = [&](const ct_attention& other) {
+      return other.window == own.window && other.q_heads == own.q_heads && other.kv_heads == own.kv_heads;
+    };
+    while (number < planned.size() && !as_planned(layers[size_t(planned[number])].attention)) ++number;
+    if (number == planned.size() && own.kv_heads > 0) planned.push_back(int32_t(shapes.size()));
     plans.push_back(number);
+    shapes.emplace_back(layer);
   }
   take_experts();
   if (chosen.interleaves) note_mapped();
@@ -159,6 +195,8 @@ void Decoder::note_mapped() {
   for (ct_layer& layer : layers) {
     interleaver.add(layer.qkv);
     interleaver.add(layer.output);
+    interleaver.add(layer.input.feed.gate_up);
+    interleaver.add(layer.input.feed.down);
     if (layer.experts == nullptr) {
       interleaver.add(layer.feed.gate_up);
       interleaver.add(layer.feed.down);
@@ -169,14 +207,16 @@ void Decoder::note_mapped() {
       interleaver.add(feed.down);
     }
   }
+  interleaver.add(model.inputs.projection);
   interleaver.add(model.head);
 }
 
 void Decoder::reserve(int32_t rows) {
   if (space != nullptr && rows <= space->rows) return;
   const int32_t most = few(rows) ? TILE : most_rows();
-  space = std::make_unique<Workspace>(kernels, sizes, mixture, pool.size(), most, plain, norms_after);
-  for (const int32_t window : windows) space->plans.push_back({window, {}, {}, {}});
+  space = std::make_unique<Workspace>(kernels, sizes, mixture, pool.size(), most, plain, norms_after,
+                                      has_beside);
+  for (const int32_t layer : planned) space->plans.push_back({layer, {}, {}, {}});
 }
 
 }  // namespace chatterm

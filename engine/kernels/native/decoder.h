@@ -1,6 +1,7 @@
 // The state that a decoder keeps between its calls.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -15,55 +16,77 @@ constexpr int32_t MOST_ROWS = 128;             // with more, unpacking costs no 
 constexpr int32_t MOST_ROWS_OF_EXPERTS = 512;  // because only some of the rows read each expert
 constexpr int32_t MOST_QUERIES = 32;           // rows whose queries read K and V together
 constexpr int32_t TASKS_A_THREAD = 4;          // tasks of attention per thread
+constexpr int32_t SOME_ROWS = 8;               // rows of activations that a thread takes at once
 constexpr int32_t QUANTIZED = 32;              // numbers that are rounded to int8 together
 
 inline int32_t inner_of(const ct_feed& feed) { return feed.down.parts[0].columns; }
 
-// The sizes that memory depends on; `inner` is the largest of all layers.
+// The sizes of a layer's attention, all zeros if it has none, and of the inputs and outputs of attention or convolution.
+struct Shape {
+  int32_t q_heads, kv_heads, groups, dim, q_size, kv_size, projected, mixed;
+
+  explicit Shape(const ct_layer& layer)
+      : q_heads(layer.attention.q_heads),
+        kv_heads(layer.attention.kv_heads),
+        groups(kv_heads > 0 ? q_heads / kv_heads : 0),
+        dim(layer.attention.head_dim),
+        q_size(q_heads * dim),
+        kv_size(kv_heads * dim),
+        projected(3 * layer.convolution.size),
+        mixed(layer.convolution.size) {
+    if (kv_heads == 0) return;
+    projected = q_size + (layer.attention.shares_kv ? 0 : layer.attention.v_is_k ? kv_size : 2 * kv_size);
+    mixed = q_size;
+  }
+};
+
+// The sizes that memory depends on: the largest of all layers, and their inputs together.
 struct Sizes {
-  int32_t hidden, inner, q_heads, kv_heads, groups, dim, q_size, kv_size;
+  int32_t hidden, inputs, inner = 0, projected, mixed, dim = 0;
+  int32_t q_heads = 0, groups = 0;     // of a row, and of one KV head
+  int32_t of_heads = 0, of_group = 0;  // the numbers in a row's q, k and v, and in the query heads of one KV head
 
   explicit Sizes(const ct_model& model)
       : hidden(model.hidden),
-        inner(0),
-        q_heads(model.q_heads),
-        kv_heads(model.kv_heads),
-        groups(model.q_heads / model.kv_heads),
-        dim(model.head_dim),
-        q_size(model.q_heads * model.head_dim),
-        kv_size(model.kv_heads * model.head_dim) {
+        inputs(model.layer_count * model.inputs.size),
+        projected(inputs),
+        mixed(model.inputs.size) {
     for (int32_t i = 0; i < model.layer_count; ++i) {
+      const Shape shape(model.layers[i]);
+      projected = std::max(projected, shape.projected);
+      mixed = std::max(mixed, shape.mixed);
+      dim = std::max(dim, shape.dim);
+      q_heads = std::max(q_heads, shape.q_heads);
+      of_heads = std::max(of_heads, shape.q_size + 2 * shape.kv_size);
+      groups = std::max(groups, shape.groups);
+      of_group = std::max(of_group, shape.groups * shape.dim);
       const ct_experts* experts = model.layers[i].experts;
-      grow(inner_of(model.layers[i].feed));
-      for (int32_t e = 0; experts != nullptr && e < experts->count; ++e) grow(inner_of(experts->experts[e]));
-      if (experts != nullptr && experts->shared != nullptr) grow(inner_of(*experts->shared));
+      inner = std::max(inner, inner_of(model.layers[i].feed));
+      for (int32_t e = 0; experts != nullptr && e < experts->count; ++e) {
+        inner = std::max(inner, inner_of(experts->experts[e]));
+      }
+      if (experts != nullptr && experts->shared != nullptr) inner = std::max(inner, inner_of(*experts->shared));
     }
   }
-  int32_t heads() const { return q_size + 2 * kv_size; }
-  int32_t widest() const {
-    const int32_t most = hidden > inner ? hidden : inner;
-    return most > q_size ? most : q_size;
-  }
-
- private:
-  void grow(int32_t own) { inner = own > inner ? own : inner; }
+  int32_t widest() const { return std::max(std::max(hidden, inner), mixed); }
 };
 
 // Scratch memory of one thread, for up to `rows` rows computed together.
 struct Bench {
-  InputsRoom own;  // for one row
-  Buffer row, tile, other, query, scores, keys, values;
+  InputsRoom own;  // for one row, and once more for that of a shared expert
+  Buffer row, rows, tile, other, query, scores, keys, values;
   SumsRoom sums;
   Multiplier multiplier;
   Visits visits;
 
   Bench(const Kernels& kernels, const Sizes& sizes, const MixtureSizes& mixture, int32_t rows)
-      : own(1, sizes.widest()),
+      : own(mixture.taken ? 2 : 1, sizes.widest()),
         row(room<float>(size_t(sizes.widest()))),
+        rows(room<float>(mixture.taken ? SOME_ROWS * size_t(sizes.hidden) : 0)),
         tile(room<float>(tile_of(rows))),
         other(room<float>(tile_of(rows))),
-        query(room<float>(queries(sizes, rows) * size_t(sizes.dim))),
-        scores(room<float>(queries(sizes, rows) * ATTEND_ROWS)),
+        query(room<float>(std::max(size_t(sizes.of_heads), together(rows) * size_t(sizes.of_group)))),
+        scores(room<float>(std::max(size_t(sizes.q_heads), together(rows) * size_t(sizes.groups)) * ATTEND_ROWS)),
         keys(room<float>(size_t(sizes.dim) * ATTEND_ROWS)),
         values(room<float>(size_t(padded(sizes.dim)) * ATTEND_ROWS)),
         multiplier(kernels, sizes.widest(), rows),
@@ -71,12 +94,8 @@ struct Bench {
 
  private:
   static size_t tile_of(int32_t rows) { return few(rows) ? PIECE : up_to(rows, TILE) * QUANTIZED; }
-  // All heads of a row and its key, or one KV head of several rows.
-  static size_t queries(const Sizes& sizes, int32_t rows) {
-    const int32_t one = sizes.q_heads + sizes.kv_heads;
-    const int32_t several = (rows < MOST_QUERIES ? rows : MOST_QUERIES) * sizes.groups;
-    return size_t(one > several ? one : several);
-  }
+  // Rows whose queries read one KV head together; a row by itself reads all heads.
+  static size_t together(int32_t rows) { return size_t(rows < MOST_QUERIES ? rows : MOST_QUERIES); }
 };
 
 // A span of one sequence, as given to `ct_decoder_run`.
@@ -90,10 +109,12 @@ struct Span {
   int32_t wanted;
 };
 
-// A row of activations, described by its token.
+// A row of activations, described by its token and its place in its sequence.
 struct Row {
   int32_t token;
   int32_t position;
+  const int32_t* table;
+  int32_t row;
   int64_t slot;
 };
 
@@ -122,9 +143,9 @@ struct Task {
   int32_t part, end;
 };
 
-// How the rows of a group attend in all layers with the same window.
+// How the rows of a group attend in all layers with the same window and heads.
 struct Plan {
-  int32_t window;  // as in ct_attention
+  int32_t layer;  // the first of them
   std::vector<Queries> queries;
   std::vector<Task> tasks;
   std::vector<int32_t> of_row;  // the index in `queries` of each row
@@ -134,26 +155,29 @@ struct Plan {
 struct Workspace {
   int32_t rows;
   // fp32 [rows][...]: `normed` and `inner` are for plain weights, `added` for outputs that are normed before they are
-  // added to x
-  Buffer x, heads, mixed, normed, inner, added;
+  // added to x, and `beside` for those of a part beside another one. `heads` and `mixed` are the inputs and outputs of
+  // attention or of a convolution, `inputs` those of all layers.
+  Buffer x, inputs, heads, mixed, normed, inner, added, beside;
   InputsRoom shared, gated;
   SumsRoom sums;
   std::vector<Bench> benches;
   std::vector<Row> given;
   std::vector<int32_t> wanted;  // rows whose logits are wanted
   std::vector<Stretch> stretches;
-  std::vector<Plan> plans;  // by the index of their window in Decoder
+  std::vector<Plan> plans;  // as numbered in Decoder
   MixtureRoom mixture;
 
   Workspace(const Kernels& kernels, const Sizes& sizes, const MixtureSizes& experts, int32_t threads, int32_t most,
-            bool plain, bool norms_after)
+            bool plain, bool norms_after, bool has_beside)
       : rows(most),
         x(floats(sizes.hidden)),
-        heads(floats(sizes.heads())),
-        mixed(floats(sizes.q_size)),
+        inputs(floats(sizes.inputs)),
+        heads(floats(sizes.projected)),
+        mixed(floats(sizes.mixed)),
         normed(floats(plain || experts.taken ? sizes.hidden : 0)),
         inner(floats(plain ? sizes.inner : 0)),
         added(floats(norms_after ? sizes.hidden : 0)),
+        beside(floats(has_beside ? sizes.hidden : 0)),
         shared(most, sizes.widest()),
         gated(most, sizes.inner),
         mixture(experts, sizes.hidden, most, plain) {
@@ -181,11 +205,12 @@ struct Decoder {
   std::vector<std::vector<ct_feed>> feeds;  // the feed-forwards of each of these, the shared expert last
   Interleaver interleaver;
   const int32_t number_bytes;  // in the KV cache
-  const int64_t slot_bytes;
   const bool plain;        // whether any weight is not quantised, so that its inputs are not rounded
   const bool norms_after;  // whether a layer has a norm after one of its parts
-  std::vector<int32_t> windows;  // the distinct windows of the layers
-  std::vector<size_t> plans;     // for every layer the index of its window
+  const bool has_beside;   // whether a part of a layer lies beside another one
+  std::vector<Shape> shapes;     // of every layer
+  std::vector<size_t> plans;     // for every layer the index of its plan; those without attention have none
+  std::vector<int32_t> planned;  // the first layer of each plan
   std::unique_ptr<Workspace> space;
   std::vector<Span> spans;  // of the current call
 
@@ -195,6 +220,15 @@ struct Decoder {
   Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Kernels& chosen);
   // Makes room for `rows` rows. Throws std::bad_alloc.
   void reserve(int32_t rows);
+  // Returns the bytes from slot to slot of K or V.
+  int64_t slot_bytes(const Shape& shape) const {
+    return number_bytes > 1 ? int64_t(shape.kv_size) * number_bytes
+                            : (int64_t(shape.kv_size) + 4 * shape.kv_heads + 15) / 16 * 16;
+  }
+  // Returns the slot of a row of a sequence.
+  int64_t slot_of(const int32_t* table, int32_t row) const {
+    return int64_t(table[row / cache.block_size]) * cache.block_size + row % cache.block_size;
+  }
 
  private:
   // Replaces the given experts by copies of our own, because the addresses of weights may change.

@@ -2,6 +2,8 @@
 #include "experts.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "decoder.h"
 #include "vectors.h"
@@ -9,6 +11,8 @@
 namespace chatterm {
 
 namespace {
+
+constexpr float NEVER = -__builtin_inff();  // the rank of an expert that is not chosen any more
 
 int32_t visitors(const ct_experts& layer) { return layer.count + (layer.shared != nullptr); }
 
@@ -57,18 +61,21 @@ Visits::Visits(const MixtureSizes& sizes, int32_t rows) {
   counts.resize(size_t(sizes.experts));
   scores.resize(up_to(sizes.outputs, 8));
   ranks.resize(size_t(sizes.outputs));
+  best.resize(size_t(sizes.outputs));
+  groups.reserve(size_t(sizes.outputs));
 }
 
 void Visits::choose(const ct_experts& layer, const float* outputs, Choice* out) {
   const int32_t count = layer.count, wide = int32_t(up_to(count, 8));
-  constexpr float NEVER = -__builtin_inff(), LEAST = -3.0e38f;
-  for (int32_t i = 0; i < wide; ++i) scores[size_t(i)] = i < count ? outputs[i] : NEVER;
+  constexpr float LEAST = -3.0e38f;
+  for (int32_t i = 0; i < wide; ++i) scores[size_t(i)] = i < count ? layer.router_scale * outputs[i] : NEVER;
   weigh(scores.data(), wide, layer.sigmoid);
   for (int32_t i = 0; i < count; ++i) {
     const float rank = scores[size_t(i)] + (layer.selection_bias != nullptr ? layer.selection_bias[i] : 0.0f);
     // NaN is chosen first, so that it shows.
     ranks[size_t(i)] = rank > LEAST ? rank : rank <= LEAST ? LEAST : -LEAST;
   }
+  if (layer.groups > 1) leave_groups(layer);
   float sum = 0.0f;
   for (int32_t n = 0; n < layer.chosen; ++n) {
     int32_t best = 0;
@@ -80,9 +87,29 @@ void Visits::choose(const ct_experts& layer, const float* outputs, Choice* out) 
   if (layer.renormalise) {
     for (int32_t n = 0; n < layer.chosen; ++n) out[n].share /= sum < 1e-12f ? 1e-12f : sum;
   }
+  for (int32_t n = 0; n < layer.chosen; ++n) {
+    out[n].share *= layer.scale;
+    if (layer.expert_scales != nullptr) out[n].share *= layer.expert_scales[out[n].expert];
+  }
   if (layer.shared == nullptr) return;
   const float share = layer.shared_gate ? 1.0f / (1.0f + exponential(splat(-outputs[count]))[0]) : 1.0f;
   out[layer.chosen] = {count, share};
+}
+
+void Visits::leave_groups(const ct_experts& layer) {
+  const auto size = layer.count / layer.groups;
+  const auto sum_of_best = [&](int32_t group) {
+    std::copy_n(ranks.begin() + group * size, size, best.begin());
+    std::partial_sort(best.begin(), best.begin() + layer.group_best, best.begin() + size, std::greater<float>());
+    return std::accumulate(best.begin(), best.begin() + layer.group_best, 0.0f);
+  };
+  groups.clear();
+  for (int32_t g = 0; g < layer.groups; ++g) groups.push_back({sum_of_best(g), g});
+  const auto is_better = [](const auto& a, const auto& b) { return a.first > b.first; };
+  std::stable_sort(groups.begin(), groups.end(), is_better);
+  for (auto left = groups.begin() + layer.chosen_groups; left != groups.end(); ++left) {
+    std::fill_n(ranks.begin() + left->second * size, size, NEVER);
+  }
 }
 
 void Visits::arrange(const ct_experts& layer, const Choice* taken, int32_t rows) {
@@ -128,6 +155,11 @@ const char* misfit(const ct_experts& layer, const Sizes& sizes) {
   if (!fits(layer.router, sizes.hidden, layer.count + (layer.shared_gate != 0)) ||
       !(forms_of(layer.router) & FORM_FLOAT) || (layer.shared_gate && layer.shared == nullptr)) {
     return "the router does not fit the experts, or is quantised";
+  }
+  if (layer.groups < 1 || layer.count % layer.groups || layer.chosen_groups < 1 || layer.chosen_groups > layer.groups ||
+      layer.group_best < 1 || layer.group_best > layer.count / layer.groups ||
+      layer.chosen > layer.chosen_groups * (layer.count / layer.groups)) {
+    return "so many experts cannot be chosen";
   }
   if (layer.shared != nullptr && !fits(*layer.shared, sizes)) return "the shared expert does not fit the others";
   return misfit_alone(layer, sizes);

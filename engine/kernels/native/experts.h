@@ -4,14 +4,16 @@
 // last. The outputs of visits are added to a row in the order of the experts, whatever other rows there are.
 //
 //   route    norm, router, choice           x -> choices
-//   gather   rounding, rows by their visit  normed -> gathered
+//   gather   norm, rounding, rows by visit  normed -> gathered
 //   gate_up  products, activation, rounding gathered -> gated
 //   down     products, weighted sum         gated -> x
 //
 // A barrier follows each part. A single row is not gathered, and every thread chooses its experts for itself. If a norm
-// follows, the sums go to `added` and are normed there.
+// follows, the sums go to `added` and are normed there. If the shared expert or the others have such a norm of their own,
+// the results of the shared one are kept apart until then.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "scratch.h"
@@ -59,11 +61,14 @@ struct Visits {
   std::vector<int32_t> row;  // [places]
   std::vector<float> share;  // [places]
   std::vector<int32_t> counts;
-  std::vector<float> scores, ranks;
+  std::vector<float> scores, ranks, best;
+  std::vector<std::pair<float, int32_t>> groups;  // how good each is
 
   Visits(const MixtureSizes& sizes, int32_t rows);
   // Chooses the experts of a row from the outputs of the router.
   void choose(const ct_experts& layer, const float* outputs, Choice* out);
+  // Takes the experts outside of the best groups out of the ranks.
+  void leave_groups(const ct_experts& layer);
   // Arranges all visits of `rows` rows from the choices of each.
   void arrange(const ct_experts& layer, const Choice* taken, int32_t rows);
   int32_t outputs() const { return all.back().first + all.back().size; }
@@ -78,6 +83,11 @@ struct MixtureRoom {
 
   MixtureRoom(const MixtureSizes& sizes, int32_t hidden, int32_t rows, bool has_plain);
 };
+
+// Whether the results of the chosen experts, or of the shared one, are normed before they are added up.
+inline bool has_norms_after(const ct_experts& layer) {
+  return layer.post_norm.weight != nullptr || layer.shared_post_norm.weight != nullptr;
+}
 
 inline int32_t taken_by_a_row(const ct_experts& layer) { return layer.chosen + (layer.shared != nullptr); }
 

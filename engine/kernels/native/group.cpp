@@ -23,32 +23,18 @@ const uint8_t* Group::begin(const ct_linear& linear, int32_t outputs, int32_t gr
   return row_of(linear, Deal::begin(decoder.pool, thread, outputs, grain));
 }
 
-// Prepares the inputs of a product with `rows` rows. make(r, spare) returns row r, in `spare` or where it already lies,
-// and may read from(r). Plain weights read all rows from `plain` on.
-template <typename From, typename Make>
-Inputs Group::inputs(int32_t rows, int32_t columns, int32_t forms, float* plain, Bench& bench, From from, Make make) {
-  if (rows == 1) {
-    Inputs one = bench.own.of(1, columns);
-    one.x = make(0, bench.row.as<float>());
-    decoder.kernels.round(one.x, forms, 0, 0, columns, one);
-    return one;
-  }
-  Inputs all = space.shared.of(rows, columns);
-  all.x = plain;
-  claim_rows(rows, columns, from, [&](int32_t r) {
-    const float* row = make(r, forms & FORM_FLOAT ? plain + int64_t(r) * columns : bench.row.as<float>());
-    decoder.kernels.round(row, forms, r, 0, columns, all);
-  });
-  decoder.pool.barrier();
-  return all;
-}
-
 void Group::embed(int32_t r, float* spare) const {
   const ct_matrix &embedding = decoder.model.embedding, &learned = decoder.model.learned;
   const Row& row = space.given[size_t(r)];
   const float scale = decoder.model.embedding_scale;
   dequantize_row(embedding.type, embedding.data + row.token * embedding.row_bytes, embedding.columns, x(r));
   for (int32_t i = 0; scale != 1.0f && i < sizes.hidden; ++i) x(r)[i] *= scale;
+  if (sizes.inputs > 0) {
+    const ct_matrix& other = decoder.model.inputs.embedding;
+    float* own = space.inputs.as<float>() + int64_t(r) * sizes.inputs;
+    dequantize_row(other.type, other.data + row.token * other.row_bytes, sizes.inputs, own);
+    for (int32_t i = 0; i < sizes.inputs; ++i) own[i] *= decoder.model.inputs.scale;
+  }
   if (learned.data == nullptr) return;
   dequantize_row(learned.type, learned.data + row.position * learned.row_bytes, learned.columns, spare);
   for (int32_t i = 0; i < sizes.hidden; ++i) x(r)[i] += spare[i];
@@ -70,12 +56,14 @@ Inputs Group::normed(const ct_norm& norm, int32_t forms, const std::vector<int32
 Inputs Group::put_together(int32_t layer, int32_t forms, Bench& bench) {
   const Plan& plan = plan_of(layer);
   const float* sinks = decoder.layers[size_t(layer)].attention.sinks;
-  auto from = [&](int32_t r) { return mixed(r); };
-  return inputs(count, sizes.q_size, forms, mixed(0), bench, from, [&](int32_t r, float* spare) {
+  const Shape& shape = shape_at(layer);
+  auto from = [&](int32_t r) { return mixed(layer, r); };
+  return inputs(count, shape.q_size, forms, mixed(layer, 0), bench, from, [&](int32_t r, float* spare) {
     const Queries& some = plan.queries[size_t(plan.of_row[size_t(r)])];
-    if (!some.apart) return mixed(r);
-    float* out = count == 1 ? spare : mixed(r);
-    combine(some, r - some.first, space.sums.from(some.sums, sizes.dim), sinks, sizes.kv_heads, sizes.kv_heads, out);
+    if (!some.apart) return from(r);
+    float* out = count == 1 ? spare : from(r);
+    const Sums sums = space.sums.from(some.sums, shape.dim);
+    combine(layer, some, r - some.first, sums, sinks, shape.kv_heads, shape.kv_heads, out);
     return out;
   });
 }
@@ -124,18 +112,57 @@ void Group::multiply(const ct_linear& linear, const Inputs& x, const uint8_t* la
 }
 
 void Group::add(const ct_linear& linear, const Inputs& given, const uint8_t* later, const ct_norm& norm, float scale,
-                int32_t thread) {
-  if (norm.weight == nullptr) return multiply(linear, given, later, x(0), scale, thread);
-  multiply(linear, given, later, added(0), 0.0f, thread);
-  add_normed(norm, scale);
+                float times, int32_t thread) {
+  const bool has_norm = norm.weight != nullptr;
+  multiply(linear, given, later, has_norm ? added(0) : x(0), has_norm ? 0.0f : scale, thread);
+  if (has_norm || times != 1.0f) add_rows(has_norm ? added(0) : nullptr, norm, scale, times);
 }
 
-void Group::add_normed(const ct_norm& norm, float scale) {
-  claim_rows(count, sizes.hidden, [&](int32_t r) { return added(r); }, [&](int32_t r) {
-    decoder.kernels.norm(added(r), norm, sizes.hidden, added(r));
-    for (int32_t i = 0; i < sizes.hidden; ++i) x(r)[i] += scale * added(r)[i];
+void Group::add_rows(float* rows, const ct_norm& norm, float scale, float times) {
+  auto from = [&](int32_t r) { return rows == nullptr ? x(r) : rows + int64_t(r) * sizes.hidden; };
+  claim_rows(count, sizes.hidden, from, [&](int32_t r) {
+    if (rows != nullptr) {
+      if (norm.weight != nullptr) decoder.kernels.norm(from(r), norm, sizes.hidden, from(r));
+      for (int32_t i = 0; i < sizes.hidden; ++i) x(r)[i] += scale * from(r)[i];
+    }
+    for (int32_t i = 0; times != 1.0f && i < sizes.hidden; ++i) x(r)[i] *= times;
   });
   decoder.pool.barrier();
+}
+
+void Group::make_inputs(int32_t thread) {
+  const ct_inputs& how = decoder.model.inputs;
+  Bench& bench = space.benches[size_t(thread)];
+  const ct_linear& first = layer_at(0).qkv;
+  const Inputs given = normed({}, forms_of(how.projection), nullptr, bench);
+  float* found = space.heads.as<float>();
+  multiply(how.projection, given, begin(first, rows_of(first), GRAIN, thread), found, 0.0f, thread);
+  auto from = [&](int32_t r) { return found + int64_t(r) * sizes.inputs; };
+  claim_rows(count, sizes.inputs, from, [&](int32_t r) {
+    float* own = space.inputs.as<float>() + int64_t(r) * sizes.inputs;
+    for (int32_t i = 0; i < sizes.inputs; i += how.size) {
+      decoder.kernels.norm(from(r) + i, how.norm, how.size, from(r) + i);
+    }
+    for (int32_t i = 0; i < sizes.inputs; ++i) own[i] += from(r)[i];
+  });
+  decoder.pool.barrier();
+}
+
+void Group::add_input(int32_t index, const uint8_t* later, int32_t thread) {
+  const ct_layer& layer = layer_at(index);
+  const ct_feed& feed = layer.input.feed;
+  const int32_t size = decoder.model.inputs.size;
+  Bench& bench = space.benches[size_t(thread)];
+  float* gates = space.heads.as<float>();
+  Inputs given = normed({}, forms_of(feed.gate_up), nullptr, bench);
+  multiply(feed.gate_up, given, begin(feed.down, sizes.hidden, GRAIN, thread), gates, 0.0f, thread);
+  auto from = [&](int32_t r) { return gates + int64_t(r) * size; };
+  given = inputs(count, size, forms_of(feed.down), space.mixed.as<float>(), bench, from, [&](int32_t r, float* spare) {
+    const float* own = space.inputs.as<float>() + int64_t(r) * sizes.inputs + int64_t(index) * size;
+    decoder.kernels.gate(feed, from(r), own, size, spare);
+    return spare;
+  });
+  add(feed.down, given, later, layer.input.post_norm, 1.0f, layer.scalar, thread);
 }
 
 void Group::cap_logits() {
@@ -154,32 +181,46 @@ void Group::run(int32_t thread) {
   Bench& bench = space.benches[size_t(thread)];
   claim(count, [&](int32_t r) { embed(r, bench.row.as<float>()); });
   decoder.pool.barrier();
+  if (sizes.inputs > 0) make_inputs(thread);
   for (int32_t index = 0; index < model.layer_count; ++index) {
     const ct_layer& layer = decoder.layers[size_t(index)];
     const bool last = index + 1 == model.layer_count;
     const ct_linear& later = last ? model.head : decoder.layers[size_t(index) + 1].qkv;
     Inputs given = normed(layer.input_norm, forms_of(layer.qkv), nullptr, bench);
-    multiply(layer.qkv, given, begin(layer.output, sizes.hidden, GRAIN, thread), heads(0), 0.0f, thread);
-    if (positions_first(layer)) {
-      position(index);
+    multiply(layer.qkv, given, begin(layer.output, sizes.hidden, GRAIN, thread), heads(index, 0), 0.0f, thread);
+    if (layer.convolution.width > 0) {
+      given = convolve(index, forms_of(layer.output), bench);
+    } else {
+      if (positions_first(layer)) {
+        position(index, bench);
+        decoder.pool.barrier();
+      }
+      attention(index, bench);
       decoder.pool.barrier();
+      given = put_together(index, forms_of(layer.output), bench);
     }
-    attention(index, bench);
-    decoder.pool.barrier();
-    given = put_together(index, forms_of(layer.output), bench);
     const ct_experts* experts = layer.experts;
     const uint8_t* feed = experts != nullptr ? row_of(experts->router, 0)
                                              : begin(layer.feed.gate_up, inner_of(layer.feed), QUANTIZED, thread);
-    add(layer.output, given, feed, layer.attention_post_norm, layer.residual_scale, thread);
-    if (experts != nullptr) {
-      mix(layer, thread, begin(later, rows_of(later), GRAIN, thread));
-      continue;
+    if (layer.parallel) {
+      multiply(layer.output, given, feed, beside(0), 0.0f, thread);
+    } else {
+      add(layer.output, given, feed, layer.attention_post_norm, layer.residual_scale, 1.0f, thread);
     }
-    given = normed(layer.mlp_norm, forms_of(layer.feed.gate_up), nullptr, bench);
-    given = gate_up(layer.feed, given, thread);
-    decoder.pool.barrier();
-    add(layer.feed.down, given, begin(later, rows_of(later), GRAIN, thread), layer.mlp_post_norm, layer.residual_scale,
-        thread);
+    const uint8_t* beyond = begin(later, rows_of(later), GRAIN, thread);
+    const bool has_input = sizes.inputs > 0;
+    const uint8_t* next = has_input ? begin(layer.input.feed.gate_up, model.inputs.size, GRAIN, thread) : beyond;
+    const float scalar = has_input ? 1.0f : layer.scalar, times = layer.parallel ? 1.0f : scalar;
+    if (experts != nullptr) {
+      mix(layer, times, thread, next);
+    } else {
+      given = normed(layer.mlp_norm, forms_of(layer.feed.gate_up), nullptr, bench);
+      given = gate_up(layer.feed, given, thread);
+      decoder.pool.barrier();
+      add(layer.feed.down, given, next, layer.mlp_post_norm, layer.residual_scale, times, thread);
+    }
+    if (layer.parallel) add_rows(beside(0), layer.attention_post_norm, layer.residual_scale, scalar);
+    if (has_input) add_input(index, beyond, thread);
   }
   if (space.wanted.empty()) return;
   const Inputs given = normed(model.final_norm, forms_of(model.head), &space.wanted, bench);
@@ -200,11 +241,11 @@ void run_spans(Decoder& decoder, const Span* spans, int32_t count, float* logits
     space.stretches.clear();
     for (int32_t free = most; left > 0 && free > 0;) {
       const int32_t some = spans->count - done < free ? spans->count - done : free;
-      const int32_t first = int32_t(space.given.size()), row = spans->row + done, size = decoder.cache.block_size;
+      const int32_t first = int32_t(space.given.size()), row = spans->row + done;
       space.stretches.push_back({spans->table, row, first, some});
       for (int32_t i = 0; i < some; ++i) {
-        const int64_t slot = int64_t(spans->table[(row + i) / size]) * size + (row + i) % size;
-        space.given.push_back({spans->tokens[done + i], spans->positions[done + i], slot});
+        const int64_t slot = decoder.slot_of(spans->table, row + i);
+        space.given.push_back({spans->tokens[done + i], spans->positions[done + i], spans->table, row + i, slot});
         if (done + i >= spans->count - spans->wanted) space.wanted.push_back(first + i);
       }
       done += some;

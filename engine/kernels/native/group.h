@@ -4,6 +4,7 @@
 // (a norm, combined attention) for itself, and positions the heads that it attends with.
 //
 //   qkv        norm, products                  x -> heads
+//   (a short convolution takes the place of the next part: see convolution.cpp)
 //   attention  head norms, RoPE, KV write      heads -> heads, cache
 //              attention                       heads -> mixed, or sums of parts
 //   output     combination of sums             sums -> mixed
@@ -11,6 +12,8 @@
 //   gate_up    norm, products, activation,     x -> gated
 //              rounding
 //   down       products, residual              gated -> x
+//   input      products, activation            x, inputs -> mixed (only if layers have inputs of their own)
+//              products, residual              mixed -> x
 //
 // A norm after a part takes one more barrier: products -> added, and then its rows, normed, -> x. With experts, the
 // steps in experts.h replace the last two.
@@ -20,7 +23,10 @@
 
 namespace chatterm {
 
-constexpr int32_t SOME_ROWS = 8;  // rows of activations that a thread takes at once
+// The inputs of the experts for a single row: those of the chosen ones, and of the shared one.
+struct SingleRow {
+  Inputs chosen, shared;
+};
 
 class Group {
  public:
@@ -33,12 +39,17 @@ class Group {
 
  private:
   float* x(int32_t r) const { return space.x.as<float>() + int64_t(r) * sizes.hidden; }
-  float* heads(int32_t r) const { return space.heads.as<float>() + int64_t(r) * sizes.heads(); }
-  float* added(int32_t r) const { return space.added.as<float>() + int64_t(r) * sizes.hidden; }
-  float* mixed(int32_t r) const { return space.mixed.as<float>() + int64_t(r) * sizes.q_size; }
-  uint8_t* cached(void* numbers, int32_t layer) const {
-    return static_cast<uint8_t*>(numbers) + layer * decoder.cache.slots * decoder.slot_bytes;
+  // The inputs of a layer's attention or convolution, and its outputs.
+  float* heads(int32_t layer, int32_t r) const {
+    return space.heads.as<float>() + int64_t(r) * shape_at(layer).projected;
   }
+  float* mixed(int32_t layer, int32_t r) const {
+    return space.mixed.as<float>() + int64_t(r) * shape_at(layer).mixed;
+  }
+  float* added(int32_t r) const { return space.added.as<float>() + int64_t(r) * sizes.hidden; }
+  float* beside(int32_t r) const { return space.beside.as<float>() + int64_t(r) * sizes.hidden; }
+  const ct_layer& layer_at(int32_t index) const { return decoder.layers[size_t(index)]; }
+  const Shape& shape_at(int32_t index) const { return decoder.shapes[size_t(index)]; }
   // Returns where a thread begins with a layer, so that its memory can be prefetched.
   const uint8_t* begin(const ct_linear& linear, int32_t outputs, int32_t grain, int32_t thread) const;
 
@@ -69,6 +80,8 @@ class Group {
       for (int32_t r = first; r < end; ++r) part(r);
     });
   }
+  // Prepares the inputs of a product with `rows` rows. make(r, spare) returns row r, in `spare` or where it already lies,
+  // and may read from(r). Plain weights read all rows from `plain` on.
   template <typename From, typename Make>
   Inputs inputs(int32_t rows, int32_t columns, int32_t forms, float* plain, Bench& bench, From from, Make make);
 
@@ -81,19 +94,24 @@ class Group {
   // out[r][i] = row r of the inputs times row i of a layer; with `scale`, out is increased by `scale` times that.
   void multiply(const ct_linear& linear, const Inputs& x, const uint8_t* later, float* out, float scale,
                 int32_t thread);
-  // x += scale * norm(the product).
+  // x += scale * norm(the product), then x *= times.
   void add(const ct_linear& linear, const Inputs& given, const uint8_t* later, const ct_norm& norm, float scale,
-           int32_t thread);
-  // x += scale * norm(added), row by row.
-  void add_normed(const ct_norm& norm, float scale);
+           float times, int32_t thread);
+  // x += scale * norm(rows), if there are rows, [count, hidden]; then x *= times.
+  void add_rows(float* rows, const ct_norm& norm, float scale, float times);
   void cap_logits();
 
-  void mix(const ct_layer& layer, int32_t thread, const uint8_t* later);
-  Inputs route(const ct_layer& layer, int32_t thread);
-  // Adds the results of the visits that a thread has arranged to x; `one` is the input of all of them for a single row.
-  void visit(const ct_layer& layer, const Inputs& one, int32_t thread, const uint8_t* later);
-  void gather(const Visits& visits) const;
-  void gate_up_visits(const Inputs& x, int32_t thread);
+  // Computes the inputs of all layers.
+  void make_inputs(int32_t thread);
+  void add_input(int32_t layer, const uint8_t* later, int32_t thread);
+
+  // Does what `add` does, with the experts.
+  void mix(const ct_layer& layer, float times, int32_t thread, const uint8_t* later);
+  SingleRow route(const ct_layer& layer, int32_t thread);
+  // Adds the results of the visits that a thread has arranged to x; a single row has the inputs `one`.
+  void visit(const ct_layer& layer, const SingleRow& one, int32_t thread, const uint8_t* later);
+  void gather(const ct_experts& layer, Bench& bench) const;
+  void gate_up_visits(const ct_experts& layer, const SingleRow& one, int32_t thread);
   void down_visits(const ct_layer& layer, int32_t thread, const uint8_t* later);
   Inputs visitors(const Visit& visit) const;
   Inputs gated(const Visit& visit) const;
@@ -101,16 +119,21 @@ class Group {
   // Whether q and k are normed and rotated for all threads before the attention, instead of by the threads that attend.
   bool positions_first(const ct_layer& layer) const { return count > 1 || layer.attention.together; }
   Plan& plan_of(int32_t layer) const { return space.plans[decoder.plans[size_t(layer)]]; }
+  // Writes the inputs of a convolution into the cache, then returns what it makes of each row.
+  Inputs convolve(int32_t layer, int32_t forms, Bench& bench);
   void share_attention(Plan& plan);
   void add_tasks(Plan& plan, int32_t index, int32_t heads);
-  void position(int32_t layer);
+  // Norms and rotates q and k in place, and writes K and V.
+  void position(int32_t layer, Bench& bench);
   void position_head(int32_t layer, int32_t r, int32_t which, float* out) const;
+  // Returns the values of some KV heads of a row, whose k is not positioned yet; in `spare` if they are normed.
+  const float* values(int32_t layer, int32_t r, int32_t head, int32_t count, float* spare) const;
   void attention(int32_t layer, Bench& bench);
   CachedRows cached_rows(int32_t layer, const Queries& some, int32_t head, int32_t part) const;
   // Also prefetches the first rows of the task `next`, if there is one.
   void attend(int32_t layer, const Task& task, const Task* next, Bench& bench);
-  void combine(const Queries& some, int32_t r, const Sums& sums, const float* sinks, int32_t kept_heads, int32_t heads,
-               float* out) const;
+  void combine(int32_t layer, const Queries& some, int32_t r, const Sums& sums, const float* sinks, int32_t kept_heads,
+               int32_t heads, float* out) const;
 
   Decoder& decoder;
   Workspace& space;
@@ -118,6 +141,24 @@ class Group {
   const int32_t count;  // of rows
   float* logits;
 };
+
+template <typename From, typename Make>
+Inputs Group::inputs(int32_t rows, int32_t columns, int32_t forms, float* plain, Bench& bench, From from, Make make) {
+  if (rows == 1) {
+    Inputs one = bench.own.of(1, columns);
+    one.x = make(0, bench.row.as<float>());
+    decoder.kernels.round(one.x, forms, 0, 0, columns, one);
+    return one;
+  }
+  Inputs all = space.shared.of(rows, columns);
+  all.x = plain;
+  claim_rows(rows, columns, from, [&](int32_t r) {
+    const float* row = make(r, forms & FORM_FLOAT ? plain + int64_t(r) * columns : bench.row.as<float>());
+    decoder.kernels.round(row, forms, r, 0, columns, all);
+  });
+  decoder.pool.barrier();
+  return all;
+}
 
 // Computes all rows of the spans, as many at a time as are computed together. Throws std::bad_alloc.
 void run_spans(Decoder& decoder, const Span* spans, int32_t count, float* logits);

@@ -143,6 +143,8 @@ struct Kernels {
   // dim]; sinks [heads] or null.
   void (*combine)(const float* parts, const float* most, const float* sum, const float* sinks, int32_t count,
                   int32_t stride, int32_t heads, int32_t dim, float* out);
+  // out += filter * row, for n numbers of `type` in the row, a multiple of 8.
+  void (*add_filtered)(const uint8_t* row, int32_t type, const float* filter, int32_t n, float* out);
   // Writes heads [heads, dim] to `out`, and their scales if the type has them.
   void (*store)(const float* x, int32_t heads, int32_t dim, int32_t type, uint8_t* out, uint8_t* scales);
   // The largest of n numbers; NaN if one of them is NaN.

@@ -500,6 +500,14 @@ void combine(const float* parts, const float* most, const float* sum, const floa
   }
 }
 
+void add_filtered(const uint8_t* row, int32_t type, const float* filter, int32_t n, float* out) {
+  by_type(type, [&](auto as) {
+    for (int32_t i = 0; i < n; i += 8) {
+      store(out + i, load(out + i) + load(filter + i) * decltype(as)::eight(row + i * as.BYTES));
+    }
+  });
+}
+
 void store_row(const float* x, int32_t heads, int32_t dim, int32_t type, uint8_t* out, uint8_t* scales) {
   by_type(type, [&](auto as) {
     if constexpr (as.SCALED) {
@@ -560,7 +568,7 @@ bool by_tiles(int32_t type, int32_t rows) {
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
     CT_TEXT(CT_NAME), INTERLEAVES, product_of, by_tiles, round,     unpack,  multiply_panel, norm,    rotate,
-    gate,             cap,         attend,     attend_chunk, combine, store_row,      largest, soften,
+    gate,             cap,         attend,     attend_chunk, combine, add_filtered,   store_row, largest, soften,
 };
 
 }  // namespace chatterm

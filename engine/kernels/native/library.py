@@ -78,12 +78,27 @@ class Attention(ctypes.Structure):
     """ct_attention: the attention settings of one layer."""
 
     _fields_: ClassVar = [
-        ("head_norm", Norm),
+        *_fields_of_type(Norm, "head_norm", "v_norm"),
         *_fields_of_type(_Pointer, "rotary", "sinks"),
         *_fields_of_type(_Int, "together", "later", "rotated", "interleaved", "window"),
         *_fields_of_type(_Float, "scale", "cap", "beta"),
-        *_fields_of_type(_Int, "original", "unused"),
+        *_fields_of_type(_Int, "original", "q_heads", "kv_heads", "head_dim", "shares_kv", "v_is_k"),
     ]
+
+
+class Convolution(ctypes.Structure):
+    """ct_convolution: a short convolution in place of attention; all zeros mean none."""
+
+    _fields_: ClassVar = [
+        *_fields_of_type(_Pointer, "filters", "bias"),
+        *_fields_of_type(_Int, "width", "size", "type", "unused"),
+    ]
+
+
+class Kept(ctypes.Structure):
+    """ct_kept: where a layer keeps rows in the KV cache."""
+
+    _fields_: ClassVar = _fields_of_type(_Pointer, "k", "v")
 
 
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu", "xielu")
@@ -106,10 +121,19 @@ class Experts(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("router", Linear),
-        ("selection_bias", _Pointer),
+        *_fields_of_type(Norm, "router_norm", "norm", "post_norm", "shared_norm", "shared_post_norm"),
+        *_fields_of_type(_Pointer, "selection_bias", "expert_scales"),
         *_fields_of_type(ctypes.POINTER(Feed), "experts", "shared"),
-        *_fields_of_type(_Int, "count", "chosen", "sigmoid", "renormalise", "shared_gate", "unused"),
+        *_fields_of_type(_Int, "count", "chosen", "sigmoid", "renormalise", "shared_gate"),
+        *_fields_of_type(_Int, "groups", "chosen_groups", "group_best"),
+        *_fields_of_type(_Float, "router_scale", "scale"),
     ]
+
+
+class LayerInput(ctypes.Structure):
+    """ct_layer_input: what a layer adds to its result; all zeros mean nothing."""
+
+    _fields_: ClassVar = [("feed", Feed), ("post_norm", Norm)]
 
 
 class Layer(ctypes.Structure):
@@ -118,11 +142,26 @@ class Layer(ctypes.Structure):
     _fields_: ClassVar = [
         *_fields_of_type(Norm, "input_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
         ("attention", Attention),
+        ("convolution", Convolution),
+        ("kept", Kept),
         *_fields_of_type(Linear, "qkv", "output"),
         ("feed", Feed),
         ("experts", ctypes.POINTER(Experts)),
-        ("residual_scale", _Float),
-        ("unused", _Int),
+        ("input", LayerInput),
+        *_fields_of_type(_Float, "residual_scale", "scalar"),
+        *_fields_of_type(_Int, "parallel", "unused"),
+    ]
+
+
+class Inputs(ctypes.Structure):
+    """ct_inputs: how the inputs of all layers are made; all zeros mean that there are none."""
+
+    _fields_: ClassVar = [
+        ("embedding", Matrix),
+        ("projection", Linear),
+        ("norm", Norm),
+        ("scale", _Float),
+        ("size", _Int),
     ]
 
 
@@ -134,8 +173,10 @@ class Model(ctypes.Structure):
         ("final_norm", Norm),
         *_fields_of_type(Matrix, "embedding", "learned"),
         ("head", Linear),
-        *_fields_of_type(_Int, "layer_count", "hidden", "q_heads", "kv_heads", "head_dim", "positions"),
+        ("inputs", Inputs),
+        *_fields_of_type(_Int, "layer_count", "hidden", "positions"),
         *_fields_of_type(_Float, "embedding_scale", "logit_cap"),
+        ("unused", _Int),
     ]
 
 
@@ -143,7 +184,6 @@ class Cache(ctypes.Structure):
     """ct_cache: the KV cache."""
 
     _fields_: ClassVar = [
-        *_fields_of_type(_Pointer, "k", "v"),
         ("slots", _Long),
         *_fields_of_type(_Int, "type", "block_size"),
     ]

@@ -19,15 +19,32 @@ size_t visit_of(const std::vector<Visit>& visits, size_t v, int32_t first) {
 
 }  // namespace
 
-void Group::mix(const ct_layer& layer, int32_t thread, const uint8_t* later) {
-  const Inputs one = route(layer, thread);
-  visit(layer, one, thread, later);
-  if (layer.mlp_post_norm.weight != nullptr) add_normed(layer.mlp_post_norm, layer.residual_scale);
+void Group::mix(const ct_layer& layer, float times, int32_t thread, const uint8_t* later) {
+  const ct_experts& experts = *layer.experts;
+  visit(layer, route(layer, thread), thread, later);
+  const bool apart = has_norms_after(experts), has_sums = apart || layer.mlp_post_norm.weight != nullptr;
+  if (apart) {
+    claim_rows(count, sizes.hidden, [&](int32_t r) { return added(r); }, [&](int32_t r) {
+      float *chosen = added(r), *shared = beside(r);
+      if (experts.post_norm.weight != nullptr) {
+        decoder.kernels.norm(chosen, experts.post_norm, sizes.hidden, chosen);
+      }
+      if (experts.shared == nullptr) return;
+      if (experts.shared_post_norm.weight != nullptr) {
+        decoder.kernels.norm(shared, experts.shared_post_norm, sizes.hidden, shared);
+      }
+      for (int32_t i = 0; i < sizes.hidden; ++i) chosen[i] += shared[i];
+    });
+    decoder.pool.barrier();
+  }
+  if (has_sums || times != 1.0f) {
+    add_rows(has_sums ? added(0) : nullptr, layer.mlp_post_norm, layer.residual_scale, times);
+  }
 }
 
-void Group::visit(const ct_layer& layer, const Inputs& one, int32_t thread, const uint8_t* later) {
-  if (count > 1) gather(space.benches[size_t(thread)].visits);
-  gate_up_visits(one, thread);
+void Group::visit(const ct_layer& layer, const SingleRow& one, int32_t thread, const uint8_t* later) {
+  if (count > 1) gather(*layer.experts, space.benches[size_t(thread)]);
+  gate_up_visits(*layer.experts, one, thread);
   decoder.pool.barrier();
   down_visits(layer, thread, later);
   decoder.pool.barrier();
@@ -42,26 +59,39 @@ void Group::run_mixture(const ct_layer& layer, const ct_mixture_job& job, const 
     std::fill(x(r), x(r) + hidden, 0.0f);
   });
   decoder.pool.barrier();
-  Inputs one{};
+  SingleRow one{};
   if (count == 1) {
-    one = bench.own.of(1, sizes.hidden);
-    one.x = normed;
-    decoder.kernels.round(normed, FORM_INT8 | FORM_HALVES, 0, 0, sizes.hidden, one);
+    one.chosen = bench.own.of(1, sizes.hidden);
+    one.chosen.x = normed;
+    decoder.kernels.round(normed, FORM_INT8 | FORM_HALVES, 0, 0, sizes.hidden, one.chosen);
   }
   bench.visits.arrange(*layer.experts, space.mixture.taken.data(), count);
   visit(layer, one, thread, bench.visits.all[0].expert->gate_up.parts[0].data);
   claim(count, [&](int32_t r) { std::memcpy(job.out + size_t(rows[r]) * hidden, x(r), hidden * sizeof(float)); });
 }
 
-// Makes the visits of this layer known to the thread. For a single row, returns the inputs that all visits read.
-Inputs Group::route(const ct_layer& layer, int32_t thread) {
+// Makes the visits of this layer known to the thread. For a single row, returns the inputs that the visits read.
+SingleRow Group::route(const ct_layer& layer, int32_t thread) {
   const ct_experts& experts = *layer.experts;
   const ct_linear& router = experts.router;
   const int32_t outputs = rows_of(router), each = taken_by_a_row(experts);
   Bench& bench = space.benches[size_t(thread)];
   float* found = space.mixture.outputs.as<float>();
+  auto normed_by = [&](const ct_norm& norm, const float* row, float* spare) {
+    if (norm.weight == nullptr) return row;
+    decoder.kernels.norm(row, norm, sizes.hidden, spare);
+    return static_cast<const float*>(spare);
+  };
   if (count == 1) {
-    const Inputs one = normed(layer.mlp_norm, forms_of(router), nullptr, bench);
+    const float* base = normed_by(layer.mlp_norm, x(0), bench.row.as<float>());
+    // Room `n` for a normed row, and for its inputs of products.
+    auto one_of = [&](const ct_norm& norm, int32_t n, int32_t forms) {
+      Inputs one = bench.own.of(1, sizes.hidden, n * up_to(sizes.hidden, QUANTIZED));
+      one.x = normed_by(norm, base, bench.rows.as<float>() + n * sizes.hidden);
+      decoder.kernels.round(one.x, forms, 0, 0, sizes.hidden, one);
+      return one;
+    };
+    const Inputs one = one_of(experts.router_norm, 0, forms_of(router));
     claim((outputs + ROUTED - 1) / ROUTED, [&](int32_t n) {
       const int32_t first = n * ROUTED, end = first + ROUTED < outputs ? first + ROUTED : outputs;
       bench.multiplier.multiply(router, first, end, one, found + first, ROUTED, row_of(router, first));
@@ -69,15 +99,17 @@ Inputs Group::route(const ct_layer& layer, int32_t thread) {
     decoder.pool.barrier();
     bench.visits.choose(experts, found, bench.visits.own.data());
     bench.visits.arrange(experts, bench.visits.own.data(), 1);
-    decoder.kernels.round(one.x, FORM_INT8 | FORM_HALVES, 0, 0, sizes.hidden, one);
-    return one;
+    const Inputs chosen = one_of(experts.norm, 0, FORM_INT8 | FORM_HALVES);
+    if (experts.norm.weight == nullptr && experts.shared_norm.weight == nullptr) return {chosen, chosen};
+    return {chosen, one_of(experts.shared_norm, 1, FORM_INT8 | FORM_HALVES)};
   }
   Choice* taken = space.mixture.taken.data();
   float* rows = space.normed.as<float>();
   auto from = [&](int32_t r) { return x(r); };
   claim_some(count, sizes.hidden, from, [&](int32_t first, int32_t end) {
     Inputs some = space.shared.of(end - first, sizes.hidden, size_t(first) * size_t(sizes.hidden));
-    some.x = rows + int64_t(first) * sizes.hidden;
+    const bool has_norm = experts.router_norm.weight != nullptr;
+    some.x = has_norm ? bench.rows.as<float>() : rows + int64_t(first) * sizes.hidden;
     for (int32_t r = first; r < end; ++r) {
       float* row = rows + int64_t(r) * sizes.hidden;
       if (layer.mlp_norm.weight != nullptr) {
@@ -85,7 +117,8 @@ Inputs Group::route(const ct_layer& layer, int32_t thread) {
       } else {
         std::memcpy(row, x(r), size_t(sizes.hidden) * sizeof(float));
       }
-      decoder.kernels.round(row, forms_of(router), r - first, 0, sizes.hidden, some);
+      const float* given = normed_by(experts.router_norm, row, bench.rows.as<float>() + (r - first) * sizes.hidden);
+      decoder.kernels.round(given, forms_of(router), r - first, 0, sizes.hidden, some);
     }
     float* here = found + int64_t(first) * outputs;
     bench.multiplier.multiply(router, 0, outputs, some, here, outputs, row_of(router, 0));
@@ -96,14 +129,20 @@ Inputs Group::route(const ct_layer& layer, int32_t thread) {
   return {};
 }
 
-void Group::gather(const Visits& visits) const {
+void Group::gather(const ct_experts& layer, Bench& bench) const {
+  const Visits& visits = bench.visits;
   claim(int32_t(visits.gatherings.size()), [&](int32_t n) {
     const Gathering& some = visits.gatherings[size_t(n)];
     const Visit& visit = visits.all[size_t(some.visit)];
     const int32_t forms = forms_of(visit.expert->gate_up);
     const Inputs out = visitors(visit);
+    const ct_norm& norm = visit.expert == layer.shared ? layer.shared_norm : layer.norm;
     for (int32_t i = some.first; i < some.first + some.count; ++i) {
       const float* row = space.normed.as<float>() + int64_t(visits.row[size_t(visit.place + i)]) * sizes.hidden;
+      if (norm.weight != nullptr) {
+        decoder.kernels.norm(row, norm, sizes.hidden, bench.row.as<float>());
+        row = bench.row.as<float>();
+      }
       float* plain = const_cast<float*>(out.x) + int64_t(i) * sizes.hidden;
       if (forms & FORM_FLOAT) std::memcpy(plain, row, size_t(sizes.hidden) * sizeof(float));
       decoder.kernels.round(row, forms, i, 0, sizes.hidden, out);
@@ -125,7 +164,7 @@ Inputs Group::gated(const Visit& visit) const {
   return found;
 }
 
-void Group::gate_up_visits(const Inputs& one, int32_t thread) {
+void Group::gate_up_visits(const ct_experts& layer, const SingleRow& one, int32_t thread) {
   Bench& bench = space.benches[size_t(thread)];
   const std::vector<Visit>& visits = bench.visits.all;
   const uint8_t* later = begin(visits[0].expert->down, sizes.hidden, GRAIN, thread);
@@ -142,8 +181,10 @@ void Group::gate_up_visits(const Inputs& one, int32_t thread) {
         const Visit& other = visits[visit_of(visits, v, then)];
         next = row_of(other.expert->gate_up, then - other.first);
       }
-      gate_some(expert, first - visit.first, stop - visit.first, count == 1 ? one : visitors(visit), gated(visit), next,
-                bench);
+      const Inputs given = count > 1                         ? visitors(visit)
+                           : visit.expert == layer.shared ? one.shared
+                                                          : one.chosen;
+      gate_some(expert, first - visit.first, stop - visit.first, given, gated(visit), next, bench);
       first = stop;
     }
     --v;
@@ -152,14 +193,17 @@ void Group::gate_up_visits(const Inputs& one, int32_t thread) {
 
 // Every output belongs to one thread, which adds the results of the visits in order.
 void Group::down_visits(const ct_layer& layer, int32_t thread, const uint8_t* later) {
-  const bool apart = layer.mlp_post_norm.weight != nullptr;
-  const float scale = apart ? 1.0f : layer.residual_scale;
+  const bool apart = has_norms_after(*layer.experts), has_sums = apart || layer.mlp_post_norm.weight != nullptr;
+  const float scale = has_sums ? 1.0f : layer.residual_scale;
   Bench& bench = space.benches[size_t(thread)];
   const std::vector<Visit>& visits = bench.visits.all;
   float* tile = bench.tile.as<float>();
   Deal deal(decoder.pool, thread, sizes.hidden, few(count) ? GRAIN : DOWN, few(count));
   for (int32_t first, end, after; deal.next(first, end, after);) {
-    for (int32_t r = 0; apart && r < count; ++r) std::fill(added(r) + first, added(r) + end, 0.0f);
+    for (int32_t r = 0; has_sums && r < count; ++r) {
+      std::fill(added(r) + first, added(r) + end, 0.0f);
+      if (apart) std::fill(beside(r) + first, beside(r) + end, 0.0f);
+    }
     for (size_t v = 0; v < visits.size(); ++v) {
       const Visit& visit = visits[v];
       const ct_linear& down = visit.expert->down;
@@ -173,7 +217,8 @@ void Group::down_visits(const ct_layer& layer, int32_t thread, const uint8_t* la
         bench.multiplier.multiply(down, from, to, given, tile, piece, to < end ? row_of(down, to) : then);
         for (int32_t i = 0; i < visit.rows; ++i) {
           const int32_t r = bench.visits.row[size_t(visit.place + i)];
-          float* out = (apart ? added(r) : x(r)) + from;
+          const bool is_shared = visit.expert == layer.experts->shared;
+          float* out = (apart && is_shared ? beside(r) : has_sums ? added(r) : x(r)) + from;
           const float* found = tile + i * piece;
           const float share = scale * bench.visits.share[size_t(visit.place + i)];
           for (int32_t k = 0; k < to - from; ++k) out[k] += share * found[k];

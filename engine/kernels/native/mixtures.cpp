@@ -15,20 +15,19 @@ struct ct_mixtures {
       layer.shared = nullptr;
       ct_layer whole{};
       whole.experts = &layer;
-      whole.residual_scale = 1.0f;
+      whole.residual_scale = whole.scalar = 1.0f;
       layers.push_back(whole);
     }
     rows.reserve(MOST_ROWS_OF_EXPERTS);
   }
 
-  // A model without attention: its one head is never used.
+  // A model whose layers have experts alone.
   ct_model model() const {
     ct_model found{};
     found.layers = layers.data();
     found.layer_count = int32_t(layers.size());
     found.hidden = hidden;
-    found.q_heads = found.kv_heads = found.positions = 1;
-    found.head_dim = 8;
+    found.positions = 1;
     return found;
   }
 

@@ -16,11 +16,13 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
+from engine.cache.kv_rows import layer_rows
 from engine.execute.cpu.executor import NativeDecoder, unsupported
 from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.loading.load import load_model
 from models.network import FeedForwardWeights, LayerWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
+from models.spec import kv_sources
 from models.weights import block_formats
 from models.weights.formats.blocks import dequantize
 from tests.engine.native.spans import a_span
@@ -138,10 +140,10 @@ def in_blocks(plain: Network) -> Network:
 
 
 def cache_for(model: Network, dtype: torch.dtype, blocks: int = 40) -> KVCache:
-    attention = model.spec.attention
-    shape = (len(model.layers), blocks, BLOCK, attention.kv_heads, attention.head_dim)
-    cache = KVCache.uniform(*shape, dtype, CPU)
-    cache.kv.fill_(float("nan"))  # what was never written must not matter
+    rows, sources = layer_rows(model.spec, dtype, CPU), kv_sources(model.spec)
+    cache = KVCache(rows, blocks, BLOCK, dtype, CPU, sources=sources)
+    for part in cache.parts:
+        part.fill_(float("nan"))  # what was never written must not matter
     return cache
 
 
@@ -175,19 +177,26 @@ def errors(
     with torch.inference_mode():
         plain = truth or Decoder(model)
         expected = plain.logits(plain.forward(ids, positions, attention))
-    exact = torch.stack([torch.stack(attention.kv[layer]) for layer in range(len(model.layers))], 1)
+    exact = [
+        (layer.mixer.window, kept, numbers.view(-1, *kept.shape[1:]))
+        for index, layer in enumerate(model.spec.layers)
+        if kv_sources(model.spec)[index] == index
+        for kept, numbers in zip((cache.k[index], cache.v[index]), attention.kv[index], strict=True)
+    ]
     found = []
     for row in rows:
-        cache.kv.fill_(float("nan"))
-        for layer, spec in enumerate(model.spec.layers):
-            seen = slice(0 if (window := spec.attention.window) is None else max(0, row + 1 - window), row)
-            cache.kv[:, layer, slots[seen]] = exact[:, layer, seen].to(dtype)
+        for window, kept, numbers in exact:
+            kept.fill_(float("nan"))
+            seen = slice(0 if window is None else max(0, row + 1 - window), row)
+            kept[slots[seen]] = numbers[seen].to(dtype)
         logits = step(decoder, int(ids[row]), row, int(positions[row]), table[: row // BLOCK + 1])
         found.append(float((logits - expected[row]).norm() / expected[row].norm()))
-        written = cache.kv[:, :, slots[row]].float() - exact[:, :, row]
-        found.append(float(written.norm() / exact[:, :, row].norm()))
-        cache.kv[:, :, slots[: row + 1]] = float("nan")
-        assert cache.kv.isnan().all(), "rows of others were written"
+        written = torch.cat([kept[slots[row]].float().flatten() for _, kept, _ in exact])
+        right = torch.cat([numbers[row].flatten() for *_, numbers in exact])
+        found.append(float((written - right).norm() / right.norm()))
+        for _, kept, _ in exact:
+            kept[slots[: row + 1]] = float("nan")
+            assert kept.isnan().all(), "rows of others were written"
     return found
 
 

@@ -40,7 +40,7 @@ from tests.fresh import examples
 from tests.models.checkpoints import files_of, random_model, write_checkpoint, write_gguf
 from tests.models.families import FAMILIES, GGUF, tiny_ernie_moe, tiny_gpt_oss, tiny_qwen3_moe
 from tests.models.test_gpt_oss import write_quantized
-from tests.models.test_reference import checkpoint, feeds_of, network_of, specs
+from tests.models.test_reference import checkpoint, feeds_of, maybe_norms, maybe_weighted, network_of, specs
 
 DENSE = FeedForward(96)
 POSITIONS = 256
@@ -64,13 +64,16 @@ def a_spec(*mixtures: Experts | FeedForward | None, hidden: int = 64) -> ModelSp
 @st.composite
 def mixtures(draw: st.DrawFn, size: int) -> Experts:
     """Everything that there may be in a mixture whose sizes are multiples of `size`."""
-    count = draw(st.sampled_from((1, 2, 5, 16, 33)))
+    groups = draw(st.sampled_from((1, 1, 2, 4)))
+    count = groups * draw(st.sampled_from((1, 2, 5, 16, 33)))
+    chosen_groups = draw(st.integers(1, groups))
     shared = draw(st.booleans())
+    shared_gate = shared and draw(st.booleans())
     flag = st.booleans()
     feeds = feeds_of(size, 2 * size, 3 * size)
     return Experts(
         count=count,
-        chosen=draw(st.integers(1, min(count, 9))),
+        chosen=draw(st.integers(1, min(count // groups * chosen_groups, 9))),
         expert=draw(feeds),
         renormalise=draw(flag),
         scoring=draw(st.sampled_from(("softmax", "sigmoid"))),
@@ -78,7 +81,18 @@ def mixtures(draw: st.DrawFn, size: int) -> Experts:
         exact_router=draw(flag),
         selection_bias=draw(flag),
         shared=draw(feeds) if shared else None,
-        shared_gate=shared and draw(flag),
+        shared_gate=shared_gate,
+        groups=groups,
+        chosen_groups=chosen_groups,
+        group_best=draw(st.integers(1, min(count // groups, 2))),
+        scale=draw(st.sampled_from((1.0, 2.5))),
+        expert_scales=draw(flag),
+        router_scale=draw(st.sampled_from((1.0, 0.5))),
+        router_norm=None if shared_gate else draw(maybe_weighted),
+        expert_norm=draw(maybe_norms),
+        expert_post_norm=draw(maybe_norms),
+        shared_norm=draw(maybe_norms) if shared and not shared_gate else None,
+        shared_post_norm=draw(maybe_norms) if shared else None,
     )
 
 
@@ -179,7 +193,7 @@ CONFIGS: dict[str, Any] = {
 EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 
-@pytest.mark.parametrize("name", ["qwen3 moe", "ernie moe", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen3 moe", "ernie moe", "gpt-oss", "lfm2 moe", "gemma4 moe"])
 def test_a_family_with_experts_gives_what_the_plain_modules_give(
     name: str, tmp_path: Path, library: NativeLibrary, pool: Pool
 ) -> None:

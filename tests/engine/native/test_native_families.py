@@ -17,6 +17,7 @@ from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import NativeLibrary, Pool
 from models.loading.load import load_model
 from models.network import Network
+from models.reference.attention import Attention
 from models.reference.decoder import Decoder
 from models.spec import ModelSpec
 from tests.engine.native.test_native_batches import Sequence, alone, together
@@ -32,7 +33,7 @@ from tests.engine.native.test_native_decode import (
 )
 from tests.fresh import examples
 from tests.models.checkpoints import files_of, write_checkpoint
-from tests.models.families import FAMILIES, tiny_gpt2
+from tests.models.families import FAMILIES, tiny_gemma4, tiny_gpt2
 from tests.models.test_reference import VOCAB, checkpoint, feeds_of, network_of, specs
 
 COUNT = 150
@@ -41,8 +42,9 @@ DENSE = {
     **{
         name: config
         for name, config in FAMILIES.items()
-        if not re.search("moe|gemma3n|gemma4|lfm|llama4|muse|cohere2|deepseek|^gpt-oss$", name)
+        if not re.search("moe|gemma3n|lfm3|llama4|muse|deepseek|^gpt-oss$", name)
     },
+    "gemma4": tiny_gemma4(hidden_size_per_layer_input=32),
     "gpt2": tiny_gpt2(n_embd=64),
     "gpt2 scales": tiny_gpt2(
         n_embd=64, n_inner=96, scale_attn_by_inverse_layer_idx=True, activation_function="gelu"
@@ -74,7 +76,7 @@ def test_a_quantized_family_is_within_what_rounding_the_activations_does(
     config.max_position_embeddings = 256
     if config.hidden_size % 32:
         config.hidden_size = 64
-    if config.num_attention_heads * getattr(config, "head_dim", 32) % 32:
+    if not name.startswith("gemma4") and config.num_attention_heads * getattr(config, "head_dim", 32) % 32:
         config.head_dim = 32
     folder = write_checkpoint(tmp_path, config)
     model = load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize="int8")
@@ -123,11 +125,12 @@ class Attending:
         return self._layers[layer_index].attend(q, k, v)
 
 
-def logits_of(decoder: Decoder, text: Sequence) -> Tensor:
+def logits_of(decoder: Decoder, text: Sequence, attention: Attention | None = None) -> Tensor:
     """[tokens, vocab]"""
+    attention = attention or Attending(decoder.network)
     ids, positions = torch.tensor(text.ids), torch.tensor(text.positions)
     with torch.inference_mode():
-        return decoder.logits(decoder.forward(ids, positions, Attending(decoder.network)))
+        return decoder.logits(decoder.forward(ids, positions, attention))
 
 
 @examples(5)

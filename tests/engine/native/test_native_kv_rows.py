@@ -10,14 +10,16 @@ from engine.attention.sdpa import SdpaBackend
 from engine.attention.unusual import unusual_layers
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
+from engine.cache.kv_rows import layer_rows
 from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native import library
 from engine.kernels.native.library import Pool
 from models.loading.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
+from models.spec import kv_sources
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
-from tests.models.families import FUSED
+from tests.models.families import FAMILIES, FUSED
 
 pytestmark = pytest.mark.skipif(library.problem() is not None, reason="needs the native kernels")
 CPU, BLOCK, ROWS = torch.device("cpu"), 16, 150
@@ -25,6 +27,7 @@ KINDS = ["int8", "fp8"]
 CONFIGS = {
     "plain": tiny_qwen3(head_dim=64),
     **{name: FUSED[name] for name in ("ministral", "gpt-oss", "gemma2")},
+    "gemma4": FAMILIES["gemma4"],
 }
 
 
@@ -35,11 +38,18 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def a_cache(network: Network, kind: str) -> KVCache:
-    heads = network.spec.attention
-    shape = (len(network.spec.layers), 24, BLOCK, heads.kv_heads, heads.head_dim)
-    cache = KVCache.uniform(*shape, torch.float32, CPU, kind=kind)
-    cache.kv.fill_(255)  # a scale of no number: rows that were never written must not matter
+    spec = network.spec
+    rows = layer_rows(spec, torch.float32, CPU, kind)
+    cache = KVCache(rows, 24, BLOCK, torch.float32, CPU, sources=kv_sources(spec))
+    for part in cache.parts:
+        part.fill_(255)  # a scale of no number: rows that were never written must not matter
     return cache
+
+
+def written(cache: KVCache) -> list[Tensor]:
+    """The rows of the text, K and V of each layer."""
+    at = slice(2 * BLOCK, 2 * BLOCK + ROWS)
+    return [rows[at] for layer in zip(cache.k, cache.v, strict=True) for rows in layer]
 
 
 def a_text() -> list[int]:
@@ -65,7 +75,7 @@ def test_a_text_gets_the_same_bits_however_it_is_cut(network: Network, pool: Poo
         for span in spans(text, ends):
             beside = replace(span, blocks=tuple(block + 11 for block in span.blocks))
             logits = decoder.run([span, beside] if ends else [span])
-        found.append((logits[0].clone(), cache.kv[:, :, 2 * BLOCK : 2 * BLOCK + ROWS].clone()))
+        found.append((logits[0].clone(), torch.cat([rows.flatten() for rows in written(cache)])))
     for logits, rows in found[1:]:
         assert torch.equal(rows, found[0][1])
         assert torch.equal(logits, found[0][0])
@@ -86,11 +96,11 @@ def test_the_plain_modules_write_and_read_the_same_rows(
             step = backend.plan(StepBatch((span,)))
             ids, positions = torch.tensor(span.tokens), torch.tensor(span.positions)
             expected = model.logits(model.forward(ids, positions, step)[-1:])[0]
-    heads = network.spec.attention
-    at, codes = slice(2 * BLOCK, 2 * BLOCK + ROWS), heads.kv_heads * heads.head_dim
-    differ = native.kv[:, :, at, :codes] != plain.kv[:, :, at, :codes]
-    assert differ.float().mean() < 0.02  # where a number lies between two codes
-    torch.testing.assert_close(
-        native.row.scales(native.kv[:, :, at]), plain.row.scales(plain.kv[:, :, at]), rtol=0.02, atol=1e-4
-    )
+    rows = [row for row in plain.rows for _ in range(2)]
+    differ = []
+    for row, ours, theirs in zip(rows, written(native), written(plain), strict=True):
+        codes = row.heads * row.dim
+        differ.append((ours[:, :codes] != theirs[:, :codes]).flatten())
+        torch.testing.assert_close(row.scales(ours), row.scales(theirs), rtol=0.02, atol=1e-4)
+    assert torch.cat(differ).float().mean() < 0.02  # where a number lies between two codes
     torch.testing.assert_close(logits, expected, rtol=3e-2, atol=3e-2)
