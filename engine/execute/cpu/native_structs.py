@@ -58,7 +58,7 @@ class NativeStructs:
             assert isinstance(layer.mixer, ConvolutionWeights)
             found.convolution = self._convolution(spec.mixer, layer.mixer)
         else:
-            found.attention = self._attention(spec.mixer, layer.attention)
+            found.attention = self._attention(spec.attention, layer.attention)
         feed, weights = spec.feed_forward, layer.feed_forward
         if isinstance(feed, Experts):
             assert isinstance(weights, ExpertWeights)

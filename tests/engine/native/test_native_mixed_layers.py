@@ -18,7 +18,7 @@ from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.loading.load import load_model
 from models.network import ConvolutionWeights
 from models.reference.decoder import Decoder
-from models.spec import Layer, ModelSpec, ShortConvolution, each_layer
+from models.spec import Attention, Layer, ModelSpec, ShortConvolution, each_layer
 from tests.engine.native.test_native_batches import Sequence, alone, together
 from tests.engine.native.test_native_chunks import relative
 from tests.engine.native.test_native_decode import BLOCK, CPU, cache_for, plain_model, rounded
@@ -69,11 +69,12 @@ def computed(spec: ModelSpec) -> ModelSpec:
 
     def layer(_: int, given: Layer) -> Layer:
         mixer = given.mixer
-        mixer = replace(mixer, size=32) if isinstance(mixer, ShortConvolution) else mixer
-        return replace(given, mixer=mixer)
+        mixer = mixer if isinstance(mixer, Attention) else ShortConvolution(32, getattr(mixer, "width", 3))
+        return replace(given, mixer=mixer, laurel=None)
 
     inputs = spec.layer_inputs
-    return replace(each_layer(spec, layer), layer_inputs=inputs and replace(inputs, size=32))
+    spec = replace(spec, altup=None, embedding_norm=None, layer_inputs=inputs and replace(inputs, size=32))
+    return each_layer(spec, layer)
 
 
 @examples(4, *HealthCheck)
