@@ -3,7 +3,8 @@
     python -m benchmarks.kv_memory [--tokens 32768] [--models gemma4:31b,lfm2.5:1.2b] [--json FILE]
 
 Both keep K and V in bf16. For transformers it is what `DynamicCache` holds after a prompt of that many tokens: layers
-with a window hold only that window. Nothing is computed, and no tensor takes memory.
+with a window hold only that window, as with chatterm where plain PyTorch computes the network. "kernels" is what
+chatterm holds where its own kernels do: every row. Nothing is computed, and no tensor takes memory.
 """
 
 import argparse
@@ -15,7 +16,6 @@ import torch
 from benchmarks.options import names
 from benchmarks.random_checkpoint import hf_config
 from engine.cache.kv_needs import kv_needs
-from engine.execute.compatibility import keeps_groups
 from engine.machine.shapes import CONFIGS, known_shape
 from models.spec import ModelSpec, ShortConvolution
 from models.units import bytes_text
@@ -43,10 +43,12 @@ MODELS = (
 )
 
 
-def our_bytes(spec: ModelSpec, tokens: int) -> int:
-    """Return the bytes of the rows of a conversation on a CPU, without room for a chunk of a prompt or for branches."""
-    needs = kv_needs(spec, torch.bfloat16, in_groups=keeps_groups(spec, "cpu"))
-    return needs.conversation_bytes(tokens)
+def our_bytes(spec: ModelSpec, tokens: int, *, in_groups: bool) -> int:
+    """Return the bytes of the rows of a conversation, without room for a chunk of a prompt or for branches.
+
+    `in_groups`: layers with a window keep only its rows.
+    """
+    return kv_needs(spec, torch.bfloat16, in_groups=in_groups).conversation_bytes(tokens)
 
 
 def transformers_bytes(name: str, spec: ModelSpec, tokens: int) -> int:
@@ -81,13 +83,16 @@ def main() -> None:
     if unknown := [name for name in given.models if name not in CONFIGS]:
         parser.error(f"--models: there is no {unknown[0]!r}; choose from {', '.join(CONFIGS)}")
     found: dict[str, dict[str, int]] = {}
-    print(f"{f'{given.tokens:,} tokens':<18}{'chatterm':>12}{'transformers':>14}")
+    print(f"{f'{given.tokens:,} tokens':<18}{'kernels':>12}{'plain':>12}{'transformers':>14}")
     for name in given.models:
         spec = known_shape(name)
         tokens = min(given.tokens, spec.max_positions)
-        ours, theirs = our_bytes(spec, tokens), transformers_bytes(name, spec, tokens)
-        found[name] = {"chatterm": ours, "transformers": theirs}
-        print(f"{name:<18}{bytes_text(ours):>12}{bytes_text(theirs):>14}{ours / theirs:>8.2f}x", flush=True)
+        kernels, plain = (our_bytes(spec, tokens, in_groups=in_groups) for in_groups in (False, True))
+        theirs = transformers_bytes(name, spec, tokens)
+        found[name] = {"kernels": kernels, "plain": plain, "transformers": theirs}
+        print(
+            f"{name:<18}{bytes_text(kernels):>12}{bytes_text(plain):>12}{bytes_text(theirs):>14}", flush=True
+        )
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -15,6 +15,8 @@ from engine import ContextFullError, build
 from engine.cache import kv_needs
 from engine.cache.rows import Rows
 from engine.conversation.chat import Turn
+from engine.execute import compatibility
+from engine.execute.cpu import executor
 from models.units import bytes_text
 from tests.engine.keeping import GREEDY, answer, heard, on_disk, saved
 from tests.engine.test_chat_paths import copies
@@ -31,6 +33,13 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "lfm2": lambda: tiny_lfm2(**SIZES),
     "lfm2 wide": lambda: tiny_lfm2(**SIZES, conv_L_cache=7),
 }
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have plain PyTorch compute what the native kernels support: only there are rows released by group."""
+    for module in (compatibility, executor):
+        monkeypatch.setattr(module, "not_native", lambda spec: "plain PyTorch is asked for")
 
 
 @pytest.fixture(autouse=True)
