@@ -143,9 +143,10 @@ def not_native(spec: ModelSpec) -> str | None:
 
 def not_fused(spec: ModelSpec) -> str | None:
     """Return why the fused GPU kernels cannot run the network, as the middle of a sentence; None if they can."""
-    known = FUSED - NOT_WITH_EXPERTS if has_experts(spec) else FUSED
-    if (lacks := lacking(spec, known)) is not None:
-        return f"the fused kernels do not support {lacks}{' with experts' if known < FUSED else ''}"
+    if (lacks := lacking(spec, FUSED)) is not None:
+        return f"the fused kernels do not support {lacks}"
+    if has_experts(spec) and (lacks := lacking(spec, FUSED - NOT_WITH_EXPERTS)) is not None:
+        return f"the fused kernels do not support {lacks} with experts"
     for attention in spec.attentions.values():
         if attention.head_dim not in FUSED_HEADS:
             return f"there are no fused kernels for a head_dim of {attention.head_dim}"

@@ -186,6 +186,16 @@ def test_the_fused_kernels_need_embeddings_for_every_layer_of_all_tokens() -> No
     assert "of some tokens alone" in str(not_fused(some))
 
 
+def test_experts_are_blamed_only_for_what_the_fused_kernels_know_without_them() -> None:
+    experts = Experts(4, 2, FeedForward(64))
+    offset = changed(a_spec(), feed_forward=experts, feed_forward_norm=Norm(offset=1.0))
+    assert (
+        str(not_fused(offset)) == f"the fused kernels do not support {Feature.NORM_OFFSET.value} with experts"
+    )
+    gated = changed(a_spec(gate="heads"), feed_forward=experts)
+    assert str(not_fused(gated)) == f"the fused kernels do not support {Feature.GATE.value}"
+
+
 GATED, SHARED = FeedForward(64), FeedForward(24)
 
 
