@@ -186,7 +186,7 @@ class DiskTier:
         tail = write.keys[write.done * self._size : write.until]
         if tail:
             held = self._blocks.path(write.keys[: write.until])
-            if len(held) == write.done:
+            if len(held) <= write.done:  # it, or the rows before it that it needs, is not there now
                 return False
             block = self._blocks.every[held[-1]]
             if block.keys[: len(tail)] != tail:

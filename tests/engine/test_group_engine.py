@@ -18,6 +18,7 @@ from engine.conversation.chat import Turn
 from engine.execute import compatibility
 from engine.execute.cpu import executor
 from models.units import bytes_text
+from tests.counting import until
 from tests.engine.keeping import GREEDY, answer, heard, on_disk, saved
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_chat_random import OPERATIONS, one
@@ -157,6 +158,23 @@ def test_a_path_that_lost_the_rows_of_its_window_comes_back_from_disk(folder: Pa
         again, computed = answer(engine, prompts[0])
         assert (again, computed) == (expected[0], 2)
         assert 0 < engine.figures().disk.restored_tokens < 20, "no more than its window"
+        engine.check()
+
+
+def test_a_last_block_that_lost_its_rows_of_windows_is_not_written(folder: Path, tmp_path: Path) -> None:
+    prompts = [[at + 1] * 150 for at in range(4)]  # any rows of a prompt look like its last ones
+    options = {"context": CONTEXT, "max_chunk": CHUNK, "config": CONFIGS["gemma4"](), "num_blocks": 400}
+    with on_disk(folder, tmp_path / "kv", **options) as engine:
+        for prompt in prompts:
+            answer(engine, prompt)
+        assert engine.kept_tokens(prompts[0]) < 148, "the rows of its windows are lost"
+        disk, told = engine.disk, prompts[0]
+        assert disk is not None
+        engine.loop.call(lambda: disk.request_write("one", told, len(told)))
+        until(lambda: engine.loop.call(lambda: disk.written) >= 148)
+        again, computed = answer(engine, told)
+        assert disk.written == 148, "and no other block in place of the last"
+        assert (len(again), computed) == (GREEDY.max_tokens, 150)
         engine.check()
 
 
