@@ -287,9 +287,9 @@ class Decoder:
         weights: LatentWeights,
         x: Tensor,
         step: StepPositions,
-        attention: Attention,
+        backend: Attention,
     ) -> Tensor:
-        assert isinstance(attention, LatentRows)
+        assert isinstance(backend, LatentRows)
         q = self._linear(weights.q, x)
         if weights.q_b is not None:
             q = self._linear(weights.q_b, _norm(spec.norm, weights.q_norm, q))
@@ -303,7 +303,7 @@ class Decoder:
             heads = rotate(heads, step.rotation(weights.rotary), spec.rope.interleaved)
             q, k = torch.cat((first, heads[:, :-1]), dim=-1), heads[:, -1]
         outs, start = [], 0
-        for count, rows in attention.latent_rows(index, torch.cat((latents, k), dim=-1)):
+        for count, rows in backend.latent_rows(index, torch.cat((latents, k), dim=-1)):
             outs.append(latent.attend(spec, weights.kv_b, q[start : start + count], rows, self._product))
             start += count
         return self._linear(weights.out, torch.cat(outs).flatten(1))
@@ -314,12 +314,12 @@ class Decoder:
         spec: ShortConvolution,
         weights: ConvolutionWeights,
         x: Tensor,
-        attention: Attention,
+        backend: Attention,
     ) -> Tensor:
         """Compute a short convolution; its sums are in fp32 and rounded once."""
-        assert isinstance(attention, ConvolutionRows)
+        assert isinstance(backend, ConvolutionRows)
         b, c, x = self._linear(weights.inputs, x).chunk(3, dim=-1)
-        rows = attention.last_rows(index, b * x, spec.width)
+        rows = backend.last_rows(index, b * x, spec.width)
         out = torch.zeros_like(x, dtype=torch.float32) if weights.bias is None else weights.bias.float()
         for filters, each in zip(weights.filters.float().unbind(1), rows, strict=True):
             out = torch.addcmul(out, filters, each.float())
