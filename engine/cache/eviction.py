@@ -88,6 +88,8 @@ class Eviction:
         """Forget a block whose rows are dropped."""
         self.withdraw(block)
         self._spared.pop(block, None)
+        for pool in self._groups.pools:
+            pool.forget(block.id)
 
     def next(self) -> int:
         """Return the id of the block to evict next. There must be one; for idle work, one that is not spared."""

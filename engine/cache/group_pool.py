@@ -40,7 +40,7 @@ class GroupPool:
         self._places: dict[int, _Place] = {}
         self._free = MinSet(range(num_slots))
         self._unheld: MinSet[Rank] = MinSet()
-        self._spared: Mapping[int, int] = {}
+        self._spared: dict[int, int] = {}
 
     def slot(self, block: int) -> int:
         """Return the slot of a block, or `blank`."""
@@ -94,7 +94,7 @@ class GroupPool:
         unheld = [block for block in changed if not self._places[block].refs]
         for block in unheld:
             self._unheld.discard(self._rank(block))
-        self._spared = degrees
+        self._spared = dict(degrees)
         for block in unheld:
             self._unheld.add(self._rank(block))
 
@@ -107,6 +107,11 @@ class GroupPool:
         self._unheld.discard(self._rank(block))
         del self._places[block]
         self._free.add(place.slot)
+
+    def forget(self, block: int) -> None:
+        """Spare `block`, which has no slot, no longer: its id will be that of another block."""
+        assert block not in self._places, f"block {block} has a slot"
+        self._spared.pop(block, None)
 
     def move(self, source: int, target: int) -> None:
         """Give the slot of `source`, which is held, and its holders to `target`, an equal block that has none."""

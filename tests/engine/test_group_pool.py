@@ -21,6 +21,19 @@ def test_the_least_recently_used_slot_is_taken_back_first_and_a_spared_one_last(
     pool.check([20, 21, 22])
 
 
+def test_a_forgotten_block_leaves_its_id_to_one_that_is_not_spared() -> None:
+    pool = GroupPool(2, Window(4, 4))
+    pool.spare({5: 1})
+    pool.take(5)
+    pool.release(5, now=1)
+    pool.drop(5)
+    pool.forget(5)
+    for block, now in ((5, 2), (6, 3)):
+        pool.take(block)
+        pool.release(block, now)
+    assert pool.take(7) == 5
+
+
 def test_an_equal_block_takes_over_the_slot_and_its_holders() -> None:
     pool = GroupPool(2, Window(4, 4))
     pool.take(5)
