@@ -148,6 +148,27 @@ class ConvolutionWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Mamba2Weights:
+    """The weights of a Mamba-2 mixer (see `models.recurrences.Mamba2`)."""
+
+    inputs: Linear
+    """hidden -> z, x, B, C and dt, side by side"""
+    filters: Tensor
+    """[conv_size, conv_width]"""
+    dt_bias: Tensor
+    """fp32 [heads]"""
+    a: Tensor
+    """fp32 [heads]: -exp(A_log)"""
+    d: Tensor
+    """fp32 [heads]"""
+    out: Linear
+    conv_bias: Tensor | None = None
+    """[conv_size]"""
+    norm: NormWeights | None = None
+    """[output_size]"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FeedForwardWeights:
     """gate and up as one layer, gate first (only up if there is no gate), and down."""
 

@@ -1,0 +1,67 @@
+"""Mamba-2 in plain torch (Dao and Gu 2024; see `models.recurrences.Mamba2`)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.network import Mamba2Weights
+from models.recurrences import Mamba2
+
+
+def walk(spec: Mamba2, weights: Mamba2Weights, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Advance a state by n rows: return y fp32 [n, output_size] and the state after them, fp32 `state_shape`.
+
+    `rows` [conv_width - 1 + n, log_size] are the log rows and those before them, zeros before the first of a text;
+    `state` fp32 is that before the n rows, and is not changed. However a text is cut, each row has the same bits:
+    what is computed for many rows at once is correctly rounded, and all else is computed row by row.
+    """
+    x, b, c = torch.split(_convolved(spec, weights, rows), _sizes(spec), dim=-1)
+    steps = [_step(spec, weights, row) for row in rows[spec.conv_width - 1 :, spec.conv_size :].unbind(0)]
+    state = state.clone()
+    by_group = state.view(spec.groups, -1, spec.state_size)  # the rows of all heads of a group
+    outs = torch.empty((len(steps), *spec.state_shape[:2]), dtype=torch.float32, device=rows.device)
+    for row, step in enumerate(steps):
+        heads = x[row].view(spec.heads, spec.head_dim)
+        state *= torch.exp(step * weights.a)[:, None, None]
+        by_group.addcmul_((step[:, None] * heads).view(spec.groups, -1, 1), b[row].view(spec.groups, 1, -1))
+        # A copy, because the order of the sums depends on where in memory its numbers begin.
+        read = torch.bmm(c[row].clone().view(spec.groups, 1, -1), by_group.mT)
+        outs[row] = read.view_as(heads) + weights.d[:, None] * heads
+    return outs.flatten(1), state
+
+
+def gated_norm(spec: Mamba2, weights: Mamba2Weights, y: Tensor, z: Tensor) -> Tensor:
+    """Gate and norm y fp32 [n, output_size] with z [n, output_size]: -> the same shape, in the dtype of z.
+
+    The norm covers one group of heads at a time. Computed in fp32 and rounded once.
+    """
+    gate = F.silu(z.float())
+    if spec.norm_eps is None or weights.norm is None:
+        return (y * gate).to(z.dtype)
+    given = y if spec.norms_first else y * gate
+    by_group = given.view(len(given), spec.groups, -1)
+    normed = (
+        F.rms_norm(by_group, by_group.shape[-1:], eps=spec.norm_eps).flatten(1) * weights.norm.weight.float()
+    )
+    return (normed * gate if spec.norms_first else normed).to(z.dtype)
+
+
+def _sizes(spec: Mamba2) -> list[int]:
+    """Return the sizes of x, B and C."""
+    return [spec.output_size, *[spec.groups * spec.state_size] * 2]
+
+
+def _convolved(spec: Mamba2, weights: Mamba2Weights, rows: Tensor) -> Tensor:
+    """Return x, B and C after convolution and SiLU, side by side: fp32 [n, conv_size], rounded to the dtype of rows."""
+    given, count = rows[:, : spec.conv_size].float(), len(rows) - spec.conv_width + 1
+    out = torch.zeros_like(given[:count]) if weights.conv_bias is None else weights.conv_bias.float()
+    for at, filters in enumerate(weights.filters.float().unbind(1)):
+        out = out + filters * given[at : at + count]  # not as one operation, whose rounding may vary
+    for row in out.unbind(0):
+        F.silu(row, inplace=True)
+    return out.to(rows.dtype).float()
+
+
+def _step(spec: Mamba2, weights: Mamba2Weights, dt: Tensor) -> Tensor:
+    """Return t of a row, from dt [heads]: fp32 [heads]."""
+    return F.softplus(dt.float() + weights.dt_bias).clamp(*spec.step_limits)
