@@ -50,6 +50,7 @@ class Feature(Enum):
     EXPERT_SCALES = "a scale for each expert"
     EXPERT_NORMS = "norms of the chosen or shared experts alone"
     ACTIVATION = "an activation other than SiLU"
+    SQUARED_RELU = "a squared ReLU"
     LEARNED_ACTIVATION = "an activation with learned parameters"
     UNGATED = "a feed-forward without a gate"
     SPARSE_GATE = "gates that are mostly 0"
@@ -76,6 +77,7 @@ class Feature(Enum):
     SHARED_KV = "layers that read the keys and values of other layers"
     LATENT = "multi-head latent attention"
     CONVOLUTION = "short convolutions in place of attention"
+    HALF_LAYERS = "layers without attention or without a feed-forward"
 
 
 def features(spec: ModelSpec) -> frozenset[Feature]:
@@ -94,7 +96,9 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
     }
     asked = _true(found)
     for layer in set(spec.layers):
+        parts = (layer.mixer, layer.feed_forward)
         before = (layer.attention_norm, layer.attention_norm if layer.parallel else layer.feed_forward_norm)
+        is_bare = any(part and norm is None for part, norm in zip(parts, before, strict=True))
         after = (layer.attention_post_norm, layer.feed_forward_post_norm)
         asked |= _true(
             {
@@ -102,14 +106,16 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
                 Feature.LAYER_SCALE: layer.scalar,
                 Feature.LAUREL: layer.laurel is not None,
                 Feature.PARALLEL: layer.parallel,
-                Feature.NORM_PLACE: None in before or after != (None, None),
+                Feature.NORM_PLACE: is_bare or after != (None, None),
             }
         )
         asked |= _of_mixer(layer.mixer) | of_feed_forward(layer.feed_forward)
     return frozenset(asked.union(*map(_of_norm, norms(spec))))
 
 
-def _of_mixer(spec: Mixer) -> set[Feature]:
+def _of_mixer(spec: Mixer | None) -> set[Feature]:
+    if spec is None:
+        return {Feature.HALF_LAYERS}
     if isinstance(spec, ShortConvolution):
         return {Feature.CONVOLUTION}
     if isinstance(spec, LatentAttention):
@@ -140,8 +146,10 @@ def _of_mixer(spec: Mixer) -> set[Feature]:
     return _true(found)
 
 
-def of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
+def of_feed_forward(spec: FeedForward | Experts | None) -> set[Feature]:
     """Return the features that a feed-forward requires."""
+    if spec is None:
+        return {Feature.HALF_LAYERS}
     if isinstance(spec, Experts):
         shared = of_feed_forward(spec.shared) if spec.shared is not None else set()
         choice = {
@@ -159,6 +167,7 @@ def of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
     found = {
         Feature.ACTIVATION: spec.activation != "silu",
         Feature.LEARNED_ACTIVATION: spec.activation == "xielu",
+        Feature.SQUARED_RELU: spec.activation == "relu2",
         Feature.UNGATED: not spec.gated,
         Feature.SPARSE_GATE: spec.cutoff is not None,
         Feature.CLAMP: (spec.limit, spec.gain, spec.up_offset) != (None, 1.0, 0.0),

@@ -255,10 +255,10 @@ class StreamWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """The weights of one layer; a norm is None where the spec has none."""
+    """The weights of one layer; a part is None where the spec has none."""
 
-    mixer: AttentionWeights | LatentWeights | ConvolutionWeights
-    feed_forward: FeedForwardWeights | ExpertWeights
+    mixer: AttentionWeights | LatentWeights | ConvolutionWeights | None
+    feed_forward: FeedForwardWeights | ExpertWeights | None
     attention_norm: NormWeights | None
     feed_forward_norm: NormWeights | None
     attention_post_norm: NormWeights | None = None
@@ -279,6 +279,12 @@ class LayerWeights:
     def projections(self) -> Linear:
         """The first product of the mixer: q, k and v, or those of a convolution."""
         return self.mixer.inputs if isinstance(self.mixer, ConvolutionWeights) else self.attention.qkv
+
+    @property
+    def out(self) -> Linear:
+        """The last product of a mixer that is known to be there."""
+        assert self.mixer is not None
+        return self.mixer.out
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "xielu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
 XIELU_BETA = 0.5
 """The slope at 0 of xIELU (Huang and Schlag 2024)."""
 
@@ -307,11 +307,12 @@ class Laurel:
 class Layer:
     """x = x + post_norm(mixer(norm(x))), then the same with the feed-forward; a norm that is None does nothing.
 
-    A `parallel` feed-forward reads what the mixer reads, norm(x), and has no norm before it.
+    A `parallel` feed-forward reads what the mixer reads, norm(x), and has no norm before it. Mixer or feed-forward may
+    be None: then nothing is added to x, and its norms are None.
     """
 
-    mixer: Mixer
-    feed_forward: FeedForward | Experts
+    mixer: Mixer | None
+    feed_forward: FeedForward | Experts | None
     attention_norm: Norm | None = Norm()
     attention_post_norm: Norm | None = None
     feed_forward_norm: Norm | None = Norm()
@@ -410,7 +411,7 @@ class ModelSpec:
     @property
     def window(self) -> int | None:
         """The widest window of any layer; None if at least one layer sees all preceding rows."""
-        windows = [layer.mixer.window for layer in self.layers]
+        windows = [layer.mixer.window for layer in self.layers if layer.mixer is not None]
         return None if None in windows else max(window for window in windows if window is not None)
 
 
@@ -418,10 +419,10 @@ def for_context(spec: ModelSpec, context: int) -> ModelSpec:
     """Return `spec` for texts of at most `context` tokens: longrope keeps only its short divisors if those suffice, and
     chunks that are as long as a text are left out."""
 
-    def fitted(mixer: Mixer) -> Mixer:
+    def fitted(mixer: Mixer | None) -> Mixer | None:
         if isinstance(mixer, Attention) and mixer.chunk is not None and mixer.chunk >= context:
             mixer = replace(mixer, chunk=None)
-        if isinstance(mixer, ShortConvolution) or (rope := mixer.rope) is None:
+        if mixer is None or isinstance(mixer, ShortConvolution) or (rope := mixer.rope) is None:
             return mixer
         if rope.long_factors is None or context > rope.original_positions:
             return mixer
@@ -436,9 +437,14 @@ def same_heads(spec: ModelSpec) -> bool:
 
 
 def kv_sources(spec: ModelSpec) -> list[int]:
-    """Return for each layer the index of the layer whose keys and values it reads: usually its own."""
+    """Return for each layer the index of the layer whose rows it reads: usually its own.
+
+    A layer without a mixer has and reads none; its index is that of the first layer with one.
+    """
     given = {index: attention.kv_from for index, attention in spec.attentions.items()}
-    return [index if (source := given.get(index)) is None else source for index in range(len(spec.layers))]
+    first = next(index for index, layer in enumerate(spec.layers) if layer.mixer is not None)
+    own = [index if layer.mixer is not None else first for index, layer in enumerate(spec.layers)]
+    return [index if (source := given.get(index)) is None else source for index in own]
 
 
 def each_layer(spec: ModelSpec, change: Callable[[int, Layer], Layer]) -> ModelSpec:
@@ -479,5 +485,6 @@ def norms(spec: ModelSpec) -> frozenset[Norm]:
 
 def ropes(spec: ModelSpec) -> frozenset[tuple[Rope, int]]:
     """Return every rotary table that the layers need, as (rope, width)."""
-    mixers = [layer.mixer for layer in spec.layers if not isinstance(layer.mixer, ShortConvolution)]
-    return frozenset((mixer.rope, mixer.rotated) for mixer in mixers if mixer.rope is not None)
+    mixers = [layer.mixer for layer in spec.layers]
+    rotating = [mixer for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
+    return frozenset((mixer.rope, mixer.rotated) for mixer in rotating if mixer.rope is not None)

@@ -87,6 +87,8 @@ def computing_bytes(
 def _inner(layer: Layer) -> int:
     """Return the inner width of a layer's feed-forward; with experts, that of the shared expert (0 without one)."""
     feed = layer.feed_forward
+    if feed is None:
+        return 0
     if isinstance(feed, FeedForward):
         return feed.size
     return feed.shared.size if feed.shared is not None else 0
@@ -95,6 +97,8 @@ def _inner(layer: Layer) -> int:
 def _heads(layer: Layer) -> int:
     """Return the width of q, k and v together, or that of a convolution's projections and the rows before."""
     mixer = layer.mixer
+    if mixer is None:
+        return 0
     if isinstance(mixer, ShortConvolution):
         return (2 + mixer.width) * mixer.size
     if isinstance(mixer, LatentAttention):

@@ -121,16 +121,18 @@ def layer_rows(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kind: 
     The inputs of convolutions keep this dtype: `kind` is that of K and V, and of latents.
     """
 
-    def row(mixer: Mixer) -> KVRow:
+    def row(mixer: Mixer | None) -> KVRow:
         if isinstance(mixer, ShortConvolution):
             return KVRow(1, mixer.size, dtype, has_v=False)
         if isinstance(mixer, LatentAttention):
             # As heads of 64 numbers, so that no scale covers a part of the latent and of the key.
             dim = gcd(mixer.kv_rank, mixer.rope_dim)
             return replace(kv_row(kind, mixer.row_size // dim, dim, dtype, device), has_v=False)
+        assert mixer is not None
         return kv_row(kind, mixer.kv_heads, mixer.head_dim, dtype, device)
 
-    return [row(layer.mixer) for layer in spec.layers]
+    sources = kv_sources(spec)
+    return [row(spec.layers[source].mixer) for source in sources]
 
 
 def attention_row(rows: Sequence[KVRow]) -> KVRow:

@@ -26,7 +26,8 @@ def layer_groups(spec: ModelSpec, dtype: torch.dtype, kind: str = "auto") -> lis
     sources, rows = kv_sources(spec), layer_rows(spec, dtype, torch.device("cpu"), kind)
     seen: dict[int, list[int | None]] = {}
     for layer, source in enumerate(sources):
-        seen.setdefault(source, []).append(spec.layers[layer].mixer.window)
+        if (mixer := spec.layers[layer].mixer) is not None:
+            seen.setdefault(source, []).append(mixer.window)
     windows = {source: None if None in seen[source] else max(filter(None, seen[source])) for source in seen}
     found = {window for window in windows.values() if window is not None and window != spec.window}
     groups = []

@@ -128,7 +128,7 @@ def not_native(spec: ModelSpec) -> str | None:
         if isinstance(mixer, ShortConvolution):
             if mixer.size % 8:
                 return f"there are no native kernels for convolutions of {mixer.size} channels"
-        elif mixer.head_dim % 8:
+        elif mixer is not None and mixer.head_dim % 8:
             return f"there are no native kernels for a head_dim of {mixer.head_dim}"
     for layer in set(spec.layers):
         feed = layer.feed_forward

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 from models.errors import ModelError
 from models.families.family import GGUFConfig
 from models.families.fields import Fields
-from models.spec import ModelSpec, Rope, RopeKind, ShortConvolution
+from models.spec import Attention, LatentAttention, ModelSpec, Rope, RopeKind
 
 _PROPORTIONAL = "proportional"
 """A kind that is described by divisors of frequencies."""
@@ -75,7 +75,7 @@ def replaced_theta(raw: Mapping[str, Any], spec: ModelSpec) -> str | None:
     """Return a line for the user if rope_scaling replaces a rope_theta in rope_parameters; otherwise None."""
     given, scaling = raw.get("rope_parameters"), raw.get("rope_scaling")
     mixers = (layer.mixer for layer in spec.layers)
-    rope = next((mixer.rope for mixer in mixers if not isinstance(mixer, ShortConvolution)), None)
+    rope = next((mixer.rope for mixer in mixers if isinstance(mixer, Attention | LatentAttention)), None)
     theta = given.get("rope_theta") if isinstance(given, Mapping) else None
     if not scaling or theta is None or rope is None or rope.theta == theta:
         return None

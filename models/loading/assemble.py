@@ -156,8 +156,10 @@ def _input(store: TensorStore, at: str, spec: LayerInputs | None) -> InputWeight
 
 
 def _mixer(
-    store: TensorStore, at: str, spec: Mixer, tables: Tables
-) -> AttentionWeights | LatentWeights | ConvolutionWeights:
+    store: TensorStore, at: str, spec: Mixer | None, tables: Tables
+) -> AttentionWeights | LatentWeights | ConvolutionWeights | None:
+    if spec is None:
+        return None
     if isinstance(spec, ShortConvolution):
         return ConvolutionWeights(
             inputs=store.linear(f"{at}conv_in"),
@@ -189,8 +191,10 @@ def _mixer(
 
 def _feed_forward(
     store: TensorStore, at: str, spec: Layer, on_host: bool
-) -> FeedForwardWeights | ExpertWeights:
+) -> FeedForwardWeights | ExpertWeights | None:
     feed = spec.feed_forward
+    if feed is None:
+        return None
     if not isinstance(feed, Experts):
         return _dense(store, at)
     return ExpertWeights(

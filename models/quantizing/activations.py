@@ -9,6 +9,7 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.network import (
+    AttentionWeights,
     ConvolutionWeights,
     ExpertWeights,
     FeedForwardWeights,
@@ -145,7 +146,7 @@ def places(network: Network) -> Iterator[tuple[Place, Linear]]:
                 yield (f"{at}q_b.weight", None), layer.mixer.q_b
             yield (f"{at}kv_a.weight", None), layer.mixer.kv_a
             yield (f"{at}out.weight", None), layer.mixer.out
-        else:
+        elif isinstance(layer.mixer, AttentionWeights):
             yield (f"{at}qkv.weight", None), layer.mixer.qkv
             yield (f"{at}out.weight", None), layer.mixer.out
             if layer.mixer.gate is not None:
@@ -156,7 +157,7 @@ def places(network: Network) -> Iterator[tuple[Place, Linear]]:
                 yield from _feed(f"{at}experts.", expert, number)
             if feed.shared is not None:
                 yield from _feed(f"{at}shared.", feed.shared, None)
-        else:
+        elif feed is not None:
             yield from _feed(at, feed, None)
 
 

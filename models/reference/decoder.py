@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -24,14 +23,14 @@ from models.network import (
     Weight,
 )
 from models.reference import latent
+from models.reference.activations import ACTIVATIONS, activated, rounded, xielu
 from models.reference.attention import Attention, ConvolutionRows, LatentRows
 from models.reference.collective import Collective
 from models.reference.products import choose_product
 from models.reference.rope import StepPositions, rotate
 from models.reference.tiled import TiledProduct, embed
+from models.spec import Attention as AttentionSpec
 from models.spec import (
-    XIELU_BETA,
-    Activation,
     Experts,
     FeedForward,
     LatentAttention,
@@ -40,7 +39,6 @@ from models.spec import (
     Norm,
     ShortConvolution,
 )
-from models.spec import Attention as AttentionSpec
 
 QuantizedProduct = Callable[[Tensor, Sequence[Weight], Tensor | None], Tensor]
 """(x [T, columns], the parts of a layer, its bias) -> [T, rows of all parts], in the dtype of x"""
@@ -50,15 +48,6 @@ Embedding = Callable[[Weight, Tensor, torch.dtype], Tensor]
 
 HostMixture = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, x [T, hidden], experts of each row int32 [T, chosen], their shares fp32) -> their sum fp32 [T, hidden]"""
-
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-}
-
-_XIELU_EPS = -1e-6
 
 
 class Decoder:
@@ -132,7 +121,7 @@ class Decoder:
         if self.spec.embedding_norm is not None:
             x = _scaled(self.spec.embedding_norm, x, None)
         if self.spec.embedding_scale != 1.0:
-            x = x * _rounded(self.spec.embedding_scale, x)
+            x = x * rounded(self.spec.embedding_scale, x)
         if network.position_embedding is not None:
             x = x + network.position_embedding.index_select(0, positions)
         return x
@@ -159,7 +148,7 @@ class Decoder:
         if spec.vocab_size is not None:
             token_ids = torch.where(token_ids < spec.vocab_size, token_ids, 0)
         looked_up = self._look_up(weights.embedding, token_ids)
-        looked_up = looked_up * _rounded(spec.size**0.5, x)
+        looked_up = looked_up * rounded(spec.size**0.5, x)
         return (_norm(spec.norm, weights.norm, projected.view(shape)) + looked_up.view(shape)) * 2**-0.5
 
     def _of_input(self, weights: LayerWeights, x: Tensor, given: Tensor) -> Tensor:
@@ -167,7 +156,7 @@ class Decoder:
         spec, parts = self.spec.layer_inputs, weights.input
         assert spec is not None
         assert parts is not None
-        gated = _ACTIVATIONS[spec.activation](self._linear(parts.gate, x)) * given
+        gated = ACTIVATIONS[spec.activation](self._linear(parts.gate, x)) * given
         return _norm(spec.post_norm, parts.post_norm, self._linear(parts.out, gated))
 
     def _spread(self, weights: StreamWeights, x: Tensor) -> Tensor:
@@ -226,10 +215,11 @@ class Decoder:
         elif isinstance(spec.mixer, LatentAttention):
             assert isinstance(weights.mixer, LatentWeights)
             out = self._attend_to_latents(index, spec.mixer, weights.mixer, given, step, attention)
-        else:
+        elif isinstance(spec.mixer, AttentionSpec):
             out = self._attend(index, spec.mixer, weights.attention, given, step, attention)
-        out = self._sum(out)
-        x = x + _scale(_norm(spec.attention_post_norm, weights.attention_post_norm, out), spec.residual_scale)
+        if spec.mixer is not None:
+            out = _norm(spec.attention_post_norm, weights.attention_post_norm, self._sum(out))
+            x = x + _scale(out, spec.residual_scale)
         if spec.laurel is not None and weights.laurel is not None:
             x = (x + self._beside(spec.laurel, weights.laurel, given)) / math.sqrt(2)
         if not spec.parallel:
@@ -238,9 +228,11 @@ class Decoder:
         if isinstance(feed, Experts):
             assert isinstance(parts, ExpertWeights)
             out = self._mix(index, feed, parts, given)
-        else:
+        elif isinstance(feed, FeedForward):
             assert isinstance(parts, FeedForwardWeights)
             out = self._sum(self._feed(feed, parts, given))
+        else:
+            return x
         out = _norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, out)
         return x + _scale(out, spec.residual_scale)
 
@@ -359,8 +351,8 @@ class Decoder:
         inner = self._linear(weights.gate_up, x)
         if spec.activation == "xielu":
             given = torch.tensor(spec.alphas, dtype=x.dtype) if weights.alphas is None else weights.alphas
-            return self._linear(weights.down, _xielu(given, inner))
-        return self._linear(weights.down, _activated(spec, inner))
+            return self._linear(weights.down, xielu(given, inner))
+        return self._linear(weights.down, activated(spec, inner))
 
     def _mix(self, index: int, spec: Experts, weights: ExpertWeights, x: Tensor) -> Tensor:
         """Compute the chosen experts of each token, one expert after the other, and add the shared one."""
@@ -417,25 +409,6 @@ class Decoder:
         return self._quantized(x, linear.parts, linear.bias)
 
 
-def _activated(spec: FeedForward, inner: Tensor) -> Tensor:
-    """Apply the activation to gate and up, or to up alone: [T, 2 size] or [T, size] -> [T, size]."""
-    if not spec.gated:
-        return _activate(spec, inner)
-    gate, up = inner.chunk(2, dim=-1)
-    if spec.cutoff is not None:
-        deviation = gate.std(-1, keepdim=True, correction=0)
-        gate = F.relu(gate - (gate.mean(-1, keepdim=True) + deviation * _rounded(spec.cutoff, gate)))
-    if spec.limit is not None:
-        gate, up = gate.clamp(max=spec.limit), up.clamp(-spec.limit, spec.limit)
-    return _activate(spec, gate).mul_(up + spec.up_offset if spec.up_offset else up)
-
-
-def _activate(spec: FeedForward, x: Tensor) -> Tensor:
-    if spec.gain != 1.0:
-        return x * torch.sigmoid(x * spec.gain)
-    return _ACTIVATIONS[spec.activation](x)
-
-
 def _in_best_groups(spec: Experts, ranked: Tensor) -> Tensor:
     """Return the scores of experts [T, count] with -inf for those outside of the best groups."""
     if spec.groups == 1:
@@ -447,23 +420,10 @@ def _in_best_groups(spec: Experts, ranked: Tensor) -> Tensor:
     return grouped.masked_fill(is_out.unsqueeze(-1), -torch.inf).flatten(-2)
 
 
-def _xielu(alphas: Tensor, x: Tensor) -> Tensor:
-    """Apply xIELU (Huang and Schlag 2024) in the dtype of x: a parabola above 0, and an exponential below."""
-    alpha_p, alpha_n = F.softplus(alphas)
-    alpha_n = XIELU_BETA + alpha_n
-    below = (torch.expm1(x.clamp(max=_XIELU_EPS)) - x) * alpha_n
-    return torch.where(x > 0, alpha_p * x * x, below) + XIELU_BETA * x
-
-
 def _of_magnitude(x: Tensor, like: Tensor) -> Tensor:
     """Scale x [T, size] to the root mean squares of the rows of `like`."""
     wanted = like.square().mean(-1, keepdim=True) ** 0.5
     return x * wanted / x.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt()
-
-
-def _rounded(factor: float, x: Tensor) -> float:
-    """Round a constant to the dtype of x, as in training."""
-    return float(torch.tensor(factor, dtype=x.dtype))
 
 
 def _scale(x: Tensor, factor: float) -> Tensor:

@@ -88,6 +88,7 @@ class Share:
 
     def _layer(self, layer: Layer) -> Layer:
         attention, feed = layer.attention, layer.feed_forward
+        assert feed is not None
         return replace(
             layer,
             mixer=replace(

@@ -150,13 +150,13 @@ def _layer(layer: Layer, spec: ModelSpec, hidden: int) -> Iterator[Slot]:
         yield from _convolution(layer.mixer, hidden)
     elif isinstance(layer.mixer, LatentAttention):
         yield from _latent(layer.mixer, hidden)
-    else:
+    elif layer.mixer is not None:
         yield from _attention(layer.mixer, hidden)
     yield from _norm("attention_post_norm", layer.attention_post_norm, hidden)
     yield from _norm("feed_forward_norm", layer.feed_forward_norm, hidden)
     if isinstance(layer.feed_forward, Experts):
         yield from _experts(layer.feed_forward, hidden)
-    else:
+    elif layer.feed_forward is not None:
         yield from _feed_forward("", layer.feed_forward, hidden)
     yield from _norm("feed_forward_post_norm", layer.feed_forward_post_norm, hidden)
     if inputs is not None:

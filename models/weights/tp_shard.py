@@ -14,7 +14,9 @@ from models.weights.matching import match
 from models.weights.share import UNIT, Share, SharePart
 from models.weights.slots import OF_VOCABULARY, Names, Slot
 
-_UNDIVIDED = frozenset({Feature.CONVOLUTION, Feature.LATENT, Feature.SPARSE_GATE, Feature.STREAMS})
+_UNDIVIDED = frozenset(
+    {Feature.CONVOLUTION, Feature.LATENT, Feature.SPARSE_GATE, Feature.STREAMS, Feature.HALF_LAYERS}
+)
 
 
 def shard(

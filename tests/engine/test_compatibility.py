@@ -99,6 +99,8 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.EXPERT_NORMS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), expert_norm=Norm())),
     Feature.ACTIVATION: changed(a_spec(), feed_forward=FeedForward(64, "relu")),
     Feature.LEARNED_ACTIVATION: changed(a_spec(), feed_forward=FeedForward(64, "xielu", gated=False)),
+    Feature.SQUARED_RELU: changed(a_spec(), feed_forward=FeedForward(64, "relu2")),
+    Feature.HALF_LAYERS: changed(a_spec(), feed_forward=None, feed_forward_norm=None),
     Feature.UNGATED: changed(a_spec(), feed_forward=FeedForward(64, gated=False)),
     Feature.FEED_FORWARD_BIAS: changed(a_spec(), feed_forward=FeedForward(64, bias=True)),
     Feature.LAYER_NORM: replace(a_spec(), final_norm=Norm(kind="layer")),

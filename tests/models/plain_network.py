@@ -131,8 +131,10 @@ class PlainNetwork:
             out = self._convolution(at, layer.mixer, given)
         elif isinstance(layer.mixer, LatentAttention):
             out = self._latent_attention(at, layer.mixer, given)
-        else:
+        elif isinstance(layer.mixer, Attention):
             out = self._attention(index, layer.mixer, given, kept)
+        else:
+            out = torch.zeros_like(x)
         x = x + self._norm(f"{at}attention_post_norm", layer.attention_post_norm, out) * layer.residual_scale
         if layer.laurel is not None:
             low = self._linear(f"{at}laurel_right", self._linear(f"{at}laurel_left", given))
@@ -141,6 +143,8 @@ class PlainNetwork:
             given = self._norm(f"{at}feed_forward_norm", layer.feed_forward_norm, x)
         if isinstance(layer.feed_forward, Experts):
             out = torch.stack([self._mixture(at, layer.feed_forward, row) for row in given])
+        elif layer.feed_forward is None:
+            return x
         else:
             out = self._feed(at, "", layer.feed_forward, given)
         out = self._norm(f"{at}feed_forward_post_norm", layer.feed_forward_post_norm, out)
@@ -302,6 +306,8 @@ def activated(kind: Activation, x: Tensor, gain: float = 1.0) -> Tensor:
         return x / (1 + (-gain * x).exp())
     if kind == "relu":
         return x.clamp(min=0)
+    if kind == "relu2":
+        return x.clamp(min=0) ** 2
     if kind == "gelu":
         return x * (1 + torch.erf(x / math.sqrt(2))) / 2
     return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.kv_rows import layer_rows, token_bytes
 from engine.errors import EngineError
 from engine.execute.build_options import BuildOptions
+from engine.execute.compatibility import not_fused, not_native
 from models.errors import ModelError
 from models.features import Feature, features
 from models.loading.load import fill_network
@@ -132,6 +134,7 @@ altups = st.builds(AltUp, st.integers(2, 4), norms)
 
 any_feeds = feeds | experts()
 sparse = feeds.map(lambda feed: replace(feed, cutoff=0.5) if feed.gated else feed)
+squared = feeds.map(lambda feed: replace(feed, activation="relu2", gain=1.0))
 learned = st.builds(
     FeedForward,
     size=st.sampled_from([8, 12]),
@@ -253,7 +256,7 @@ def specs(
     layers = st.builds(
         Layer,
         mixers | latents | convolutions if mixed else mixers,
-        feeds | sparse | learned | experts(True) if mixed else feeds,
+        feeds | sparse | squared | learned | experts(True) if mixed else feeds,
         maybe_norms,
         maybe_norms,
         maybe_norms,
@@ -269,6 +272,8 @@ def specs(
     if altup is not None:
         layers = layers.map(lambda layer: replace(layer, scalar=False))
     drawn = draw(st.lists(layers, min_size=1, max_size=3))
+    if mixed:
+        drawn = halved(drawn, draw(st.lists(st.sampled_from(["", "", *HALVES]), min_size=3, max_size=3)))
     return ModelSpec(
         "Random",
         VOCAB,
@@ -285,6 +290,30 @@ def specs(
         layer_inputs=draw(st.none() | inputs) if mixed else None,
         altup=altup,
     )
+
+
+HALVES: dict[str, dict[str, Any]] = {
+    "mixer": {
+        "feed_forward": None,
+        "feed_forward_norm": None,
+        "feed_forward_post_norm": None,
+        "parallel": False,
+    },
+    "feed": {
+        "mixer": None,
+        "attention_norm": None,
+        "attention_post_norm": None,
+        "parallel": False,
+        "laurel": None,
+    },
+}
+"""What a layer lacks that is a mixer or a feed-forward alone."""
+
+
+def halved(layers: list[Layer], wanted: list[str]) -> list[Layer]:
+    """Make halves of layers where it is wanted, but leave one mixer."""
+    found = [replace(layer, **HALVES.get(half, {})) for layer, half in zip(layers, wanted, strict=False)]
+    return found if any(layer.mixer for layer in found) else [*found[:-1], layers[-1]]
 
 
 def shared(layers: list[Layer], wanted: list[bool]) -> list[Layer]:
@@ -569,10 +598,29 @@ def test_only_torch_attends_to_rows_that_differ(layer: Layer, lacks: Feature) ->
     [
         (Layer(ShortConvolution(48, 3), FeedForward(64)), "short convolutions in place of attention"),
         (LATENT, "multi-head latent attention"),
+        (Layer(None, FeedForward(64), None), "layers without attention or without a feed-forward"),
     ],
 )
-def test_convolutions_and_latent_attention_are_not_divided(layer: Layer, words: str) -> None:
+def test_what_has_no_heads_to_divide_is_refused(layer: Layer, words: str) -> None:
     spec = small(layers=(layer, small().layers[0]))
     tensors, names = checkpoint(spec, 0)
     with pytest.raises(ModelError, match=f"A model with {words} cannot be divided"):
         shard(spec, stored(tensors), names, 0, 2)
+
+
+def test_layers_may_be_attention_or_a_feed_forward_alone() -> None:
+    attention, feed = small().layers[0].mixer, FeedForward(64, "relu2", gated=False)
+    seeing, feeding = Layer(attention, None, feed_forward_norm=None), Layer(None, feed, None)
+    spec = small(layers=(feeding, seeing, feeding, feeding, seeing))
+    tensors, names = checkpoint(spec, 0)
+    network = network_of(spec, tensors, names)
+    cache = build(network, CPU, BuildOptions()).cache
+    assert [part.shape[1] for part in cache.parts] == [2]
+    assert cache.token_bytes == token_bytes(spec, torch.float32) == 2 * 2 * 4 * 32
+    lacks = "a squared ReLU and layers without attention or without a feed-forward"
+    assert not_native(spec) == f"the native kernels do not support {lacks}"
+    assert not_fused(spec) == (
+        "the fused kernels do not support a feed-forward without a gate, a squared ReLU and layers without attention "
+        "or without a feed-forward"
+    )
+    assert_close(run(network, TOKENS, PlainAttention()), PlainNetwork(spec, tensors).logits(TOKENS))

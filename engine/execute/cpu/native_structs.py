@@ -49,7 +49,7 @@ class NativeStructs:
             mlp_norm=before if spec.parallel else self.norm(spec.feed_forward_norm, layer.feed_forward_norm),
             mlp_post_norm=self.norm(spec.feed_forward_post_norm, layer.feed_forward_post_norm),
             qkv=self.linear(layer.projections),
-            output=self.linear(layer.mixer.out),
+            output=self.linear(layer.out),
             residual_scale=spec.residual_scale,
             scalar=1.0 if layer.scalar is None else layer.scalar.item(),
             parallel=spec.parallel,
@@ -64,6 +64,7 @@ class NativeStructs:
             assert isinstance(weights, ExpertWeights)
             found.experts = ctypes.pointer(self._experts(feed, weights))
         else:
+            assert isinstance(feed, FeedForward)
             assert isinstance(weights, FeedForwardWeights)
             found.feed = self._feed(feed, weights)
         if inputs is not None:

@@ -52,7 +52,7 @@ from engine.execute.cuda.step_inputs import StepInputs, look_up, rounded_scale
 from engine.execute.cuda.step_products import StepProducts
 from engine.execute.cuda.tiles import FEW, FUSED, FUSED_MOST
 from engine.kernels.triton.launch import has_warpgroups, split_alike
-from models.network import ExpertWeights, Network, Weight
+from models.network import ExpertWeights, FeedForwardWeights, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, ModelSpec
 
@@ -218,15 +218,16 @@ class FusedDecoder:
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
             following = (
-                norm if not isinstance(weights, ExpertWeights) and wants_norm(weights.gate_up) else None
+                norm if isinstance(weights, FeedForwardWeights) and wants_norm(weights.gate_up) else None
             )
-            programs = products.add(rows, attention.mixed, layer.mixer.out, x, after, scale, following, parts)
+            programs = products.add(rows, attention.mixed, layer.out, x, after, scale, following, parts)
             factor = layer.scalar if inputs is None else None
             if isinstance(weights, ExpertWeights):
                 self._mix(given, x, rows, index, norm, factor)
                 programs = 0
                 continue
             assert isinstance(feed, FeedForward)
+            assert weights is not None
             inner = self._inner[: rows * feed.size].view(rows, feed.size)
             products.run(rows, x, weights.gate_up, inner, norm=norm, gate=feed, prepared=programs)
             after = normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
@@ -301,7 +302,7 @@ class FusedDecoder:
 
         def attend(index: int, projected: Tensor) -> Tensor:
             attention.run(self._given, rows, index, projected, limit, own)
-            size = self._network.layers[index].mixer.out.columns
+            size = self._network.layers[index].out.columns
             return attention.mixed[: rows * size].view(rows, size)
 
         attention.begin(self._given, rows)

@@ -131,7 +131,7 @@ def run_layers(
         between = AddNorm(post, scale, normed(layer.attention_norm, weights.attention_norm), factor)
         given, residual = _add_norm(x, residual, between, by.pdl, sums)
         mixed = attend(index, by.product(weights.projections, given))
-        x = by.parts(weights.mixer.out, mixed, place())
+        x = by.parts(weights.out, mixed, place())
         post, scale = normed(layer.attention_post_norm, weights.attention_post_norm), layer.residual_scale
         between = AddNorm(post, scale, normed(layer.feed_forward_norm, weights.feed_forward_norm))
         given, residual = _add_norm(x, residual, between, by.pdl, sums)
@@ -248,8 +248,8 @@ def position(
 
 def _feed(
     index: int,
-    spec: FeedForward | Experts,
-    weights: FeedForwardWeights | ExpertWeights,
+    spec: FeedForward | Experts | None,
+    weights: FeedForwardWeights | ExpertWeights | None,
     given: Tensor,
     on_host: OnHost | None,
     by: Products,
@@ -260,6 +260,7 @@ def _feed(
         assert isinstance(spec, FeedForward)
         return by.parts(weights.down, by.gated(weights.gate_up, given, spec), place)
     assert isinstance(spec, Experts)
+    assert weights is not None
     beside = None
     if spec.shared is not None and weights.shared is not None:
         own = norm_rows(given, inner_norm(spec, weights, "shared_norm"))

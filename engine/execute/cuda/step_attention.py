@@ -67,7 +67,7 @@ class StepAttention:
         kv = KVShape(spec.attention.groups, cache.block_size, 2 * cache.row.nbytes)
         self.kv = kv if shares and same_heads(spec) else None
         """See `DecodeProgram`."""
-        self.mixed = buffer(most * max(layer.mixer.out.columns for layer in network.layers))
+        self.mixed = buffer(most * max(layer.out.columns for layer in network.layers))
         """The result of the last layer computed: [rows, inputs of its output projection], side by side."""
         self._seen = buffer(most, most_seen(spec), dtype=torch.int32)
         parts = max(
