@@ -17,7 +17,7 @@ from benchmarks.options import names
 from benchmarks.random_checkpoint import hf_config
 from engine.cache.kv_needs import kv_needs
 from engine.machine.shapes import CONFIGS, known_shape
-from models.spec import ModelSpec, ShortConvolution
+from models.spec import Attention, ModelSpec, ShortConvolution
 from models.units import bytes_text
 
 MODELS = (
@@ -59,7 +59,7 @@ def transformers_bytes(name: str, spec: ModelSpec, tokens: int) -> int:
     for index, layer in enumerate(spec.layers):
         if isinstance(mixer := layer.mixer, ShortConvolution):
             cache.update_conv_state(_meta(1, mixer.size, mixer.width), index)
-        elif mixer is not None and mixer.kv_from is None:
+        elif isinstance(mixer, Attention) and mixer.kv_from is None:
             rows = _meta(1, mixer.kv_heads, tokens, mixer.head_dim)
             cache.update(rows, rows, index)
     parts = [getattr(layer, part, None) for layer in cache.layers for part in ("keys", "values")]

@@ -47,6 +47,7 @@ from engine.schedule.drafting_in_slots import SlotDrafting
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
+from models.features import Feature, features
 from models.loading.load import is_out_of_memory
 from models.network import Network
 from models.spec import ModelSpec, kv_sources
@@ -90,6 +91,10 @@ class Pieces:
 def build(network: Network, device: torch.device, options: BuildOptions) -> Pieces:
     """Build an engine around `network`. Raises EngineError if nothing fits or the attention backend cannot run here."""
     spec, dtype, notes = network.spec, network.dtype, options.notes
+    if Feature.RECURRENCE in features(spec):
+        raise EngineError(
+            f"This model has {Feature.RECURRENCE.value}, whose states are not kept yet; choose another model."
+        )
     asked = kinds(spec.attentions.values())
     rows = layer_rows(spec, dtype, device, options.kv_dtype)
     row = attention_row(rows)

@@ -3,6 +3,7 @@ feed-forward, rotary positions over whole heads, softmax over all preceding rows
 
 from enum import Enum
 
+from models.recurrences import Recurrence
 from models.spec import (
     Experts,
     FeedForward,
@@ -77,6 +78,7 @@ class Feature(Enum):
     SHARED_KV = "layers that read the keys and values of other layers"
     LATENT = "multi-head latent attention"
     CONVOLUTION = "short convolutions in place of attention"
+    RECURRENCE = "recurrent layers"
     HALF_LAYERS = "layers without attention or without a feed-forward"
 
 
@@ -118,6 +120,8 @@ def _of_mixer(spec: Mixer | None) -> set[Feature]:
         return {Feature.HALF_LAYERS}
     if isinstance(spec, ShortConvolution):
         return {Feature.CONVOLUTION}
+    if isinstance(spec, Recurrence):
+        return {Feature.RECURRENCE}
     if isinstance(spec, LatentAttention):
         return {Feature.LATENT}
     rope = spec.rope

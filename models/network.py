@@ -169,6 +169,25 @@ class Mamba2Weights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DeltaNetWeights:
+    """The weights of a gated delta net (see `models.recurrences.DeltaNet`)."""
+
+    inputs: Linear
+    """hidden -> q, k, v and z, side by side"""
+    gates: Linear
+    """hidden -> b and a, side by side"""
+    filters: Tensor
+    """[conv_size, conv_width]"""
+    dt_bias: Tensor
+    """fp32 [value_heads]"""
+    decay: Tensor
+    """fp32 [value_heads]: A, less than 0"""
+    norm: NormWeights
+    """[value_dim]"""
+    out: Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FeedForwardWeights:
     """gate and up as one layer, gate first (only up if there is no gate), and down."""
 
@@ -253,11 +272,14 @@ class StreamWeights:
     outputs: tuple[Linear, ...]
 
 
+MixerWeights = AttentionWeights | LatentWeights | ConvolutionWeights | DeltaNetWeights | Mamba2Weights
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """The weights of one layer; a part is None where the spec has none."""
 
-    mixer: AttentionWeights | LatentWeights | ConvolutionWeights | None
+    mixer: MixerWeights | None
     feed_forward: FeedForwardWeights | ExpertWeights | None
     attention_norm: NormWeights | None
     feed_forward_norm: NormWeights | None
@@ -277,8 +299,10 @@ class LayerWeights:
 
     @property
     def projections(self) -> Linear:
-        """The first product of the mixer: q, k and v, or those of a convolution."""
-        return self.mixer.inputs if isinstance(self.mixer, ConvolutionWeights) else self.attention.qkv
+        """The first product of the mixer: q, k and v, or those of a convolution or a delta net."""
+        if isinstance(self.mixer, ConvolutionWeights | DeltaNetWeights):
+            return self.mixer.inputs
+        return self.attention.qkv
 
     @property
     def out(self) -> Linear:

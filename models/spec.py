@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from models.recurrences import Recurrence
+
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
 XIELU_BETA = 0.5
@@ -212,7 +214,7 @@ class ShortConvolution:
         return self.width
 
 
-Mixer = Attention | LatentAttention | ShortConvolution
+Mixer = Attention | LatentAttention | ShortConvolution | Recurrence
 """The part of a layer in which rows see each other."""
 
 
@@ -422,7 +424,7 @@ def for_context(spec: ModelSpec, context: int) -> ModelSpec:
     def fitted(mixer: Mixer | None) -> Mixer | None:
         if isinstance(mixer, Attention) and mixer.chunk is not None and mixer.chunk >= context:
             mixer = replace(mixer, chunk=None)
-        if mixer is None or isinstance(mixer, ShortConvolution) or (rope := mixer.rope) is None:
+        if not isinstance(mixer, Attention | LatentAttention) or (rope := mixer.rope) is None:
             return mixer
         if rope.long_factors is None or context > rope.original_positions:
             return mixer

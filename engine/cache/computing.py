@@ -7,6 +7,7 @@ its description, so that a model which cannot fit is refused before it is read.
 import torch
 
 from engine.cache.kv_rows import QUANTIZED
+from models.recurrences import Recurrence
 from models.spec import Experts, FeedForward, LatentAttention, Layer, ModelSpec, ShortConvolution
 
 GRAPH_BYTES = 256 * 1024**2
@@ -95,12 +96,15 @@ def _inner(layer: Layer) -> int:
 
 
 def _heads(layer: Layer) -> int:
-    """Return the width of q, k and v together, or that of a convolution's projections and the rows before."""
+    """Return the width of q, k and v together, or that of the inputs of a convolution or a recurrence and the rows
+    before."""
     mixer = layer.mixer
     if mixer is None:
         return 0
     if isinstance(mixer, ShortConvolution):
         return (2 + mixer.width) * mixer.size
+    if isinstance(mixer, Recurrence):
+        return 3 * mixer.log_size + 2 * mixer.output_size
     if isinstance(mixer, LatentAttention):
         return mixer.heads * (2 * mixer.head_dim + mixer.v_dim)
     return (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim

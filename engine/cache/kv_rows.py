@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import EngineError
+from models.recurrences import Recurrence
 from models.spec import LatentAttention, Mixer, ModelSpec, ShortConvolution, kv_sources
 
 KVKind = Literal["auto", "bf16", "fp16", "fp8", "int8"]
@@ -31,7 +32,8 @@ LEAST = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class KVRow:
-    """The format of what one layer keeps of one token: K and V, a latent, or the input of a convolution."""
+    """The format of what one layer keeps of one token: K and V, a latent, or the input of a convolution or a
+    recurrence."""
 
     heads: int
     dim: int
@@ -40,7 +42,7 @@ class KVRow:
     kind: Literal["plain", "fp8", "int8"] = "plain"
     has_v: bool = True
     """Whether there are a K and a V of this format. Latent attention keeps a latent and the key that all heads share in
-    place of K, a convolution its input; they have no V."""
+    place of K, a convolution or recurrence its input; they have no V."""
 
     @property
     def is_quantized(self) -> bool:
@@ -118,12 +120,14 @@ def token_bytes(spec: ModelSpec, dtype: torch.dtype, kind: str = "auto") -> int:
 def layer_rows(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kind: str = "auto") -> list[KVRow]:
     """Return the format of each layer's rows, for a model that computes in `dtype`. Raises as `kv_row` does.
 
-    The inputs of convolutions keep this dtype: `kind` is that of K and V, and of latents.
+    The inputs of convolutions and recurrences keep this dtype: `kind` is that of K and V, and of latents.
     """
 
     def row(mixer: Mixer | None) -> KVRow:
         if isinstance(mixer, ShortConvolution):
             return KVRow(1, mixer.size, dtype, has_v=False)
+        if isinstance(mixer, Recurrence):
+            return KVRow(1, mixer.log_size, dtype, has_v=False)
         if isinstance(mixer, LatentAttention):
             # As heads of 64 numbers, so that no scale covers a part of the latent and of the key.
             dim = gcd(mixer.kv_rank, mixer.rope_dim)

@@ -6,7 +6,7 @@ It reads only the description and imports neither torch nor triton.
 from collections.abc import Iterable
 
 from models.features import Feature, features, of_feed_forward
-from models.spec import Experts, ModelSpec, ShortConvolution
+from models.spec import Attention, Experts, LatentAttention, ModelSpec, ShortConvolution
 
 DRAFTS_NEED = "draft models need the native kernels of a CPU or the fused kernels of a GPU"
 """Why a draft model cannot be used here, as the end of a sentence."""
@@ -88,7 +88,12 @@ NOT_DIVIDED = frozenset(
 DIVIDED = "it is divided among several processes"
 """Why kernels that know nothing of other ranks do not compute a network, as the middle of a sentence."""
 
-ONE_ROW_FORMAT = frozenset(Feature) - {Feature.MIXED_HEADS, Feature.SHARED_KV, Feature.LATENT}
+ONE_ROW_FORMAT = frozenset(Feature) - {
+    Feature.MIXED_HEADS,
+    Feature.SHARED_KV,
+    Feature.LATENT,
+    Feature.RECURRENCE,
+}
 """Features a network may have whose attention layers all have K and V of their own, of the same format."""
 
 PLAIN_ATTENTION = ONE_ROW_FORMAT - {
@@ -128,7 +133,7 @@ def not_native(spec: ModelSpec) -> str | None:
         if isinstance(mixer, ShortConvolution):
             if mixer.size % 8:
                 return f"there are no native kernels for convolutions of {mixer.size} channels"
-        elif mixer is not None and mixer.head_dim % 8:
+        elif isinstance(mixer, Attention | LatentAttention) and mixer.head_dim % 8:
             return f"there are no native kernels for a head_dim of {mixer.head_dim}"
     for layer in set(spec.layers):
         feed = layer.feed_forward

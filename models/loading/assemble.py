@@ -9,6 +9,7 @@ from models.network import (
     AltUpWeights,
     AttentionWeights,
     ConvolutionWeights,
+    DeltaNetWeights,
     ExpertWeights,
     FeedForwardWeights,
     InputWeights,
@@ -17,14 +18,17 @@ from models.network import (
     LayerInputWeights,
     LayerWeights,
     Linear,
+    MixerWeights,
     Network,
     NormWeights,
     StreamWeights,
     Weight,
 )
+from models.recurrences import DeltaNet
 from models.reference.rope import rotary_table
 from models.spec import (
     AltUp,
+    Attention,
     Experts,
     LatentAttention,
     Laurel,
@@ -155,11 +159,19 @@ def _input(store: TensorStore, at: str, spec: LayerInputs | None) -> InputWeight
     )
 
 
-def _mixer(
-    store: TensorStore, at: str, spec: Mixer | None, tables: Tables
-) -> AttentionWeights | LatentWeights | ConvolutionWeights | None:
+def _mixer(store: TensorStore, at: str, spec: Mixer | None, tables: Tables) -> MixerWeights | None:
     if spec is None:
         return None
+    if isinstance(spec, DeltaNet):
+        return DeltaNetWeights(
+            inputs=store.linear(f"{at}delta_in"),
+            gates=store.linear(f"{at}delta_gates"),
+            filters=store.plain[f"{at}filters.weight"],
+            dt_bias=store.plain[f"{at}dt_bias"],
+            decay=store.plain[f"{at}decay"],
+            norm=store.norm(f"{at}gated_norm"),
+            out=store.linear(f"{at}delta_out", split_columns=True),
+        )
     if isinstance(spec, ShortConvolution):
         return ConvolutionWeights(
             inputs=store.linear(f"{at}conv_in"),
@@ -167,6 +179,7 @@ def _mixer(
             out=store.linear(f"{at}conv_out", split_columns=True),
             bias=store.plain.get(f"{at}filters.bias"),
         )
+    assert isinstance(spec, Attention | LatentAttention)
     rotary = tables[spec.rope, spec.rotated] if spec.rope is not None else None
     if isinstance(spec, LatentAttention):
         return LatentWeights(

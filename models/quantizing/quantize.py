@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from models.errors import ModelError
 from models.families.registry import spec_of_gguf
+from models.features import Feature, features
 from models.files import ModelFiles
 from models.hub.digests import sha256
 from models.hub.download_common import file_size, need_space
@@ -76,6 +77,10 @@ def _write(
     if stored := quantized_as(tensors):
         raise ModelError(
             f"The weights of {files.name} are quantised already ({stored}); name the model in 16 or 32 bits."
+        )
+    if Feature.RECURRENCE in features(spec):
+        raise ModelError(
+            f"{files.name} has {Feature.RECURRENCE.value}, which cannot be calibrated; use --quantize int4 instead."
         )
     matrices = {tensor.name for tensor in tensors if places[tensor.name].is_matrix}
     if odd := next((t for t in tensors if t.name in matrices and t.shape[1] % BLOCK), None):

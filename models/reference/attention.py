@@ -1,6 +1,6 @@
 """The attention seam: a network computes q, k and v; the implementation of this protocol keeps the KV and attends."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -42,4 +42,22 @@ class LatentRows(Protocol):
 
         For each sequence, in the order of the step: how many of the rows are its own, and all of its rows up to its
         last one in the dtype of `rows`, [those before and its own, numbers].
+        """
+
+
+Walk = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(log rows [conv_width - 1 + n, log_size], the fp32 state before the last n of them) -> their outputs [n, output_size]
+and the state after them (see `models.reference.delta_net.walk`)"""
+
+
+@runtime_checkable
+class RecurrentRows(Protocol):
+    """What the attention of a step also does for a network with recurrent layers."""
+
+    def recur(self, layer_index: int, rows: Tensor, walk: Walk) -> Tensor:
+        """Write the log rows [T, log_size] of a step, and return what `walk` makes of them [T, output_size].
+
+        It walks over the rows of each sequence alone, after the conv_width - 1 rows before them and from the state
+        after those; before the first row of a sequence rows and state are zeros. `walk` changes none of its arguments.
+        What it returns has the device of `rows`, and a dtype that the layer chooses.
         """

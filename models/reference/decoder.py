@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from models.network import (
     AltUpWeights,
     AttentionWeights,
     ConvolutionWeights,
+    DeltaNetWeights,
     ExpertWeights,
     FeedForwardWeights,
     LatentWeights,
@@ -22,9 +24,10 @@ from models.network import (
     StreamWeights,
     Weight,
 )
-from models.reference import latent
+from models.recurrences import DeltaNet
+from models.reference import delta_net, latent
 from models.reference.activations import ACTIVATIONS, activated, rounded, xielu
-from models.reference.attention import Attention, ConvolutionRows, LatentRows
+from models.reference.attention import Attention, ConvolutionRows, LatentRows, RecurrentRows
 from models.reference.collective import Collective
 from models.reference.products import choose_product
 from models.reference.rope import StepPositions, rotate
@@ -215,6 +218,9 @@ class Decoder:
         elif isinstance(spec.mixer, LatentAttention):
             assert isinstance(weights.mixer, LatentWeights)
             out = self._attend_to_latents(index, spec.mixer, weights.mixer, given, step, attention)
+        elif isinstance(spec.mixer, DeltaNet):
+            assert isinstance(weights.mixer, DeltaNetWeights)
+            out = self._recur(index, spec.mixer, weights.mixer, given, attention)
         elif isinstance(spec.mixer, AttentionSpec):
             out = self._attend(index, spec.mixer, weights.attention, given, step, attention)
         if spec.mixer is not None:
@@ -316,6 +322,16 @@ class Decoder:
         for filters, each in zip(weights.filters.float().unbind(1), rows, strict=True):
             out = torch.addcmul(out, filters, each.float())
         return self._linear(weights.out, c * out.to(x.dtype))
+
+    def _recur(
+        self, index: int, spec: DeltaNet, weights: DeltaNetWeights, x: Tensor, backend: Attention
+    ) -> Tensor:
+        assert isinstance(backend, RecurrentRows)
+        given = self._linear(weights.inputs, x)
+        qkv, z = torch.split(given, [spec.conv_size, spec.output_size], dim=-1)
+        rows = torch.cat((qkv, self._linear(weights.gates, x)), dim=-1)
+        out = backend.recur(index, rows, partial(delta_net.walk, spec, weights))
+        return self._linear(weights.out, delta_net.gated_norm(spec, weights, out, z))
 
     def _norm_heads(self, index: int, spec: AttentionSpec, weight: Tensor | None, qk: Tensor) -> Tensor:
         """Norm q and k heads [T, heads, head_dim], either each head, or all of q and all of k; the shape is kept."""

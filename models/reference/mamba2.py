@@ -6,6 +6,7 @@ from torch import Tensor
 
 from models.network import Mamba2Weights
 from models.recurrences import Mamba2
+from models.reference.causal_convolution import convolved
 
 
 def walk(spec: Mamba2, weights: Mamba2Weights, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -15,7 +16,8 @@ def walk(spec: Mamba2, weights: Mamba2Weights, rows: Tensor, state: Tensor) -> t
     `state` fp32 is that before the n rows, and is not changed. However a text is cut, each row has the same bits:
     what is computed for many rows at once is correctly rounded, and all else is computed row by row.
     """
-    x, b, c = torch.split(_convolved(spec, weights, rows), _sizes(spec), dim=-1)
+    inputs = convolved(rows[:, : spec.conv_size], weights.filters, weights.conv_bias)
+    x, b, c = torch.split(inputs.float(), _sizes(spec), dim=-1)
     steps = [_step(spec, weights, row) for row in rows[spec.conv_width - 1 :, spec.conv_size :].unbind(0)]
     state = state.clone()
     by_group = state.view(spec.groups, -1, spec.state_size)  # the rows of all heads of a group
@@ -49,17 +51,6 @@ def gated_norm(spec: Mamba2, weights: Mamba2Weights, y: Tensor, z: Tensor) -> Te
 def _sizes(spec: Mamba2) -> list[int]:
     """Return the sizes of x, B and C."""
     return [spec.output_size, *[spec.groups * spec.state_size] * 2]
-
-
-def _convolved(spec: Mamba2, weights: Mamba2Weights, rows: Tensor) -> Tensor:
-    """Return x, B and C after convolution and SiLU, side by side: fp32 [n, conv_size], rounded to the dtype of rows."""
-    given, count = rows[:, : spec.conv_size].float(), len(rows) - spec.conv_width + 1
-    out = torch.zeros_like(given[:count]) if weights.conv_bias is None else weights.conv_bias.float()
-    for at, filters in enumerate(weights.filters.float().unbind(1)):
-        out = out + filters * given[at : at + count]  # not as one operation, whose rounding may vary
-    for row in out.unbind(0):
-        F.silu(row, inplace=True)
-    return out.to(rows.dtype).float()
 
 
 def _step(spec: Mamba2, weights: Mamba2Weights, dt: Tensor) -> Tensor:

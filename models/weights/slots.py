@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
+from models.recurrences import DeltaNet
 from models.spec import (
     AltUp,
     Attention,
@@ -30,12 +31,12 @@ OF_VOCABULARY = ("embedding", "layer_embedding", "head")
 
 _WHOLE_NAMES = (
     *("sinks", "selection_bias", "router_norm", "expert_scales", "scalar"),
-    *("alpha_p", "alpha_n", "altup_scale"),
+    *("alpha_p", "alpha_n", "altup_scale", "dt_bias", "decay"),
 )
 """Parts whose names in a checkpoint are whole, without a field to be added."""
 
 _PLAIN = (
-    *("position_embedding", "router", "shared_gate", "filters", "kv_b"),
+    *("position_embedding", "router", "shared_gate", "filters", "kv_b", "delta_b", "delta_a"),
     *("altup_router", "altup_predict", "altup_correct"),
 )
 """Matrices that are never held in blocks, as they are small or not multiplied."""
@@ -74,7 +75,8 @@ class Slot:
         """The axis along which devices may share it (see `models.network.Weight`)."""
         return (
             "columns"
-            if self.part.removeprefix("experts.").removeprefix("shared.") in ("out", "down", "conv_out")
+            if self.part.removeprefix("experts.").removeprefix("shared.")
+            in ("out", "down", "conv_out", "delta_out")
             else "rows"
         )
 
@@ -150,7 +152,9 @@ def _layer(layer: Layer, spec: ModelSpec, hidden: int) -> Iterator[Slot]:
         yield from _convolution(layer.mixer, hidden)
     elif isinstance(layer.mixer, LatentAttention):
         yield from _latent(layer.mixer, hidden)
-    elif layer.mixer is not None:
+    elif isinstance(layer.mixer, DeltaNet):
+        yield from _delta_net(layer.mixer, hidden)
+    elif isinstance(layer.mixer, Attention):
         yield from _attention(layer.mixer, hidden)
     yield from _norm("attention_post_norm", layer.attention_post_norm, hidden)
     yield from _norm("feed_forward_norm", layer.feed_forward_norm, hidden)
@@ -223,6 +227,17 @@ def _convolution(spec: ShortConvolution, hidden: int) -> Iterator[Slot]:
     yield from _linear("conv_in", {"conv_in": 3 * spec.size}, hidden, spec.bias)
     yield from _linear("filters", {"filters": spec.size}, spec.width, spec.bias)
     yield from _linear("conv_out", {"conv_out": hidden}, spec.size, spec.bias)
+
+
+def _delta_net(spec: DeltaNet, hidden: int) -> Iterator[Slot]:
+    heads = spec.value_heads
+    yield from _linear("delta_in", {"delta_qkv": spec.conv_size, "delta_z": spec.output_size}, hidden)
+    yield from _linear("delta_gates", {"delta_b": heads, "delta_a": heads}, hidden)
+    yield from _linear("filters", {"filters": spec.conv_size}, spec.conv_width)
+    yield Slot("dt_bias", "bias", "dt_bias", 0, heads, (heads,), exact=True)
+    yield Slot("decay", "weight", "decay", 0, heads, (heads,), exact=True)
+    yield from _norm("gated_norm", Norm(spec.norm_eps), spec.value_dim)
+    yield from _linear("delta_out", {"delta_out": hidden}, spec.output_size)
 
 
 def _feed_forward(prefix: str, spec: FeedForward, hidden: int) -> Iterator[Slot]:

@@ -15,7 +15,14 @@ from models.weights.share import UNIT, Share, SharePart
 from models.weights.slots import OF_VOCABULARY, Names, Slot
 
 _UNDIVIDED = frozenset(
-    {Feature.CONVOLUTION, Feature.LATENT, Feature.SPARSE_GATE, Feature.STREAMS, Feature.HALF_LAYERS}
+    {
+        Feature.CONVOLUTION,
+        Feature.LATENT,
+        Feature.SPARSE_GATE,
+        Feature.STREAMS,
+        Feature.HALF_LAYERS,
+        Feature.RECURRENCE,
+    }
 )
 
 

@@ -8,6 +8,7 @@ import torch
 
 import engine.build
 from engine.build import Pieces, build
+from engine.errors import EngineError
 from engine.execute.build_options import BuildOptions
 from engine.execute.compatibility import FUSED, NATIVE, PLAIN_ATTENTION, lacking, not_fused, not_native
 from engine.execute.cpu.executor import unsupported
@@ -17,6 +18,7 @@ from models.loading.assemble import TensorStore
 from models.loading.assemble import assemble as network_of
 from models.loading.plan import LoadPlan, Target
 from models.network import Network
+from models.recurrences import DeltaNet
 from models.spec import (
     AltUp,
     Attention,
@@ -127,6 +129,9 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.LATENT: changed(a_spec(), mixer=LatentAttention(2, None, 32, 16, 8, 16, rope=Rope())),
     Feature.CONVOLUTION: replace(
         a_spec(), layers=(a_spec().layers[0], replace(a_spec().layers[0], mixer=ShortConvolution(64, 3)))
+    ),
+    Feature.RECURRENCE: replace(
+        a_spec(), layers=(a_spec().layers[0], replace(a_spec().layers[0], mixer=DeltaNet(1, 2, 32, 32)))
     ),
     Feature.SHARED_KV: replace(a_spec(), layers=(a_spec().layers[0], a_spec(kv_from=0).layers[0])),
 }
@@ -263,7 +268,12 @@ def test_a_model_that_the_native_kernels_know_has_no_note() -> None:
     )
 
 
-@pytest.mark.parametrize("feature", sorted(Feature, key=str))
+def test_recurrent_layers_are_refused_in_words() -> None:
+    with pytest.raises(EngineError, match="This model has recurrent layers, whose states are not kept yet"):
+        put_together(ASKING[Feature.RECURRENCE])
+
+
+@pytest.mark.parametrize("feature", sorted(set(Feature) - {Feature.RECURRENCE}, key=str))
 def test_only_plain_attention_decodes_ahead_on_a_gpu(
     feature: Feature, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,8 @@ from transformers import (
 
 from models.files import ModelFiles
 from models.network import Network
+from models.recurrences import Recurrence
+from models.reference.attention import Walk
 from models.reference.decoder import Decoder
 
 VOCAB_SIZE = 160
@@ -204,6 +206,26 @@ class PlainAttention:
             return [(len(rows), kept)]
         seen = torch.ones(len(kept), len(kept)).tril().bool() & self.seen[: len(kept), : len(kept)]
         return [(1, kept[seen[row]]) for row in range(len(kept) - len(rows), len(kept))]
+
+    def recur(self, layer_index: int, rows: Tensor, walk: Walk) -> Tensor:
+        """See `models.reference.attention.RecurrentRows`; with `seen`, each row is walked to from the first it sees."""
+        assert self.network is not None
+        spec = self.network.spec.layers[layer_index].mixer
+        assert isinstance(spec, Recurrence)
+        before = spec.conv_width - 1
+        if layer_index not in self.kv:
+            self.kv[layer_index] = rows.new_zeros(before, spec.log_size), torch.zeros(spec.state_shape)
+        earlier, state = self.kv[layer_index]
+        kept = torch.cat((earlier, rows))
+        if self.seen is None:
+            out, state = walk(kept, state)
+            self.kv[layer_index] = kept[len(rows) :], state
+            return out
+        self.kv[layer_index] = kept, state
+        text = kept[before:]
+        seen = torch.ones(len(text), len(text)).tril().bool() & self.seen[: len(text), : len(text)]
+        last = range(len(text) - len(rows), len(text))
+        return torch.stack([walk(torch.cat((kept[:before], text[seen[row]])), state)[0][-1] for row in last])
 
 
 def run(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from models.recurrences import DeltaNet
 from models.spec import (
     Activation,
     AltUp,
@@ -129,6 +130,8 @@ class PlainNetwork:
         given = self._norm(f"{at}attention_norm", layer.attention_norm, x)
         if isinstance(layer.mixer, ShortConvolution):
             out = self._convolution(at, layer.mixer, given)
+        elif isinstance(layer.mixer, DeltaNet):
+            out = self._delta_net(at, layer.mixer, given)
         elif isinstance(layer.mixer, LatentAttention):
             out = self._latent_attention(at, layer.mixer, given)
         elif isinstance(layer.mixer, Attention):
@@ -216,6 +219,36 @@ class PlainNetwork:
                 scores = (scores + k_last[: row + 1, 0] @ q_last[row, head]) * scale
                 outs[row, head] = scores.softmax(-1) @ values[: row + 1]
         return self._linear(f"{at}out", outs.flatten(1), spec.bias)
+
+    def _delta_net(self, at: str, spec: DeltaNet, x: Tensor) -> Tensor:
+        """Compute the formula of the paper, one value head after the other."""
+        sizes = [spec.key_heads * spec.key_dim] * 2 + [spec.value_heads * spec.value_dim]
+        q, k, v = self._delta_inputs(at, spec, x).split(sizes, -1)
+        q, k = (part.reshape(len(x), spec.key_heads, -1) for part in (q, k))
+        q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
+        v = v.reshape(len(x), spec.value_heads, -1)
+        b, a = (self._linear(f"{at}delta_{part}", x) for part in "ba")
+        decays = (self._get(f"{at}decay") * (1 + (a + self._get(f"{at}dt_bias")).exp()).log()).exp()
+        outs, times = torch.zeros_like(v), spec.value_heads // spec.key_heads
+        for head in range(spec.value_heads):
+            reads = head % spec.key_heads if spec.alternating else head // times
+            state = torch.zeros(spec.key_dim, spec.value_dim, dtype=torch.float64)
+            for row in range(len(x)):
+                state = state * decays[row, head]
+                change = (v[row, head] - k[row, reads] @ state) / (1 + (-b[row, head]).exp())
+                state = state + torch.outer(k[row, reads], change)
+                outs[row, head] = q[row, reads] @ state / math.sqrt(spec.key_dim)
+        outs = self._norm(f"{at}gated_norm", Norm(spec.norm_eps), outs).flatten(1)
+        return self._linear(f"{at}delta_out", outs * activated("silu", self._linear(f"{at}delta_z", x)))
+
+    def _delta_inputs(self, at: str, spec: DeltaNet, x: Tensor) -> Tensor:
+        """Return q, k and v after the convolution, side by side."""
+        given, filters = self._linear(f"{at}delta_qkv", x), self._get(f"{at}filters.weight")
+        outs = torch.zeros_like(given)
+        for row in range(len(x)):
+            for back in range(min(spec.conv_width, row + 1)):
+                outs[row] += filters[:, spec.conv_width - 1 - back] * given[row - back]
+        return activated("silu", outs)
 
     def _convolution(self, at: str, spec: ShortConvolution, x: Tensor) -> Tensor:
         b, c, x = self._linear(f"{at}conv_in", x, spec.bias).split(spec.size, -1)

@@ -1,0 +1,120 @@
+"""Gated delta nets against the module of transformers, against float64, and cut anywhere."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+from models.network import DeltaNetWeights, Linear, NormWeights, Weight
+from models.recurrences import DeltaNet
+from models.reference.decoder import Decoder
+from models.reference.delta_net import gated_norm, walk
+from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm, Rope
+from tests.models.checkpoints import PlainAttention, run
+from tests.models.plain_network import PlainNetwork
+from tests.models.test_reference import assert_close, checkpoint, network_of
+
+HIDDEN, ROWS = 48, 150
+SPEC = DeltaNet(2, 6, 16, 24)
+CONFIG = {
+    "hidden_size": HIDDEN,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def random_module() -> tuple[Qwen3_5GatedDeltaNet, DeltaNetWeights]:
+    """Return a module of transformers with random weights, and these as held here."""
+    torch.manual_seed(0)
+    module = Qwen3_5GatedDeltaNet(Qwen3_5TextConfig(**CONFIG), layer_idx=0).eval().requires_grad_(False)
+    for name, parameter in module.named_parameters():
+        if name != "A_log":
+            parameter.copy_(torch.randn_like(parameter) * (HIDDEN**-0.5 if parameter.ndim == 2 else 1.0))
+
+    def linear(*modules: torch.nn.Module) -> Linear:
+        return Linear((Weight.plain(torch.cat([each.weight for each in modules])),))
+
+    return module, DeltaNetWeights(
+        linear(module.in_proj_qkv, module.in_proj_z),
+        linear(module.in_proj_b, module.in_proj_a),
+        module.conv1d.weight.squeeze(1),
+        module.dt_bias,
+        -module.A_log.exp(),
+        NormWeights(module.norm.weight),
+        linear(module.out_proj),
+    )
+
+
+def projected(weights: DeltaNetWeights, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return z and the log rows of a text, after as many zeros as the convolution sees before it."""
+    qkv, z = (x @ weights.inputs.weight.T).split([SPEC.conv_size, SPEC.output_size], -1)
+    rows = torch.cat((qkv, x @ weights.gates.weight.T), -1)
+    return z, torch.cat((torch.zeros(SPEC.conv_width - 1, SPEC.log_size), rows))
+
+
+def test_a_delta_net_computes_what_transformers_does() -> None:
+    module, weights = random_module()
+    x = torch.randn(ROWS, HIDDEN)
+    with torch.inference_mode():
+        expected = module(x.unsqueeze(0))[0]
+        z, rows = projected(weights, x)
+        y, _ = walk(SPEC, weights, rows, torch.zeros(SPEC.state_shape))
+        ours = gated_norm(SPEC, weights, y, z) @ weights.out.weight.T
+    assert (ours - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, alternating=True)])
+def test_a_text_has_the_same_bits_however_it_is_cut(spec: DeltaNet, dtype: torch.dtype) -> None:
+    _, weights = random_module()
+    _, rows = projected(weights, torch.randn(ROWS, HIDDEN))
+    rows, before, start = rows.to(dtype), spec.conv_width - 1, torch.randn(spec.state_shape)
+    kept = start.clone()
+    whole, end = walk(spec, weights, rows, start)
+    assert start.equal(kept)
+    assert whole.dtype == dtype
+    for cuts in ([1] * ROWS, [5, 0, 64, 11, 70], [149, 1], [1, 149], [3, 7] * 15):
+        state, outs, at = start, [], 0
+        for count in cuts:
+            out, state = walk(spec, weights, rows[at : at + before + count], state)
+            outs.append(out)
+            at += count
+        assert at == ROWS
+        assert torch.cat(outs).equal(whole)
+        assert state.equal(end)
+
+
+def test_what_comes_later_changes_nothing_and_what_came_before_does() -> None:
+    _, weights = random_module()
+    _, rows = projected(weights, torch.randn(20, HIDDEN))
+    zeros = torch.zeros(SPEC.state_shape)
+    whole, _ = walk(SPEC, weights, rows, zeros)
+    changed = rows.clone()
+    changed[SPEC.conv_width - 1 + 9] += 1.0
+    other, _ = walk(SPEC, weights, changed, zeros)
+    assert other[:9].equal(whole[:9])
+    assert (other[9:] != whole[9:]).any(-1).all()
+
+
+@pytest.mark.parametrize("alternating", [False, True])
+def test_a_network_with_delta_nets_computes_what_its_description_says(alternating: bool) -> None:
+    net = Layer(replace(SPEC, conv_width=3, norm_eps=1e-2, alternating=alternating), FeedForward(64))
+    plain = Layer(Attention(2, 1, 32, rope=Rope()), FeedForward(64))
+    spec = ModelSpec("Hybrid", 31, 64, 32, (net, plain, net), Norm())
+    tensors, names = checkpoint(spec, 0)
+    for name in tensors:
+        if name.endswith("decay"):
+            tensors[name] = -tensors[name].abs()
+    tokens, network = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], network_of(spec, tensors, names)
+    expected = PlainNetwork(spec, tensors).logits(tokens)
+    assert_close(run(network, tokens), expected)
+    backend, model = PlainAttention(network), Decoder(network)
+    pieces = [run(model, tokens[at : at + 3], backend, at) for at in range(0, len(tokens), 3)]
+    assert_close(torch.cat(pieces), expected)
