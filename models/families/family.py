@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from models.families.fields import Fields
 from models.spec import ModelSpec
 from models.weights.slots import Names, Packed
+
+if TYPE_CHECKING:
+    from models.weights.tensor_mapping import (
+        Changes,
+    )  # brings torch, which a listing of models need not wait for
 
 NAMES: Names = {
     "embedding": "model.embed_tokens",
@@ -109,7 +114,9 @@ class Family:
     """Parts whose weights are stored [columns, rows], in checkpoints but not in GGUF files."""
     alternating: tuple[str, ...] = ()
     """Parts whose rows alternate in the tensor that holds them, in checkpoints but not in GGUF files."""
-    gguf_norm_offset: float = 0.0
-    """The amount that GGUF files add to the weights of norms."""
+    changes: "Changes" = field(default_factory=dict)
+    """Parts that are stored otherwise in checkpoints, but not in GGUF files."""
+    gguf_changes: "Changes" = field(default_factory=dict)
+    """Parts that are stored otherwise in GGUF files."""
     gguf_interleaved: tuple[str, ...] = ()
     """Parts whose rows in GGUF files interleave the two halves of every head, for another form of RoPE."""

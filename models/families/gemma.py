@@ -6,7 +6,7 @@ from typing import Any
 
 from models.errors import ModelError
 from models.families.common import base_spec, base_spec_of_gguf, text_name
-from models.families.family import NAMES, Family, GGUFConfig
+from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import rope_from_hf, ropes_by_layer, unscaled_of_gguf
 from models.spec import FeedForward, Layer, ModelSpec, Rope, each_layer
@@ -157,6 +157,8 @@ def _with(fields: Fields, defaults: dict[str, Any]) -> Fields:
 
 
 _NAMES = {**NAMES, "feed_forward_norm": "pre_feedforward_layernorm"}
+_NO_OFFSETS = {part: (lambda stored: stored - 1.0) for part in GGUF_NAMES if part.endswith("norm")}
+"""GGUF files add 1 to the weights of all norms."""
 
 
 FAMILY_2 = Family(
@@ -166,7 +168,7 @@ FAMILY_2 = Family(
     gguf_architecture="gemma2",
     from_gguf=partial(_from_gguf, name="gemma2"),
     names=_NAMES,
-    gguf_norm_offset=1.0,
+    gguf_changes=_NO_OFFSETS,
 )
 FAMILY_3 = Family(
     architectures=("Gemma3ForCausalLM", _WITH_IMAGES),
@@ -176,5 +178,5 @@ FAMILY_3 = Family(
     from_gguf=partial(_from_gguf, name="gemma3"),
     names=_NAMES,
     rename=text_name,
-    gguf_norm_offset=1.0,
+    gguf_changes=_NO_OFFSETS,
 )

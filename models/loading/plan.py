@@ -210,6 +210,7 @@ def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Name
             rename=family.rename,
             turned=family.turned,
             alternating=family.alternating,
+            changes=family.changes,
         )
         stored = without_empty_biases(spec, tensors, family.names)
         spec, stored, note = as_stored(spec, stored, family.names)
@@ -232,7 +233,7 @@ def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Name
         _of_network(stored_tensors(file, interleaved), spec, family.gguf_names, extra),
         family.gguf_names,
         packed=family.gguf_packed,
-        norm_offset=family.gguf_norm_offset,
+        changes=family.gguf_changes,
     )
     return spec, list(tensors), family.gguf_names, []
 

@@ -1,6 +1,6 @@
 """The tensors of a checkpoint in the layout of the network: under its names, and cut where one holds several."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -9,6 +9,10 @@ from torch import Tensor
 from models.spec import ModelSpec
 from models.weights.checkpoint import Blocks, StoredTensor
 from models.weights.slots import Names, Packed, Slot, slots
+
+Changes = Mapping[str, Callable[[Tensor], Tensor]]
+"""For parts that are stored otherwise than the network has them: stored numbers, fp32 -> those of the network, in the
+same shape."""
 
 
 def map_tensors(
@@ -20,14 +24,14 @@ def map_tensors(
     rename: Callable[[str], str | None] = str,
     turned: tuple[str, ...] = (),
     alternating: tuple[str, ...] = (),
-    norm_offset: float = 0.0,
+    changes: Changes,
 ) -> Iterator[StoredTensor]:
     """Yield the stored tensors, one for each slot of `spec` where possible; nothing is read.
 
     `rename` returns the name to use, or None for a tensor that does not belong to this network. Names may lack the
     prefix of the embedding's ("model"), as those of a checkpoint saved without its head do. The weights of the
     parts `turned` are stored [columns, rows], unless they are in blocks. The rows of the parts `alternating`
-    alternate in the tensor that holds them. `norm_offset` was added to the weights of all norms.
+    alternate in the tensor that holds them. `changes` is made to what is stored.
     """
     inside: dict[str, list[Slot]] = {}
     for slot in slots(spec):
@@ -45,8 +49,8 @@ def map_tensors(
         is_matrix = bool(found) and len(found[0].shape) == len(tensor.shape) == 2
         if is_matrix and found[0].part in turned:
             tensor = _turned(tensor)
-        if norm_offset and found and found[0].part.endswith("norm"):
-            tensor = _picked(tensor, tensor.shape, lambda stored: stored - norm_offset)
+        if found and (change := changes.get(found[0].part)) is not None:
+            tensor = _picked(tensor, tensor.shape, change)
         one_of_many = bool(found) and found[-1].expert is not None
         if one_of_many and (len(found) > 1 or len(tensor.shape) > len(found[-1].shape)):
             yield from _experts(tensor, found, names, turned, alternating)
