@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from engine.build import Pieces, build
+from engine.cache.block import Key
 from engine.cache.block_map import BlockMap, block_map
 from engine.cache.offload import common_prefix
-from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows, Span
 from engine.errors import EngineError
 from engine.events import DiskFigures, Figures, FinishReason, TokenEvent

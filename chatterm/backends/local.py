@@ -34,8 +34,8 @@ from engine.params import SamplingParams
 from engine.store.folder import default_folder
 
 if TYPE_CHECKING:
+    from engine.cache.block import Key
     from engine.cache.block_map import BlockMap
-    from engine.cache.prefix_index import Key
     from engine.conversation.aside import AsideRunner
     from engine.conversation.batch_generation import BatchGenerator, Prompt
     from engine.conversation.chat import Chat

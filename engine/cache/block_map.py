@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from engine.cache.block import Key
 from engine.cache.blocks import BlockManager
-from engine.cache.prefix_index import Key
 
 
 class BlockState(IntEnum):

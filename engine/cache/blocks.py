@@ -18,6 +18,7 @@ from functools import partial
 from itertools import count, repeat
 from sys import maxsize
 
+from engine.cache.block import GONE, Block, Key
 from engine.cache.block_table import BlockTable
 from engine.cache.copies import Copy, Offload, Restore, RowCopy
 from engine.cache.eviction import Eviction
@@ -25,7 +26,8 @@ from engine.cache.group_pool import GroupPool
 from engine.cache.groups import Groups
 from engine.cache.min_set import MinSet
 from engine.cache.offload import ROOT_NAME, HostTier, Offloaded
-from engine.cache.prefix_index import GONE, Block, Key, PrefixIndex
+from engine.cache.prefix_index import PrefixIndex
+from engine.cache.table_refs import table_refs
 from engine.cache.window import Window
 
 
@@ -457,27 +459,7 @@ class BlockManager:
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant of this module's docstring holds."""
-        refs = [0] * self.num_blocks
-        for table in self._tables:
-            held = table.blocks[table.first :]
-            assert len(set(held)) == len(held), "a table holds a block twice"
-            assert self.blocks_for(table.length) <= len(table.blocks), "a table claims rows without a block"
-            first = self.index.first(table.length // self.block_size, table.since)
-            assert table.first == first, f"a table holds blocks from number {table.first} on, not {first}"
-            assert set(table.blocks[:first]) <= {self.blank}, "a table shows a block that it does not hold"
-            path = self.along(table)
-            assert len(path) == self.blocks_for(table.length)
-            for index, id in enumerate(table.blocks[first:], first):
-                refs[id] += 1
-                block = self._blocks[id]
-                rows = min(max(table.length - index * self.block_size, 0), self.block_size)
-                assert len(block.keys) == rows, (
-                    f"block {id} of a table has {len(block.keys)} rows, not {rows}"
-                )
-                if rows:
-                    assert path[index] is block, f"block {id} is not on the path that it is the end of"
-                if rows < self.block_size:
-                    assert block.refs == 1, f"writable block {id} is shared"
+        refs = table_refs(self._tables, self._blocks, self.index, self.blank)
         self.groups.check(self._tables)
         cached = 0
         for block in self._blocks:

@@ -17,9 +17,10 @@ blocks that its next row sees are spared. The same is true of the slots of each 
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from engine.cache.block import Block, Key
 from engine.cache.groups import Groups
 from engine.cache.min_set import MinSet
-from engine.cache.prefix_index import Block, Key, PrefixIndex
+from engine.cache.prefix_index import PrefixIndex
 
 Rank = tuple[int, int, int, int]
 """0, or 1 for a kept path and 2 for the one in use; the time of last use; minus the depth; the id. The smallest is

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.cache.block import Block, Key
 from engine.cache.block_table import BlockTable
 from engine.cache.blocks import BlockManager
-from engine.cache.prefix_index import Block, Key
 
 
 @dataclass(frozen=True, slots=True)

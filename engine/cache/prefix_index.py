@@ -12,49 +12,13 @@ blocks may be *gone*: evicted but still in the tree, because their rows determin
 way, each of `engine/cache/groups.py` needs only the blocks that the rows after the path see there.
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from sys import maxsize
 
+from engine.cache.block import GONE, Block, Key
 from engine.cache.groups import Groups
 from engine.cache.offload import ROOT_NAME, common_prefix
 from engine.cache.window import Window
-
-Key = Hashable
-"""Identifies the KV of one row, given the rows before it: a token id, or more if the row was computed with
-something in view that is no longer in the table (see `engine/cache/rows.py`)."""
-
-GONE = -1
-"""Stands for the id of a block whose rows were evicted."""
-
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """One block. `keys[i]` is the key of row i; a row without a key has not been written."""
-
-    id: int
-    """The id of the block in the cache's tensors, or GONE."""
-    refs: int = 0
-    parent: "Block | None" = field(default=None, repr=False)
-    """None for the root, where paths begin, and for a block without rows."""
-    keys: list[Key] = field(default_factory=list)
-    origins: list[int] = field(default_factory=list)
-    """The origin of each row in `keys` (see `Sequence.origin`); 0: not recorded."""
-    children: "dict[Block, None]" = field(default_factory=dict, repr=False)
-    """The blocks that follow this one, in the order in which they were added."""
-    indexed: bool = False
-    depth: int = 0
-    """The number of the block on its path, from 1; 0 for the root."""
-    last_used: int = 0
-    rank: tuple[int, int, int, int] = (0, 0, 0, GONE)
-    """The rank of the block in the order of eviction."""
-    name: int = ROOT_NAME
-    """The name of a full block in `engine/cache/offload.py`."""
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether its rows were evicted; also true of the root, which has none."""
-        return self.id == GONE
 
 
 class PrefixIndex:
@@ -69,7 +33,7 @@ class PrefixIndex:
     ) -> None:
         """`blocks` is the block manager's list of the blocks that are not gone, by id; its entries change."""
         self._blocks = blocks
-        self._size = block_size
+        self.block_size = block_size
         self._window = window
         self._groups = groups
         self.root = Block(GONE)
@@ -82,14 +46,16 @@ class PrefixIndex:
 
     def first(self, blocks: int, since: int = maxsize) -> int:
         """Return the first block needed to continue after `blocks` full ones, and to keep the rows from `since` on."""
-        return min(self._window.first(blocks, self._size), since // self._size) if self._window else 0
+        return (
+            min(self._window.first(blocks, self.block_size), since // self.block_size) if self._window else 0
+        )
 
     def chain(self, keys: Sequence[Key]) -> list[Block]:
         """Return the full blocks of the longest known path of `keys`; some may be gone."""
         path: list[Block] = []
         parent = self.root
-        for end in range(self._size, len(keys) + 1, self._size):
-            child = self._full.get((parent, tuple(keys[end - self._size : end])))
+        for end in range(self.block_size, len(keys) + 1, self.block_size):
+            child = self._full.get((parent, tuple(keys[end - self.block_size : end])))
             if child is None:
                 break
             path.append(child)
@@ -107,13 +73,13 @@ class PrefixIndex:
     def branches(self, keys: Sequence[Key]) -> int:
         """Return how many paths continue `keys` (its whole blocks), counted by their leaves."""
         path = self.chain(keys)
-        if len(path) < len(keys) // self._size:
+        if len(path) < len(keys) // self.block_size:
             return 0
         count, below = 0, list((path[-1] if path else self.root).children)
         while below:
             block = below.pop()
             below += block.children
-            rest = keys[(block.depth - 1) * self._size :]
+            rest = keys[(block.depth - 1) * self.block_size :]
             count += not block.children and block.keys != list(rest)
         return count
 
@@ -149,7 +115,7 @@ class PrefixIndex:
         `in_all`: only a block with a slot in every group, so that a table can continue with it.
         """
         best, best_rank = None, (0, False)
-        rest = keys[len(path) * self._size : (len(path) + 1) * self._size]
+        rest = keys[len(path) * self.block_size : (len(path) + 1) * self.block_size]
         first = rest[:1]
         for block in path[-1].children if path else self.root.children:
             # Many blocks may follow the root, and nearly all of them begin with another key.
@@ -216,8 +182,8 @@ class PrefixIndex:
             for block in parent.children:
                 assert block.parent is parent, f"block {block.id} is not a child of its parent"
                 assert block.depth == parent.depth + 1
-                assert 0 < len(block.origins) == len(block.keys) <= self._size
-                assert block.indexed == (len(block.keys) == self._size), (
+                assert 0 < len(block.origins) == len(block.keys) <= self.block_size
+                assert block.indexed == (len(block.keys) == self.block_size), (
                     f"block {block.id} is not indexed rightly"
                 )
                 assert block.indexed or not block.children, f"unfinished block {block.id} has children"

@@ -16,7 +16,7 @@ lead to an answer), each is marked where it was, and the mark at the end closes 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.prefix_index import Key
+from engine.cache.block import Key
 
 Span = tuple[int, int]
 """The first row of a span, and the row after its last."""

@@ -4,8 +4,8 @@ from bisect import bisect_right
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
+from engine.cache.block import Key
 from engine.cache.prefix_hit import PrefixHit
-from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows
 from engine.conversation.turns import Turn
 from engine.events import Cause, Parting, TurnStats

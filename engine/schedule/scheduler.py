@@ -9,10 +9,10 @@ from sys import maxsize
 from time import perf_counter
 
 from engine.batch import Recorded, Span
+from engine.cache.block import Key
 from engine.cache.block_table import BlockTable
 from engine.cache.blocks import BlockManager, OutOfBlocksError
 from engine.cache.prefix_hit import prefix_hit
-from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows
 from engine.errors import EngineError
 from engine.events import FinishReason

@@ -14,10 +14,10 @@ from time import perf_counter
 
 import torch
 
+from engine.cache.block import Block, Key
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import PromptCosts
 from engine.cache.kv_cache import KVCache
-from engine.cache.prefix_index import Block, Key
 from engine.errors import EngineError
 from engine.events import DiskFigures
 from engine.store import cost_cache

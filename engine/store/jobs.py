@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from threading import Timer
 from time import perf_counter
 
+from engine.cache.block import Key
 from engine.cache.block_table import BlockTable
-from engine.cache.prefix_index import Key
 from engine.store.digests import Digest
 
 

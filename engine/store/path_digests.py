@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from engine.cache.block import Block, Key
 from engine.cache.blocks import BlockManager
-from engine.cache.prefix_index import Block, Key
 from engine.store.digests import Digest, after, chain, without_windows
 from engine.store.folder import Folder
 
