@@ -4,6 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from sys import maxsize
 
+NONE = -1
+"""Stands for the slot of a state that is all zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateMoves:
+    """What a span does with the states of recurrent layers."""
+
+    source: int
+    """The slot of the state that it goes on from, or NONE."""
+    row: int
+    """How many rows that state has seen. From there to the start of the span, the log has the rows."""
+    saves: tuple[tuple[int, int], ...]
+    """After how many rows the state is written to which slot, ascending."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -22,6 +37,8 @@ class Span:
     """How many rows at the end need logits: 1 to draw a token, more to check guesses as well."""
     answer: int = 0
     """The first row that belongs to decoding; the rows before it belong to the prompt."""
+    states: StateMoves | None = None
+    """None: the network has no recurrent layers."""
 
     @property
     def stop(self) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from sys import maxsize
 
+from engine.cache.live_state import LiveState
+
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
@@ -18,3 +20,5 @@ class BlockTable:
     """The same for the groups of `engine/cache/groups.py`."""
     firsts: list[int] = field(default_factory=list)
     """The same as `first` for each of the groups: slots there are held from this block on."""
+    state: LiveState | None = None
+    """None: the network has no recurrent layers."""

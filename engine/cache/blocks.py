@@ -19,15 +19,18 @@ from itertools import count, repeat
 from sys import maxsize
 
 from engine.cache.block import GONE, Block, Key
+from engine.cache.block_checks import count_cached, table_refs
 from engine.cache.block_table import BlockTable
 from engine.cache.copies import Copy, Offload, Restore, RowCopy
 from engine.cache.eviction import Eviction
 from engine.cache.group_pool import GroupPool
 from engine.cache.groups import Groups
+from engine.cache.live_state import StatePlan
+from engine.cache.marks import Marks
 from engine.cache.min_set import MinSet
 from engine.cache.offload import ROOT_NAME, HostTier, Offloaded
 from engine.cache.prefix_index import PrefixIndex
-from engine.cache.table_refs import table_refs
+from engine.cache.table_states import TableStates
 from engine.cache.window import Window
 
 
@@ -46,11 +49,12 @@ class BlockManager:
         tier: HostTier | None = None,
         window: Window | None = None,
         pools: Sequence[GroupPool] = (),
+        marks: Marks | None = None,
     ) -> None:
         """`carry_out` copies rows before anything enqueued later reads or writes them; an error from it ends the
         operation. `tier` takes evicted blocks; without one they are lost. `window` is that of the network, if any;
-        `pools` belong to `engine/cache/groups.py`. Raises ValueError for both a tier and pools, because it copies whole
-        blocks, and unless both numbers are at least 1.
+        `pools` belong to `engine/cache/groups.py`, `marks` to recurrent layers. Raises ValueError for both a tier and
+        pools, because it copies whole blocks, and unless both numbers are at least 1.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError("num_blocks and block_size must be at least 1")
@@ -63,9 +67,10 @@ class BlockManager:
         self.window = window
         self.blank = num_blocks
         """The blank block, which stands in a table for the blocks it has released; nothing writes to it."""
-        self.groups = Groups(pools, block_size)
+        self.groups = Groups(pools, block_size, marks)
         self.index = PrefixIndex(self._blocks, block_size, window, self.groups)
         self._eviction = Eviction(self.index, self.groups)
+        self._states = TableStates(marks, self.index, self._blocks, self._eviction)
         self._cached = 0
         self._clock = count(1)
         self._tables: list[BlockTable] = []
@@ -140,7 +145,12 @@ class BlockManager:
         needed = most(rows) - sum(block.refs > 0 for block in path[self.index.first(len(path)) :])
         for table, more in others:
             needed += max(most(more) + 1 - (len(table.blocks) - table.first), 0)
-        return needed <= self.room() and self.groups.fit([block.id for block in path], rows, others)
+        has_state = self._states.fit(1 + len(others))
+        return (
+            has_state
+            and needed <= self.room()
+            and self.groups.fit([block.id for block in path], rows, others)
+        )
 
     def open(
         self, keys: Sequence[Key], idle: bool = False, since: int = maxsize, group_since: int = maxsize
@@ -160,8 +170,9 @@ class BlockManager:
         for block in held:
             self._hold(block)
         blocks = [self.blank] * first + [block.id for block in held]
-        firsts = self.groups.open([block.id for block in path], group_since)
-        table = BlockTable(blocks, len(path) * self.block_size, first, since, group_since, firsts)
+        state = self._states.open(path, rows, keys, self._clock)
+        firsts = self.groups.open([block.id for block in path], group_since, state)
+        table = BlockTable(blocks, len(path) * self.block_size, first, since, group_since, firsts, state)
         self._tables.append(table)
         try:
             if sum(rows for _, rows in offloaded) <= rows or not self._bring_back(table, offloaded, idle):
@@ -169,6 +180,12 @@ class BlockManager:
         except BaseException:
             self.close(table)
             raise
+        if (
+            state is not None and state.row > table.length
+        ):  # its mark lies in rows that there was no room to copy
+            rows = table.length
+            self.close(table)
+            return self.open(keys[:rows], idle, since, group_since)
         return table
 
     def reserve(self, table: BlockTable, rows: int, idle: bool = False, is_bare: bool = False) -> None:
@@ -190,6 +207,14 @@ class BlockManager:
         except BaseException:
             self._cut_table(table, before)
             raise
+
+    def plan(self, table: BlockTable, plan: StatePlan) -> None:
+        """Plan what the next step of `table` does with states of recurrent layers, if there are any.
+
+        Raises OutOfBlocksError without a slot.
+        """
+        if not self._states.plan(table, plan):
+            raise OutOfBlocksError
 
     def go_along(self, table: BlockTable, keys: Sequence[Key]) -> None:
         """Continue `table`, which has whole blocks, with the next full blocks of `keys` in the cache, whatever they
@@ -218,6 +243,7 @@ class BlockManager:
             table.length += 1
             if row == self.block_size - 1:
                 self._complete(table, index)
+        self._states.settle(table, self._clock)
         self._slide(table)
 
     def trim(self, table: BlockTable) -> None:
@@ -228,6 +254,7 @@ class BlockManager:
         """Release every block of `table`; the rows written stay in the cache until they are evicted."""
         self._tables.remove(table)
         now = next(self._clock)
+        self._states.close(table, now)
         self.groups.close(table, now)
         for id in table.blocks[table.first :]:
             self._blocks[id].last_used = now
@@ -268,6 +295,7 @@ class BlockManager:
                 break
             if kept and not self.index.begins_another(block, kept):
                 self.index.shorten(block, kept)
+                self._states.leave(block, block.parent)
                 self._eviction.note_change()
                 break
             self._evict(block, offload=False)
@@ -452,8 +480,9 @@ class BlockManager:
         self._free.add(block.id)
         self._blocks[block.id] = Block(block.id)
         self._eviction.forget(block)
-        block.id = GONE
+        block.id, parent = GONE, block.parent
         self._eviction.offer(self.index.prune(block))
+        self._states.leave(block, parent)
 
     # -- invariants
 
@@ -461,19 +490,8 @@ class BlockManager:
         """Raise AssertionError unless every invariant of this module's docstring holds."""
         refs = table_refs(self._tables, self._blocks, self.index, self.blank)
         self.groups.check(self._tables)
-        cached = 0
-        for block in self._blocks:
-            assert block.refs == refs[block.id], (
-                f"block {block.id} counts {block.refs} holders, not {refs[block.id]}"
-            )
-            free = block.id in self._free
-            assert not (free and block.refs), f"block {block.id} is both free and held"
-            assert free or block.refs or block.keys, f"block {block.id} is lost"
-            assert not (free and block.keys), f"free block {block.id} has rows"
-            assert not (free and self.groups.holds(block.id)), f"free block {block.id} has a slot"
-            cached += bool(block.keys) and block.refs == 0
-            for child in block.children if self.window is None else ():
-                assert block.refs or not child.refs, f"block {child.id} is held but not its parent"
+        self._states.check(self._tables)
+        cached = count_cached(self._blocks, refs, self._free, self.groups, self.window is not None)
         self._eviction.check(self._blocks)
         assert cached == self._cached, f"{self._cached} blocks are counted as cached, there are {cached}"
         self.index.check()

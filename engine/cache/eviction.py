@@ -27,6 +27,10 @@ Rank = tuple[int, int, int, int]
 evicted first."""
 
 
+NEEDED = 0.5
+"""The degree of a slot that a mark needs, on whatever path."""
+
+
 class Eviction:
     """The blocks that can be evicted. It belongs to the block manager."""
 
@@ -60,8 +64,9 @@ class Eviction:
         """Return the blocks that idle work must not evict, looked up again if the named paths may have changed."""
         if self._changed:
             before, self._spared = self._spared, {}
-            slots: list[dict[int, int]] = [{} for _ in self._groups.pools]
-            for keys, degree in [*((kept, 1) for kept in self._kept.values()), (self._in_use, 2)]:
+            slots: list[dict[int, float]] = [{} for _ in self._groups.pools]
+            self._spare_marks(slots)
+            for keys, degree in self._named:
                 path, partial, _ = self._index.find(keys)
                 end = [] if partial is None else [partial]
                 self._spared.update(dict.fromkeys([*path[self._index.first(len(path)) :], *end], degree))
@@ -73,6 +78,26 @@ class Eviction:
             for pool, found in zip(self._groups.pools, slots, strict=True):
                 pool.spare(found)
         return self._spared
+
+    @property
+    def _named(self) -> list[tuple[Sequence[Key], int]]:
+        """The named paths, each with its degree, the conversation in use last."""
+        return [*((kept, 1) for kept in self._kept.values()), (self._in_use, 2)]
+
+    def _spare_marks(self, slots: Sequence[dict[int, float]]) -> None:
+        """Say which marks go last, and add to `slots` of the log of recurrent layers the blocks that marks need."""
+        marks = self._groups.marks
+        if marks is None:
+            return
+        found = slots[self._groups.pools.index(marks.log)]
+        found.update((block.id, NEEDED) for mark in marks for block in marks.needed(mark))
+        named = []
+        for keys, degree in self._named:
+            path = self._index.chain(keys)
+            own = list(marks.along([self._index.root, *path], keys))[::-1]
+            named.append((degree, own, len(keys)))
+            found.update((block.id, degree) for mark in own for block in marks.needed(mark, path))
+        marks.spare(named)
 
     def offer(self, block: Block) -> None:
         """Make a block a candidate for eviction if it may be evicted: without a window, only if none follow it."""

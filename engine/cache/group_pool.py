@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from engine.cache.min_set import MinSet
 from engine.cache.window import Window
 
-Rank = tuple[int, int, int]
+Rank = tuple[float, int, int]
 """0, or more for a spared block; the time of last use; the block's id. The smallest loses its slot first."""
 
 
@@ -40,7 +40,7 @@ class GroupPool:
         self._places: dict[int, _Place] = {}
         self._free = MinSet(range(num_slots))
         self._unheld: MinSet[Rank] = MinSet()
-        self._spared: dict[int, int] = {}
+        self._spared: dict[int, float] = {}
 
     def slot(self, block: int) -> int:
         """Return the slot of a block, or `blank`."""
@@ -52,7 +52,7 @@ class GroupPool:
 
     def room(self, idle: bool = False) -> int:
         """Return how many blocks can be given a slot. `idle`: without taking one from a spared block."""
-        spared = sum(rank[0] > 0 for rank in self._unheld) if idle and self._spared else 0
+        spared = sum(rank[0] >= 1 for rank in self._unheld) if idle and self._spared else 0
         return len(self._free) + len(self._unheld) - spared
 
     def is_held(self, block: int) -> bool:
@@ -88,8 +88,8 @@ class GroupPool:
         if not place.refs:
             self._unheld.add(self._rank(block))
 
-    def spare(self, degrees: Mapping[int, int]) -> None:
-        """Spare the blocks in `degrees` alone, each more the higher its number, which is at least 1."""
+    def spare(self, degrees: Mapping[int, float]) -> None:
+        """Spare the blocks in `degrees` alone, each more the higher its number; below 1, idle work may take it."""
         changed = {block for block, _ in self._spared.items() ^ degrees.items()} & self._places.keys()
         unheld = [block for block in changed if not self._places[block].refs]
         for block in unheld:

@@ -12,13 +12,17 @@ from sys import maxsize
 
 from engine.cache.block_table import BlockTable
 from engine.cache.group_pool import GroupPool
+from engine.cache.live_state import LiveState
+from engine.cache.marks import Marks
 
 
 class Groups:
     """The pools of all groups but the primary. It belongs to the block manager; without pools, nothing is done."""
 
-    def __init__(self, pools: Sequence[GroupPool], block_size: int) -> None:
+    def __init__(self, pools: Sequence[GroupPool], block_size: int, marks: Marks | None = None) -> None:
+        """Keep the pools. `marks` belong to recurrent layers, whose log is one of them."""
         self.pools = pools
+        self.marks = marks
         self._size = block_size
 
     def __bool__(self) -> bool:
@@ -32,9 +36,18 @@ class Groups:
         """Return whether a block has a slot in any group."""
         return any(block in pool for pool in self.pools)
 
-    def firsts(self, blocks: int, since: int = maxsize) -> list[int]:
-        """Return the first block that a table of `blocks` full blocks holds in each group, with its `group_since`."""
-        return [min(pool.window.first(blocks, self._size), since // self._size) for pool in self.pools]
+    def firsts(self, blocks: int, since: int = maxsize, state: LiveState | None = None) -> list[int]:
+        """Return the first block that a table of `blocks` full blocks holds in each group, with its `group_since`.
+
+        In the log of recurrent layers it is the first that is needed to go on from the `state` of the table.
+        """
+
+        def first(pool: GroupPool) -> int:
+            if self.marks is not None and pool is self.marks.log:
+                return min(self.marks.first(state.row), blocks) if state is not None else blocks
+            return min(pool.window.first(blocks, self._size), since // self._size)
+
+        return [first(pool) for pool in self.pools]
 
     def has_room(self, blocks: int, idle: bool) -> bool:
         """Return whether `blocks` blocks can be given slots. `idle`: as in `GroupPool.room`."""
@@ -52,9 +65,9 @@ class Groups:
                 return False
         return True
 
-    def open(self, path: Sequence[int], since: int) -> list[int]:
-        """Hold what a new table holds of the full blocks `path`. Return its `firsts`."""
-        firsts = self.firsts(len(path), since)
+    def open(self, path: Sequence[int], since: int, state: LiveState | None) -> list[int]:
+        """Hold what a new table with this `state` holds of the full blocks `path`. Return its `firsts`."""
+        firsts = self.firsts(len(path), since, state)
         for pool, first in zip(self.pools, firsts, strict=True):
             for block in path[first:]:
                 pool.hold(block)
@@ -64,7 +77,7 @@ class Groups:
         """Release what later rows of `table` do not see. `now` returns the time, later at every call."""
         if not self.pools:
             return
-        firsts = self.firsts(table.length // self._size, table.group_since)
+        firsts = self.firsts(table.length // self._size, table.group_since, table.state)
         for group, pool in enumerate(self.pools):
             for block in table.blocks[table.firsts[group] : firsts[group]]:
                 pool.release(block, now())
@@ -131,5 +144,5 @@ class Groups:
         for group, pool in enumerate(self.pools):
             pool.check([block for table in tables for block in table.blocks[table.firsts[group] :]])
         for table in tables:
-            firsts = self.firsts(table.length // self._size, table.group_since)
+            firsts = self.firsts(table.length // self._size, table.group_since, table.state)
             assert all(map(ge, table.firsts, firsts)), "a table holds too many blocks in a group"

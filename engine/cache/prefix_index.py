@@ -93,7 +93,17 @@ class PrefixIndex:
         path = self.chain(keys)
         if self._window is not None or self._groups.pools:
             del path[self._present(path, since, group_since) :]
-        return path, *self.go_on(path, keys)
+        block, rows = self.go_on(path, keys)
+        while (marks := self._groups.marks) is not None:
+            whole = len(path) * self.block_size
+            end, _ = marks.resume([self.root, *path], whole + rows, keys, rows > 0)
+            rows = end - whole
+            if rows >= 0:
+                return path, block if rows else None, rows
+            del path[end // self.block_size :]
+            del path[self._present(path, since, group_since) :]
+            block, rows = self.go_on(path, keys)
+        return path, block, rows
 
     def _present(self, path: Sequence[Block], since: int, group_since: int) -> int:
         """Return how many leading blocks of `path` a table can hold: all that it needs then are present."""

@@ -1,9 +1,11 @@
-"""The invariants of block tables. Pure Python, no tensors."""
+"""The invariants of blocks and of the tables that hold them. Pure Python, no tensors."""
 
 from collections.abc import Sequence
 
 from engine.cache.block import Block
 from engine.cache.block_table import BlockTable
+from engine.cache.groups import Groups
+from engine.cache.min_set import MinSet
 from engine.cache.prefix_index import PrefixIndex
 
 
@@ -35,3 +37,26 @@ def table_refs(
             if rows < size:
                 assert block.refs == 1, f"writable block {id} is shared"
     return refs
+
+
+def count_cached(
+    blocks: Sequence[Block], refs: Sequence[int], free: MinSet[int], groups: Groups, has_window: bool
+) -> int:
+    """Return how many of `blocks` (all blocks, by id) are cached: no table holds them, but they have rows.
+
+    Raises AssertionError unless each block has so many holders as in `refs`, and is either free, held or cached.
+    """
+    cached = 0
+    for block in blocks:
+        assert block.refs == refs[block.id], (
+            f"block {block.id} counts {block.refs} holders, not {refs[block.id]}"
+        )
+        is_free = block.id in free
+        assert not (is_free and block.refs), f"block {block.id} is both free and held"
+        assert is_free or block.refs or block.keys, f"block {block.id} is lost"
+        assert not (is_free and block.keys), f"free block {block.id} has rows"
+        assert not (is_free and groups.holds(block.id)), f"free block {block.id} has a slot"
+        cached += bool(block.keys) and block.refs == 0
+        for child in () if has_window else block.children:
+            assert block.refs or not child.refs, f"block {child.id} is held but not its parent"
+    return cached

@@ -1,0 +1,75 @@
+"""The states of recurrent layers, as block tables change. Pure Python, no tensors.
+
+`engine/cache/marks.py` has their slots. Without recurrent layers, nothing is done.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from engine.cache.block import Block, Key
+from engine.cache.block_table import BlockTable
+from engine.cache.eviction import Eviction
+from engine.cache.live_state import LiveState, StatePlan
+from engine.cache.marks import Marks, Place
+from engine.cache.prefix_index import PrefixIndex
+
+
+class TableStates:
+    """It belongs to the block manager."""
+
+    def __init__(
+        self, marks: Marks | None, index: PrefixIndex, blocks: Sequence[Block], eviction: Eviction
+    ) -> None:
+        """`blocks` is the block manager's list of the blocks that are not gone, by id; its entries change."""
+        self.marks = marks
+        self._index = index
+        self._blocks = blocks
+        self._eviction = eviction
+
+    def fit(self, tables: int) -> bool:
+        """Return whether so many tables can have states at once."""
+        return self.marks is None or tables <= self.marks.num_slots
+
+    def open(
+        self, path: Sequence[Block], rows: int, keys: Sequence[Key], clock: Iterator[int]
+    ) -> LiveState | None:
+        """Return the state of a table that has the full blocks `path` of `keys` and `rows` rows after them."""
+        if self.marks is None:
+            return None
+        size = self._index.block_size
+        _, mark = self.marks.resume([self._index.root, *path], len(path) * size + rows, keys, rows > 0)
+        return self.marks.open(mark, next(clock))
+
+    def plan(self, table: BlockTable, plan: StatePlan) -> bool:
+        """Plan the states of the next step of `table`. Return False if there is no slot (see `Marks.plan`)."""
+        if self.marks is None:
+            return True
+        self._eviction.spared()  # says which marks go last
+        return self.marks.plan(table, plan)
+
+    def settle(self, table: BlockTable, clock: Iterator[int]) -> None:
+        """Note that rows of `table` were committed."""
+        if self.marks is not None and self.marks.settle(
+            table, lambda row: self._place(table, row), next(clock)
+        ):
+            self._eviction.note_change()
+
+    def close(self, table: BlockTable, now: int) -> None:
+        """Make a mark of the state of a table that ends."""
+        if self.marks is not None and self.marks.close(table, lambda row: self._place(table, row), now):
+            self._eviction.note_change()
+
+    def leave(self, block: Block, parent: Block | None) -> None:
+        """Give up the marks of a block that has left the tree or has fewer rows, where no other block has them."""
+        if self.marks is not None:
+            self.marks.leave(block, parent)
+
+    def _place(self, table: BlockTable, row: int) -> Place:
+        """Return where a mark at a row of `table` hangs."""
+        index, rest = divmod(row, self._index.block_size)
+        parent = self._blocks[table.blocks[index - 1]] if index else self._index.root
+        return parent, tuple(self._blocks[table.blocks[index]].keys[:rest]) if rest else ()
+
+    def check(self, tables: Sequence[BlockTable]) -> None:
+        """Raise AssertionError unless what `tables` (all open ones) hold agrees with the slots."""
+        if self.marks is not None:
+            self.marks.check(tables)
