@@ -217,9 +217,8 @@ def ours_s(group: Group, asked: Asked, prompt: int, device: torch.device) -> dic
     peers = AllReduce(memory, plan, group.rank, device, torch.bfloat16, pdl)
     nothing = torch.zeros(most, dtype=torch.int32, device=device)
     token = torch.zeros(most, dtype=torch.int64, device=device)
-    given = StepInput(
-        torch.arange(most, dtype=torch.int32, device=device), token, *(nothing for _ in range(4))
-    )
+    active = torch.arange(most, dtype=torch.int32, device=device)
+    given = StepInput(active, token, nothing, (nothing,), nothing, nothing)
     between = AddNorm(None, 1.0, (Norm(), NormWeights(torch.ones(size, dtype=torch.bfloat16, device=device))))
     logits = torch.zeros(most, 2, dtype=torch.bfloat16, device=device)
 

@@ -108,7 +108,8 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     on_host = _host_experts(network, device, options)
     if on_host is not None:
         notes = (*notes, on_host.told(len(spec.layers)))
-    in_groups = options.group is None and choice.name == "sdpa" and keeps_groups(spec, device.type)
+    # The memory of a draft model is planned with all rows.
+    in_groups = options.group is None and not options.drafts_for and keeps_groups(spec, device.type)
     sized = size_up(network, device, row, block_size, on_host, options, in_groups)
     plan, window = sized.plan, sized.plan.needs.window
     if options.num_blocks:

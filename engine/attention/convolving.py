@@ -1,5 +1,8 @@
 """The rows of a step's spans that a short convolution sees, read from the KV cache."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,15 +17,19 @@ class ConvolvingStep:
     """The attention of one step for a network some of whose layers are convolutions (`ConvolutionRows`)."""
 
     def __init__(
-        self, attend: Attention, cache: KVCache, spans: tuple[Span, ...], places: Tensor | None = None
+        self,
+        attend: Attention,
+        cache: KVCache,
+        spans: tuple[Span, ...],
+        seen: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
-        """`attend` computes the layers with attention; `spans` are the rows of the step. `places` are those that the
-        method `seen` would return, where they are on the device already; then `spans` are not needed."""
+        """`attend` computes the layers with attention; `spans` are the rows of the step. `seen` is what the method of
+        that name would return for each group, where it is on the device already; then `spans` are not needed."""
         self._attend = attend
         self.cache = cache
         self._spans = spans
         self._slots: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._places = places
+        self._seen = dict(seen)
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `models.reference.attention.Attention`."""
@@ -38,12 +45,14 @@ class ConvolvingStep:
         earlier = self.cache.k[layer_index][slots[:-1]].squeeze(2).masked_fill_(missing, 0)
         return [*earlier, x]
 
-    def seen(self, most: int) -> Tensor:
-        """Return `seen_rows` of all spans on the device, int32 [T, most]; `most` is the same in all calls."""
-        if self._places is None:
-            places = torch.cat([seen_rows(self.cache, span, most) for span in self._spans])
-            self._places = places.to(self.cache.device, non_blocking=True)
-        return self._places
+    def seen(self, most: int, layer_index: int) -> Tensor:
+        """Return `seen_rows` of all spans in the group of a layer, int32 [T, most] on the device; `most` is the same in
+        all calls."""
+        group = self.cache.groups[layer_index]
+        if group not in self._seen:
+            places = torch.cat([seen_rows(self.cache, span, most, group) for span in self._spans])
+            self._seen[group] = places.to(self.cache.device, non_blocking=True)
+        return self._seen[group]
 
     def _look_up(self, width: int, group: int) -> tuple[Tensor, Tensor]:
         """Return the slots int64 [width, T] in a group that each row sees, and which of the earlier ones there are not,
@@ -60,13 +69,13 @@ def convolving(
     return step(attend, cache, spans) if cache.lacks_v else attend
 
 
-def seen_rows(cache: KVCache, span: Span, most: int) -> Tensor:
+def seen_rows(cache: KVCache, span: Span, most: int, group: int) -> Tensor:
     """Return where each row of a span finds itself and the rows before it: int32 [count, most] in host memory.
 
-    First comes the slot of the row itself in the primary group, then that of the row before it, and so on. Earlier rows
-    of the span are COMPUTED_HERE; where there is no row, there is NONE.
+    First comes the slot of the row itself in a group, then that of the row before it, and so on. Earlier rows of the
+    span are COMPUTED_HERE; where there is no row, there is NONE.
     """
-    seen = _slots(cache, span, most, group=0).flip(1)
+    seen = _slots(cache, span, most, group).flip(1)
     back, row = torch.arange(most), torch.arange(span.count)[:, None]
     return seen.masked_fill((back > 0) & (back <= row), COMPUTED_HERE).int()
 

@@ -4,7 +4,7 @@ Written for flash-attn 2.8 (https://github.com/Dao-AILab/flash-attention), which
 not sinks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
@@ -80,12 +80,12 @@ class FlashBackend:
         return self.ragged(write, *ends(self._cache, spans), tables, max(counts), most)
 
     def ragged(
-        self, write: Write, q_ends: Tensor, k_ends: Tensor, tables: Tensor, tokens: int, rows: int
+        self, write: Write, q_ends: Tensor, k_ends: Tensor, tables: Sequence[Tensor], tokens: int, rows: int
     ) -> Attention:
         """See `RaggedBackend`."""
         if self._bytes is not None:
             return self._bytes.ragged(write, q_ends, k_ends, tables, tokens, rows)
-        if len(tables) == 1:
+        if len(tables[0]) == 1:
             return LastTokens(self._cache, self._options, write, k_ends[1:], tables)
         return _Ragged(self._cache, self._options, write, q_ends, k_ends, tables, tokens, rows)
 
@@ -147,7 +147,7 @@ class _Paged:
             _pages(self._cache, layer_index),
             new=(k.view(*self._shape, *k.shape[1:]), v.view(*self._shape, *v.shape[1:])),
             rows=self._starts,
-            table=self._tables,
+            table=self._tables[self._cache.groups[layer_index]],
             **self._options.get(layer_index, {}),
         )
         return out.flatten(0, 1)
@@ -163,17 +163,18 @@ class LastTokens:
     write: Write
     rows: Tensor
     """int32 [sequences]: the number of rows that the last token sees."""
-    tables: Tensor
-    """int32 [sequences, blocks]"""
+    tables: Sequence[Tensor]
+    """int32 [sequences, blocks] for each group"""
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `models.reference.attention.Attention`."""
         self.write(layer_index, k, v)
+        table = self.tables[self.cache.groups[layer_index]]
         out = attend_pages(
-            q.view(len(self.tables), -1, *q.shape[1:]),
+            q.view(len(table), -1, *q.shape[1:]),
             _pages(self.cache, layer_index),
             rows=self.rows,
-            table=self.tables,
+            table=table,
             **self.options.get(layer_index, {}),
         )
         return out.flatten(0, 1)
@@ -188,7 +189,7 @@ class _Ragged:
     write: Write
     q_ends: Tensor
     k_ends: Tensor
-    tables: Tensor
+    tables: Sequence[Tensor]
     most_tokens: int
     most_rows: int
 
@@ -198,7 +199,7 @@ class _Ragged:
             q,
             _pages(self.cache, layer_index),
             (self.q_ends, self.k_ends),
-            self.tables,
+            self.tables[self.cache.groups[layer_index]],
             (max(self.most_tokens, 2), self.most_rows),  # it would take 1 for a batch without padding
             **self.options.get(layer_index, {}),
         )

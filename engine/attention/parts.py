@@ -105,16 +105,15 @@ class SpanRows:
 
 
 class WriteSpans:
-    """An `engine.attention.Write` for the rows of spans, in layers of the primary group; without heads, it writes
-    nothing."""
+    """An `engine.attention.Write` for the rows of spans; without heads, it writes nothing."""
 
     def __init__(self, cache: KVCache, spans: tuple[Span, ...]) -> None:
         self._cache = cache
-        self._slots = span_slots(cache, spans)
+        self._slots = [span_slots(cache, spans, group) for group in cache.every_group]
 
     def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
         if k.shape[1]:
-            self._cache.write(layer_index, self._slots, k, v)
+            self._cache.write(layer_index, self._slots[self._cache.groups[layer_index]], k, v)
 
 
 def cache_args(cache: KVCache, layer_index: int) -> dict[str, Any]:
@@ -163,9 +162,13 @@ def ends(cache: KVCache, spans: tuple[Span, ...]) -> tuple[Tensor, Tensor]:
     return q_ends, k_ends
 
 
-def block_tables(cache: KVCache, spans: tuple[Span, ...]) -> Tensor:
-    """Return the blocks that spans read in the primary group, int32 [spans, most blocks], padded with block 0."""
+def block_tables(cache: KVCache, spans: tuple[Span, ...]) -> list[Tensor]:
+    """Return where the blocks that spans read lie in each group, int32 [spans, most blocks] each, padded with 0."""
     tables = [span.blocks[: -(-span.stop // cache.block_size)] for span in spans]
     longest = max(map(len, tables))
-    padded = [blocks + (0,) * (longest - len(blocks)) for blocks in tables]
-    return torch.tensor(padded, dtype=torch.int32).to(cache.device, non_blocking=True)
+
+    def lie(group: int) -> Tensor:
+        padded = [[*cache.table(blocks, group), *[0] * (longest - len(blocks))] for blocks in tables]
+        return torch.tensor(padded, dtype=torch.int32).to(cache.device, non_blocking=True)
+
+    return [lie(group) for group in cache.every_group]

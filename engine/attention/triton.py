@@ -1,6 +1,6 @@
 """Attention by our own Triton kernels over the block table; plain attention of many tokens uses torch's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -72,7 +72,7 @@ class TritonBackend:
         )
 
     def ragged(
-        self, write: Write, q_ends: Tensor, k_ends: Tensor, tables: Tensor, tokens: int, rows: int
+        self, write: Write, q_ends: Tensor, k_ends: Tensor, tables: Sequence[Tensor], tokens: int, rows: int
     ) -> Attention:
         """See `RaggedBackend`."""
         return _Ragged(self._cache, self._unusual, write, q_ends, k_ends, tables, tokens, self.tiles)
@@ -87,7 +87,7 @@ class _Ragged:
     write: Write
     q_ends: Tensor
     k_ends: Tensor
-    tables: Tensor
+    tables: Sequence[Tensor]
     most_tokens: int
     tiles: "Mapping[int, Tile]"
     plain: Attention | None = None
@@ -104,7 +104,7 @@ class _Ragged:
             q,
             q_ends=self.q_ends,
             k_ends=self.k_ends,
-            tables=self.tables,
+            tables=self.tables[self.cache.groups[layer_index]],
             most_tokens=self.most_tokens,
             tile=self.tiles.get(q.shape[2]),
             **cache_args(self.cache, layer_index),
@@ -114,7 +114,10 @@ class _Ragged:
 
 @dataclass(frozen=True, slots=True)
 class PagedStep:
-    """Attention of a few tokens of one or several sequences in one launch, a `models.reference.attention.Attention`."""
+    """Attention of a few tokens of one or several sequences in one launch, a `models.reference.attention.Attention`.
+
+    It serves plain layers, which see all rows and thus are in the primary group.
+    """
 
     cache: KVCache
     write: Write
@@ -145,8 +148,8 @@ class WriteTokens:
     """An `engine.attention.Write` that reads on the device where each token goes; without heads it writes nothing."""
 
     cache: KVCache
-    slots: Tensor
-    """int32 [tokens or more]: the cache slot of each token, -1 for padding, which is not written."""
+    slots: Sequence[Tensor]
+    """int32 [tokens or more] for each group: the cache slot of each token, -1 for padding, which is not written."""
 
     def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
         """See `engine.attention.Write`."""
@@ -154,7 +157,8 @@ class WriteTokens:
 
         if k.shape[1]:
             rows = self.cache.k[layer_index], self.cache.v[layer_index]
-            write_rows(rows, self.cache.told(layer_index), self.slots, k, v)
+            slots = self.slots[self.cache.groups[layer_index]]
+            write_rows(rows, self.cache.told(layer_index), slots, k, v)
 
 
 def _paged_step(cache: KVCache, spans: tuple[Span, ...]) -> PagedStep:
@@ -163,7 +167,7 @@ def _paged_step(cache: KVCache, spans: tuple[Span, ...]) -> PagedStep:
         cache,
         WriteSpans(cache, spans),
         torch.tensor(given, dtype=torch.int32).to(cache.device, non_blocking=True),
-        block_tables(cache, spans),
+        block_tables(cache, spans)[0],
         most_tokens=max(span.count for span in spans),
         most_rows=max(span.stop for span in spans),
     )

@@ -1,6 +1,7 @@
 """The tensors that hold the rows of the KV blocks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -147,6 +148,11 @@ class KVCache:
             "kv_window_bytes": (self.nbytes - primary) * ranks,
         }
 
+    @property
+    def every_group(self) -> range:
+        """The numbers of all groups."""
+        return range(1 + len(self.pools))
+
     def group_bytes(self, group: int) -> int:
         """Return the bytes that a token takes in all layers of a group."""
         return sum(part[:, :, 0].nbytes for part in self._group_parts(group))
@@ -216,6 +222,16 @@ class KVCache:
         """Return where the rows of blocks lie in a group: the slot of each of its pool, or the blocks themselves."""
         return list(map(self.pools[group - 1].slot, blocks)) if group else blocks
 
+    @contextmanager
+    def on_trial(self) -> Iterator[None]:
+        """Lend the first block slots in every group, for steps that only compile kernels. The cache must be empty."""
+        for pool in self.pools:
+            pool.take(0)
+        yield
+        for pool in self.pools:
+            pool.release(0, 0)
+            pool.drop(0)
+
     def first_seen(self, row: int, group: int = 0) -> int:
         """Return the first row of the first block that rows from `row` on see in a group. It depends on `row` alone."""
         size, window = self.block_size, self._windows[group]
@@ -245,7 +261,7 @@ class KVCache:
     def carry_out(self, copy: Copy) -> None:
         """Copy rows from block to block (copy-on-write), or a block from or to host memory."""
         if isinstance(copy, RowCopy):
-            for group in range(len(self._windows)):
+            for group in self.every_group:
                 source, target = (
                     at * self.block_size for at in self.table((copy.source, copy.target), group)
                 )
@@ -260,7 +276,7 @@ class KVCache:
         """Copy runs of rows of the block table `source`, in order, to the rows from `start` on of the block table
         `target`: in all groups, or in the primary alone."""
         stop = start + sum(end - first for first, end in rows)
-        for group in range(len(self._windows) if groups else 1):
+        for group in self.every_group if groups else (0,):
             taken = [run for first, end in rows for run in self.slots(source, first, end, group)]
             self.copy_rows(taken, self.slots(target, start, stop, group), group)
 

@@ -169,13 +169,11 @@ def not_divided(spec: ModelSpec) -> str | None:
 
 
 def keeps_groups(spec: ModelSpec, device_type: str) -> bool:
-    """Return whether layers with a window keep their rows in groups of their own: only plain PyTorch finds them there.
+    """Return whether layers with a window keep their rows in groups of their own.
 
-    Our kernels have one block table for all layers, and so have the other backends of attention on a GPU.
+    On a CPU only plain PyTorch finds them there: the native kernels have one block table for all layers.
     """
-    if device_type == "cuda":
-        return lacking(spec, ONE_ROW_FORMAT) is not None and not_fused(spec) is not None
-    return not_native(spec) is not None
+    return device_type == "cuda" or not_native(spec) is not None
 
 
 def has_experts(spec: ModelSpec) -> bool:

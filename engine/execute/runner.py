@@ -127,10 +127,11 @@ class Runner:
         if (reason := unsupported(network)) is not None:
             return reason
         self._model = FusedPrefill(network, self._on_host, self._peers, sums)
-        count = min(32, cache.block_size)  # enough rows to compile the kernels for long prompts
-        ids = torch.arange(count, device=self._device)
-        hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, count),))))
-        self._model.logits(hidden[-1:])
+        with cache.on_trial():
+            count = min(32, cache.block_size)  # enough rows to compile the kernels for long prompts
+            ids = torch.arange(count, device=self._device)
+            hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, count),))))
+            self._model.logits(hidden[-1:])
         if self._peers is not None:  # exchanges between ranks cannot be recorded for prompts
             return None
         if deterministic:
@@ -138,7 +139,8 @@ class Runner:
         elif graphs is not None and isinstance(self._backend, (FlashBackend, TritonBackend)):
             self._padded = PaddedPrefill(network, cache, self._backend, rows, graphs, self._on_host)
         if self._padded is not None:
-            self._padded.prepare()
+            with cache.on_trial():
+                self._padded.prepare()
         return None
 
     @property

@@ -49,7 +49,7 @@ class Program:
     def table(self, row: int, slot: int, own: int) -> list[int]:
         """What a row of the step reads: rows that it shares through the table of the first of its tile."""
         given = self.given
-        table, newest = given.tables[slot].tolist(), int(given.counters[slot, 0])
+        table, newest = given.tables[0][slot].tolist(), int(given.counters[slot, 0])
         if not own:
             return table
         assert self.kv is not None
@@ -65,7 +65,7 @@ class Program:
         tiles = given.members[: sharing.tiles * sharing.members].view(sharing.tiles, sharing.members)
         (members,) = [tile for tile in tiles.tolist() if row in tile]
         assert all(int(given.shared[member]) == shared for member in members if member >= 0)
-        leader = given.tables[int(given.active[members[0]])].tolist()
+        leader = given.tables[0][int(given.active[members[0]])].tolist()
         return [*leader[: shared // BLOCK], *table[shared // BLOCK :]]
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
@@ -379,24 +379,24 @@ def test_only_what_has_changed_is_sent() -> None:
     slots.activate([2, 0], 2)
     slots.send()
     assert slots.given.counters[2].tolist() == [9, 10]
-    assert slots.given.tables[2, :4].tolist() == [5, 6, 7, 0]
+    assert slots.given.tables[0][2, :4].tolist() == [5, 6, 7, 0]
     assert slots.given.active.tolist() == [2, 0, -1, -1]
-    slots.given.tables.fill_(99)
+    slots.given.tables[0].fill_(99)
     slots.show(2, [5, 8, 7, 9])  # a full block was replaced by one that was there before
     slots.activate([2, 0, 1], 4)
     slots.send()
-    assert slots.given.tables[2, :5].tolist() == [99, 8, 99, 9, 99]
+    assert slots.given.tables[0][2, :5].tolist() == [99, 8, 99, 9, 99]
     assert slots.given.active.tolist() == [2, 0, 1, -1]
     slots.show(2, [99, 99, 7, 9, 3], 2)  # the window has gone past two blocks
     slots.send()
-    slots.given.tables[2].fill_(0)
+    slots.given.tables[0][2].fill_(0)
     slots.show(2, [99, 99, 99, 9, 3, 4], 3)
     slots.send()
-    assert slots.given.tables[2, :7].tolist() == [0, 0, 99, 0, 0, 4, 0]
+    assert slots.given.tables[0][2, :7].tolist() == [0, 0, 99, 0, 0, 4, 0]
     slots.put(2, 0, 0)  # another sequence
     slots.show(2, [5])
     slots.send()
-    assert slots.given.tables[2, 0] == 5
+    assert slots.given.tables[0][2, 0] == 5
 
 
 def test_every_number_of_sequences_has_rows() -> None:

@@ -3,6 +3,7 @@
 import triton
 from torch import Tensor
 
+from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.slots import StepInput
 from engine.kernels.triton.convolution import convolve_kernel, seen_kernel
 from engine.kernels.triton.launch import split_alike
@@ -19,15 +20,22 @@ def most_seen(spec: ModelSpec) -> int:
     return int(triton.next_power_of_2(max(widths))) if widths else 0
 
 
-def seen_in_step(given: StepInput, seen: Tensor, block_size: int) -> None:
-    """Enqueue `seen_rows` for the rows of a decode step into seen int32 [rows, `most_seen`]."""
+def convolution_groups(spec: ModelSpec, cache: KVCache) -> list[int]:
+    """Return the groups of layers in which there are convolutions."""
+    layers = zip(spec.layers, cache.groups, strict=True)
+    return sorted({group for layer, group in layers if isinstance(layer.mixer, ShortConvolution)})
+
+
+def seen_in_step(given: StepInput, group: int, seen: Tensor, block_size: int) -> None:
+    """Enqueue `seen_rows` for the rows of a decode step in a group into seen int32 [rows, `most_seen`]."""
     rows, most = seen.shape
+    tables = given.tables[group]
     kernel = seen_kernel[(rows,)](
         given.active,
         given.counters,
-        given.tables,
+        tables,
         seen,
-        given.tables.shape[1],
+        tables.shape[1],
         BLOCK=block_size,
         MOST=most,
         num_warps=1,

@@ -100,7 +100,7 @@ class DecodeRunner(Generic[S]):
         self.sampler = sampler
         self.slots = slots
         self.rows = rows
-        self.capacity = slots.given.tables.shape[0]
+        self.capacity = len(slots.given.token)
         self._graphs = graphs
         self._event = event
         self._several = several
@@ -167,8 +167,9 @@ class DecodeRunner(Generic[S]):
         seats = [self._seats[sequence] for sequence in sequences]
         taken = [seat.slot for seat in seats]
         for seat in seats:
-            assert seat.sequence.table is not None
-            self.slots.show(seat.slot, seat.sequence.table.blocks, seat.sequence.table.first)
+            table = seat.sequence.table
+            assert table is not None
+            self.slots.show(seat.slot, table.blocks, table.first, table.firsts)
         furthest, own = max(seat.row for seat in seats), self._own_rows(seats)
         guided = any(seat.guided for seat in seats)
         if guided:
@@ -209,8 +210,9 @@ class DecodeRunner(Generic[S]):
         assert not self._unread
         seats = [(self._seats[sequence], guesses) for sequence, guesses in spans]
         for seat, _ in seats:
-            assert seat.sequence.table is not None
-            self.slots.show(seat.slot, seat.sequence.table.blocks, seat.sequence.table.first)
+            table = seat.sequence.table
+            assert table is not None
+            self.slots.show(seat.slot, table.blocks, table.first, table.firsts)
         rows = rows_for(sum(1 + len(guesses) for _, guesses in seats))
         limit = context_limit(max(seat.row + len(guesses) for seat, guesses in seats))
         planned = tuple((seat.slot, guesses) for seat, guesses in seats)
@@ -485,7 +487,7 @@ def make_decode_runner(
     pdl = has_pdl(device)
     sampler = DeviceSampler(network.spec.vocab_size, slots, device, pdl)
     blocks = -(-rows // cache.block_size) + 1
-    held = Slots(slots, rows_for(slots), blocks, sampler.token)
+    held = Slots(slots, rows_for(slots), blocks, sampler.token, cache.pools)
     given: StepInput = held.given
     if fused and unsupported(network) is None:
         program = FusedDecoder(network, cache, given, pdl, deterministic, on_host, cuts)

@@ -58,7 +58,7 @@ class DraftRunner(DecodeRunner[Any]):
         Raises EngineError if an output is not a number.
         """
         for start, table, _ in chains:
-            self.slots.show(start.slot, table.blocks, table.first)
+            self.slots.show(start.slot, table.blocks, table.first, table.firsts)
         self.slots.send()
         for group in _groups([start for start, _, _ in chains]):
             self._begin(group)
@@ -120,7 +120,7 @@ def make_draft_runner(
     device = cache.device
     pdl = has_pdl(device)
     sampler = DeviceSampler(vocab_size, FEW, device, pdl)
-    slots = Slots(FEW, FEW, -(-rows // cache.block_size) + 1, sampler.token)
+    slots = Slots(FEW, FEW, -(-rows // cache.block_size) + 1, sampler.token, cache.pools)
     program = FusedDecoder(network, cache, slots.given, pdl, cuts=cuts)
     chaining = Chaining(program, sampler, slots, cache.block_size)
     return DraftRunner(program, sampler, slots, rows, graphs, torch.cuda.Event, chaining)

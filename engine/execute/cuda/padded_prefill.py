@@ -20,8 +20,9 @@ the head takes one token:
 The plain twin is `engine.execute.runner.Runner.run`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from engine.attention.triton import WriteTokens
 from engine.attention.unusual import Layers, unusual_layers
 from engine.batch import Recorded, Span
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.convolution import most_seen
+from engine.execute.cuda.convolution import convolution_groups, most_seen
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.input_buffers import StagedInputs
@@ -41,6 +42,8 @@ from engine.kernels.convolution_rows import NONE
 from engine.kernels.triton.prompt_attention import prompt_attention
 from models.network import Network
 from models.reference.attention import Attention
+
+Part = TypeVar("Part")
 
 SLAB = 1024
 """Rows of a deterministic step."""
@@ -100,8 +103,11 @@ class PaddedPrefill:
         self._rows = (-(-rows // cache.block_size) + 1) * cache.block_size
         blocks = self._rows // cache.block_size
         self._most_seen = most_seen(network.spec)
-        seen = tokens * self._most_seen
-        sizes = (tokens, tokens, tokens, 3, spans, spans + 1, spans + 1, spans * blocks, seen)
+        self._convolving = convolution_groups(network.spec, cache)
+        groups = len(cache.every_group)
+        by_group = [tokens] * groups + [spans * blocks] * groups
+        seen = [tokens * self._most_seen] * len(self._convolving)
+        sizes = tokens, tokens, 3, spans, spans + 1, spans + 1, *by_group, *seen
         self._given = StagedInputs(sizes, device)
         self._logits = torch.zeros(spans, network.spec.vocab_size, dtype=network.dtype, device=device)
 
@@ -172,23 +178,28 @@ class PaddedPrefill:
             self._graphs.run(("prompts", shape), lambda: self._step(shape, real))
 
     def _send(self, shape: Shape, step: tuple[Span, ...]) -> None:
-        ids, positions, slots, span_rows, last, q_ends, k_ends, tables, seen = self._given.begin()
-        at = 0
+        ids, positions, span_rows, last, q_ends, k_ends, *by_group = self._given.begin()
+        slots, tables, seen = self._by_group(by_group)
+        cache, at = self._cache, 0
         if shape.spans == 1:
             (span,) = step
             at = span.start % SLAB if self.deterministic else shape.tokens - span.count
             span_rows[:] = span.start - at, span.start, span.stop
             q_ends[0] = at
-        slots.fill(-1)
-        seen.fill(NONE)
-        for number, (span, table) in enumerate(zip(step, tables.reshape(len(last), -1), strict=False)):
+        for part in slots:
+            part.fill(-1)
+        for part in seen.values():
+            part.fill(NONE)
+        for number, span in enumerate(step):
             end = at + span.count
             ids[at:end], positions[at:end] = span.tokens, span.positions
-            slots[at:end] = self._cache.every_slot(span.blocks, span.start, span.stop).numpy()
-            if most := self._most_seen:
-                seen[at * most : end * most] = seen_rows(self._cache, span, most).flatten().numpy()
-            blocks = span.blocks[: -(-span.stop // self._cache.block_size)]
-            table[: len(blocks)] = blocks
+            blocks = span.blocks[: -(-span.stop // cache.block_size)]
+            for group in cache.every_group:
+                slots[group][at:end] = cache.every_slot(span.blocks, span.start, span.stop, group).numpy()
+                tables[group].reshape(len(last), -1)[number, : len(blocks)] = cache.table(blocks, group)
+            for group, part in seen.items():
+                most = self._most_seen
+                part[at * most : end * most] = seen_rows(cache, span, most, group).flatten().numpy()
             last[number] = end - 1
             # Unused spans end where the last real one does.
             q_ends[number + 1 :] = end
@@ -196,21 +207,29 @@ class PaddedPrefill:
             at = end
         self._given.send()
 
+    def _by_group(self, parts: list[Part]) -> tuple[list[Part], list[Part], dict[int, Part]]:
+        """Divide the inputs by group: the slots of the tokens, the block tables, and what convolutions see."""
+        groups = len(self._cache.every_group)
+        seen = dict(zip(self._convolving, parts[2 * groups :], strict=True))
+        return parts[:groups], parts[groups : 2 * groups], seen
+
     @torch.inference_mode()
     def _step(self, shape: Shape, real: int) -> None:
-        ids, positions, slots, span_rows, last, q_ends, k_ends, tables, seen = self._given.parts
+        ids, positions, span_rows, last, q_ends, k_ends, *by_group = self._given.parts
+        slots, tables, seen = self._by_group(by_group)
         size, spans = shape.tokens, shape.spans
-        table = tables.view(last.shape[0], -1)[:spans]
+        tables = [part.view(last.shape[0], -1)[:spans] for part in tables]
         write = WriteTokens(self._cache, slots)
         attention: Attention
         if self._backend is None:
-            attention = _Slab(self._cache, self._unusual, write, span_rows, table[0])
+            attention = _Slab(self._cache, self._unusual, write, span_rows, tables)
         else:
             q_ends, k_ends = q_ends[: spans + 1], k_ends[: spans + 1]
-            attention = self._backend.ragged(write, q_ends, k_ends, table, shape.longest, self._rows)
-        if most := self._most_seen:
-            attention = ConvolvingStep(attention, self._cache, (), seen.view(-1, most))
-        hidden = self._model.forward(ids[:size], positions[:size], attention, slots[:size], real)
+            attention = self._backend.ragged(write, q_ends, k_ends, tables, shape.longest, self._rows)
+        if seen:
+            places = {group: part.view(-1, self._most_seen) for group, part in seen.items()}
+            attention = ConvolvingStep(attention, self._cache, (), places)
+        hidden = self._model.forward(ids[:size], positions[:size], attention, slots[0][:size], real)
         self._logits[:spans].copy_(self._model.logits(hidden.index_select(0, last[:spans])))
 
 
@@ -223,14 +242,15 @@ class _Slab:
     write: Write
     span: Tensor
     """int32 [3]: see `prompt_attention`."""
-    table: Tensor
-    """int32 [blocks]: the block table."""
+    tables: Sequence[Tensor]
+    """int32 [1, blocks] for each group of layers: the block tables."""
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.write(layer_index, k, v)
         layer = self.unusual.get(layer_index)
         asked = {**cache_args(self.cache, layer_index), **(layer.asked if layer is not None else {})}
-        return prompt_attention(q, span=self.span, table=self.table, **asked)
+        (table,) = self.tables[self.cache.groups[layer_index]]
+        return prompt_attention(q, span=self.span, table=table, **asked)
 
 
 def by_slab(spans: Iterable[Span]) -> Iterator[tuple[Span]]:

@@ -56,11 +56,11 @@ class PlainDecoder:
         given, cache, size = self._given, self._cache, self._cache.block_size
         real = (given.active[:rows] >= 0).int()
         row = (given.counters.index_select(0, slots)[:, 0] * real).int()
-        tables = given.tables.index_select(0, slots)[:, : -(-limit // size)].contiguous()
+        tables = given.tables[0].index_select(0, slots)[:, : -(-limit // size)].contiguous()
         block = tables.gather(1, (row // size).long()[:, None])[:, 0]
-        write = WriteTokens(cache, torch.where(real > 0, block * size + row % size, -1))
+        write = WriteTokens(cache, [torch.where(real > 0, block * size + row % size, -1)])
         if self._flash:
-            return LastTokens(cache, {}, write, row + real, tables)
+            return LastTokens(cache, {}, write, row + real, [tables])
         numbers = torch.arange(rows, dtype=torch.int32, device=real.device)
         spans = torch.stack((numbers, row, real), dim=-1)
         return PagedStep(cache, write, spans, tables, most_tokens=1, most_rows=limit)

@@ -195,7 +195,7 @@ class FusedPrefill:
         if isinstance(mixer, ConvolutionWeights):
             assert isinstance(step, ConvolvingStep)
             out = projected.new_empty(len(projected), len(mixer.filters))
-            convolve(mixer, projected, step.cache.k[index], step.seen(self._most_seen), out)
+            convolve(mixer, projected, step.cache.k[index], step.seen(self._most_seen, index), out)
             return out
         spec, weights = self._network.spec.layers[index].attention, self._network.layers[index].attention
         heads = projected.view(projected.shape[0], -1, spec.head_dim)

@@ -7,6 +7,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from engine.cache.group_pool import GroupPool
 from engine.execute.cuda.prefix_groups import most_members
 
 
@@ -20,8 +21,8 @@ class StepInput:
     """int64 [slots]: the newest token."""
     counters: Tensor
     """int64 [slots, 2]: the newest token's row in its sequence, and its position."""
-    tables: Tensor
-    """int32 [slots, blocks]: the block tables."""
+    tables: tuple[Tensor, ...]
+    """int32 [slots, blocks] for each group of layers (`engine/cache/groups.py`): the block tables."""
     shared: Tensor
     """int32 [rows]: how many sequence rows a row of the step shares with others; read only by steps with sharing."""
     members: Tensor
@@ -63,12 +64,18 @@ class Slots:
     copy from pinned memory, which torch does not reuse before the copy is done.
     """
 
-    def __init__(self, slots: int, rows: int, blocks: int, token: Tensor) -> None:
-        """Allocate on the device of token, int64 [slots], for steps of up to `rows` rows, tables of `blocks` blocks."""
+    def __init__(
+        self, slots: int, rows: int, blocks: int, token: Tensor, pools: Items[GroupPool] = ()
+    ) -> None:
+        """Allocate on the device of token, int64 [slots], for steps of up to `rows` rows, tables of `blocks` blocks.
+
+        `pools` are those of the groups but the primary.
+        """
+        groups = 1 + len(pools)
         together = -(-rows // 16) * 16
         tiles = together + -(-rows // 16) * 16
         start = tiles + -(-most_members(rows) // 16) * 16
-        self._words = torch.zeros(start + slots * blocks, dtype=torch.int32, device=token.device)
+        self._words = torch.zeros(start + groups * slots * blocks, dtype=torch.int32, device=token.device)
         self._words[:rows] = -1
         self._words[tiles:start] = -1
         counters = torch.zeros(slots, 2, dtype=torch.int64, device=token.device)
@@ -76,46 +83,60 @@ class Slots:
             self._words[:rows],
             token,
             counters,
-            self._words[start:].view(slots, blocks),
+            self._words[start:].view(groups, slots, blocks).unbind(),
             self._words[together : together + rows],
             self._words[tiles : tiles + most_members(rows)],
         )
         self._start = start
         self._active = [-1] * rows
         self._together = [(together, [0] * rows), (tiles, [-1] * most_members(rows))]
-        self._tables: list[list[int]] = [[] for _ in range(slots)]
+        self._pools = (None, *pools)
+        self._tables: list[list[list[int]]] = [[[] for _ in range(slots)] for _ in self._pools]
         self._changes: dict[int, int] = {}
         self._places: dict[int, int] = {}
 
     def put(self, slot: int, row: int, position: int) -> None:
-        """Give `slot` to a sequence: see `place`. Its block table is not known any more."""
+        """Give `slot` to a sequence: see `place`. Its block tables are not known any more."""
         self.place(slot, row, position)
-        self._tables[slot] = []
+        for tables in self._tables:
+            tables[slot] = []
 
     def place(self, slot: int, row: int, position: int) -> None:
         """Set the row and position of the newest token of `slot`. The device advances both with each step."""
         self._places[2 * slot] = row
         self._places[2 * slot + 1] = position
 
-    def show(self, slot: int, blocks: Items[int], first: int = 0) -> None:
-        """Set the block table of `slot`. Blocks are only appended, but the last full one may be replaced.
+    def show(self, slot: int, blocks: Items[int], first: int = 0, firsts: Items[int] = ()) -> None:
+        """Set the block tables of `slot`. Blocks are only appended, but the last full one may be replaced.
 
-        Blocks before index `first` are released one after the other.
+        Blocks before index `first` are released one after the other; `firsts` is the same for the groups but the
+        primary, 0 where it is missing.
         """
-        known = self._tables[slot]
-        at = self._start + slot * self.given.tables.shape[1]
+        self._show(slot, 0, blocks, first)
+        for group in range(1, len(self._pools)):
+            self._show(slot, group, blocks, firsts[group - 1] if firsts else 0)
+
+    def _show(self, slot: int, group: int, blocks: Items[int], first: int) -> None:
+        known, pool = self._tables[group][slot], self._pools[group]
+        count, width = self.given.tables[group].shape
+        at = self._start + (group * count + slot) * width
         for index in reversed(range(min(first, len(known)))):
-            if known[index] == blocks[index]:
+            blank = blocks[index] if pool is None else pool.blank
+            if known[index] == blank:
                 break
-            self._changes[at + index] = known[index] = blocks[index]
+            self._changes[at + index] = known[index] = blank
         del known[len(blocks) :]  # blocks that guesses did not need were returned
         start = max(len(known) - 2, 0)
-        if known[start:] == blocks[start:]:
+        shown = blocks[start:]
+        if pool is not None:
+            places = enumerate(shown, start)
+            shown = [pool.blank if index < first else pool.slot(block) for index, block in places]
+        if known[start:] == shown:
             return
-        for index in range(start, len(blocks)):
-            if index >= len(known) or known[index] != blocks[index]:
-                self._changes[at + index] = blocks[index]
-        known[start:] = blocks[start:]
+        for index, place in enumerate(shown, start):
+            if index >= len(known) or known[index] != place:
+                self._changes[at + index] = place
+        known[start:] = shown
 
     def activate(self, slots: Items[int], rows: int) -> None:
         """Make these the slots of the next steps, which have `rows` rows."""

@@ -16,7 +16,7 @@ from engine.execute.cuda.attend_mma import (
     choose_own_cut,
     choose_shared_cut,
 )
-from engine.execute.cuda.convolution import convolve, most_seen, seen_in_step
+from engine.execute.cuda.convolution import convolution_groups, convolve, most_seen, seen_in_step
 from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, Partials, attend, parts_left
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.prefix_groups import KVShape, choose_sharing
@@ -69,7 +69,10 @@ class StepAttention:
         """See `DecodeProgram`."""
         self.mixed = buffer(most * max(layer.out.columns for layer in network.layers))
         """The result of the last layer computed: [rows, inputs of its output projection], side by side."""
-        self._seen = buffer(most, most_seen(spec), dtype=torch.int32)
+        width = most_seen(spec)
+        self._seen = {
+            group: buffer(most, width, dtype=torch.int32) for group in convolution_groups(spec, cache)
+        }
         parts = max(
             rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
             for rows in {few, min(most, 31), min(most, 127), most}
@@ -82,8 +85,8 @@ class StepAttention:
 
     def begin(self, given: StepInput, rows: int) -> None:
         """Look up for all convolutions, if there are any, where the rows of the step find those before them."""
-        if self._seen.numel():
-            seen_in_step(given, self._seen[:rows], self._cache.block_size)
+        for group, seen in self._seen.items():
+            seen_in_step(given, group, seen[:rows], self._cache.block_size)
 
     def run(
         self,
@@ -100,9 +103,9 @@ class StepAttention:
         With `alone`, which presents each row as the only one in its block, the layer's own K and V are written first,
         because rows of the same step read them. Parts are returned if they are to be combined by the next product.
         """
-        mixer = self._network.layers[index].mixer
+        mixer, group = self._network.layers[index].mixer, self._cache.groups[index]
         if isinstance(mixer, ConvolutionWeights):
-            convolve(mixer, projected, self._cache.k[index], self._seen, self.mixed, self._pdl)
+            convolve(mixer, projected, self._cache.k[index], self._seen[group], self.mixed, self._pdl)
             return None
         spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
         shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine, self._small)
@@ -113,7 +116,7 @@ class StepAttention:
             self._cache.k[index],
             self._cache.v[index],
             given.active,
-            given.tables,
+            given.tables[group],
             given.counters,
             self._partial,
             self._lse,
@@ -142,7 +145,7 @@ class StepAttention:
                 attend(shape, step, out, rows, cuts, overlaps)
 
         if alone is not None and spec.kv_from is None:
-            written = replace(step, tables=alone.tables, counters=alone.counters)
+            written = replace(step, tables=alone.tables[group], counters=alone.counters)
             launch(written, None, SMALLEST, True)
         parts = None
         if rows == 1 and not by_tensor and self.cuts.combines(layer.out):

@@ -122,7 +122,8 @@ class StepBench:
     @staticmethod
     def cache_bytes(like: KVCache) -> int:
         """Return the bytes of a sequence in the bench's own cache."""
-        return like.token_bytes * _blocks(like, SMALLEST) * like.block_size
+        row = sum(map(like.group_bytes, like.every_group))
+        return row * _blocks(like, SMALLEST) * like.block_size
 
     def candidates(self, rows: int) -> dict[str, tuple[Numbers, ...]]:
         """See `Bench`. The candidates are in the order in which a step uses them."""
@@ -216,7 +217,7 @@ class StepBench:
                 torch.arange(FUSED, dtype=torch.int32, device=device),
                 full(0, FUSED, dtype=torch.int64),
                 full(self._row, FUSED, 2, dtype=torch.int64),
-                places + torch.arange(blocks, dtype=torch.int32, device=device),
+                (places + torch.arange(blocks, dtype=torch.int32, device=device),),
                 full(0, FUSED),
                 full(-1, most_members(FUSED)),
             )

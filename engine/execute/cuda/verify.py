@@ -44,13 +44,13 @@ class SeveralRows:
         self._slots = slots
         self._block_size = block_size
         given = slots.given
-        device, blocks = given.active.device, given.tables.shape[1]
+        device, groups, blocks = given.active.device, len(given.tables), given.tables[0].shape[1]
         self._plan = StagedInputs([FEW] * parts, device)
 
         def step_input(blocks: int, active: Tensor, token: Tensor) -> StepInput:
             counters = torch.zeros(FEW, 2, dtype=torch.int64, device=device)
-            tables = torch.zeros(FEW, blocks, dtype=torch.int32, device=device)
-            return StepInput(active, token, counters, tables, given.shared, given.members)
+            tables = [torch.zeros(FEW, blocks, dtype=torch.int32, device=device) for _ in range(groups)]
+            return StepInput(active, token, counters, tuple(tables), given.shared, given.members)
 
         active = torch.full((FEW,), -1, dtype=torch.int32, device=device)
         token = torch.zeros(FEW, dtype=torch.int64, device=device)
@@ -70,21 +70,22 @@ class SeveralRows:
         from engine.kernels.triton.verify_rows import spread_kernel
 
         given, to, alone = self._slots.given, self._rows, self._alone
-        spread_kernel[(rows,)](
-            *self._plan.parts[:3],
-            given.token,
-            given.counters,
-            given.tables,
-            given.tables.shape[1],
-            to.active,
-            to.token,
-            to.counters,
-            to.tables,
-            alone.counters,
-            alone.tables,
-            BLOCK=self._block_size,
-            PART=PART,
-        )
+        for tables, to_tables, alone_tables in zip(given.tables, to.tables, alone.tables, strict=True):
+            spread_kernel[(rows,)](
+                *self._plan.parts[:3],
+                given.token,
+                given.counters,
+                tables,
+                tables.shape[1],
+                to.active,
+                to.token,
+                to.counters,
+                to_tables,
+                alone.counters,
+                alone_tables,
+                BLOCK=self._block_size,
+                PART=PART,
+            )
         self._logits[rows] = self._program.check(to, alone, rows, limit)
 
     def draw(self, rows: int, draw: DrawFeatures) -> None:

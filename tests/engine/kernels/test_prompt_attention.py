@@ -111,11 +111,11 @@ def test_a_graph_attends_to_what_the_device_says() -> None:
             row[: len(span.blocks)] = torch.tensor(span.blocks)
         q_ends, k_ends = ends.to(DEVICE)
         q = torch.cat((made.q, torch.full_like(made.q[:5], float("nan"))))
-        step = backend.ragged(lambda *_: None, q_ends, k_ends, tables.to(DEVICE), 64, 1000)
+        step = backend.ragged(lambda *_: None, q_ends, k_ends, [tables.to(DEVICE)], 64, 1000)
         torch.testing.assert_close(step(1, q, q, q)[:30], expected, rtol=1e-5, atol=1e-5)
         at = torch.tensor([[7, 27], [0, 90]], dtype=torch.int32).to(DEVICE)
         q = torch.cat((torch.full_like(made.q[:7], float("nan")), made.q[:20]))
-        step = backend.ragged(lambda *_: None, *at, tables[:1].to(DEVICE), 32, 1000)
+        step = backend.ragged(lambda *_: None, *at, [tables[:1].to(DEVICE)], 32, 1000)
         torch.testing.assert_close(step(1, q, q, q)[7:], expected[:20], rtol=1e-5, atol=1e-5)
 
 

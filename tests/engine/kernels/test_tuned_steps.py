@@ -129,8 +129,8 @@ def test_sequences_of_the_bench_read_rows_of_their_own(
     like = KVCache.uniform(1, 3, 256, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
 
     def run(self: FusedDecoder, rows: int, limit: int) -> None:
-        assert int(self._given.tables.max()) < len(self._attention._cache.kv[0, 0]) // 256
-        seen.extend(self._given.tables[:rows].tolist())
+        assert int(self._given.tables[0].max()) < len(self._attention._cache.kv[0, 0]) // 256
+        seen.extend(self._given.tables[0][:rows].tolist())
 
     monkeypatch.setattr(FusedDecoder, "run", run)
     bench = StepBench(model, like, lambda job: job(), None, Watch(lambda _: 1.0), sequences=sequences)

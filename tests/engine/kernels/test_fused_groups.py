@@ -1,0 +1,178 @@
+"""Layers with a window keep only its rows, in slots of their own: the fused kernels find them there."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from engine.attention.triton import TritonBackend
+from engine.attention.unusual import unusual_layers
+from engine.batch import Span
+from engine.cache.block_table import BlockTable
+from engine.cache.group_pool import GroupPool
+from engine.cache.groups import Groups
+from engine.cache.kv_cache import KVCache
+from engine.cache.kv_rows import layer_rows
+from engine.cache.layer_groups import layer_groups
+from engine.cache.window import Window
+from engine.execute.cuda import padded_prefill
+from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.padded_prefill import PaddedPrefill
+from engine.execute.cuda.slots import Slots
+from engine.execute.cuda.tiles import context_limit
+from engine.execute.cuda.verify import GuessedRows
+from engine.execute.runner import Runner
+from engine.kernels.triton import prompt_attention
+from engine.kernels.triton.prompt_attention import Tile
+from models.spec import kv_sources
+from tests.engine.kernels.test_fused_families import BLOCK, CPU, LENGTHS, Case, case
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="tests/gpu runs them; fp32 is known in the interpreter only"
+)
+FAMILIES = ["gemma3", "gemma4", "gpt-oss", "exaone4", "lfm2 biases"]
+STEP = 32
+each = pytest.mark.parametrize("case", FAMILIES, indirect=True)
+
+__all__ = ["case"]
+
+
+class Grouped:
+    """A cache with the rows of a case, in which layers with a window have those alone that the texts still see."""
+
+    def __init__(self, case: Case, ends: list[int]) -> None:
+        """Each text has so many rows; the next ones are to be computed."""
+        spec, sources = case.network.spec, kv_sources(case.network.spec)
+        groups = layer_groups(spec, torch.float32)
+        assert groups
+        pools = [(group.layers, GroupPool(20, Window(group.window, STEP))) for group in groups]
+        rows = layer_rows(spec, torch.float32, CPU)
+        self.cache = KVCache(rows, 48, BLOCK, torch.float32, CPU, sources=sources, pools=pools)
+        for part in self.cache.parts:
+            part[part != 0] = float("nan")
+        self.tables = [BlockTable(list(table), end) for table, end in zip(case.tables, ends, strict=True)]
+        held = Groups(self.cache.pools, BLOCK)
+        for table in self.tables:
+            table.firsts = held.firsts(table.length // BLOCK)
+        for group, pool in enumerate(self.cache.pools):
+            seen = [block for table in self.tables for block in table.blocks[table.firsts[group] :]]
+            random.Random(group).shuffle(seen)
+            for block in seen:
+                pool.take(block)
+        for table in filter(lambda table: table.length, self.tables):
+            for layer in range(len(spec.layers)):
+                self._copy(case.cache, layer, table)
+
+    def _copy(self, given: KVCache, layer: int, table: BlockTable) -> None:
+        group = self.cache.groups[layer]
+        first = table.firsts[group - 1] * BLOCK if group else 0
+        source = given.every_slot(table.blocks, first, table.length)
+        target = self.cache.every_slot(table.blocks, first, table.length, group)
+        for mine, theirs in ((self.cache.k, given.k), (self.cache.v, given.v)):
+            mine[layer][target] = theirs[layer][source]
+
+    def slots(self, case: Case) -> Slots:
+        held = Slots(3, 32, 12, torch.tensor([text[-1] for text in case.texts]), self.cache.pools)
+        for slot, table in enumerate(self.tables):
+            held.put(slot, table.length, table.length)
+            held.show(slot, table.blocks, table.first, table.firsts)
+        return held
+
+    def blanks_are_zeros(self) -> bool:
+        return all(not part[:, :, -BLOCK:].any() for part in self.cache.parts if part.shape[2] < 48 * BLOCK)
+
+
+@each
+@pytest.mark.parametrize("rows", [4, 32])
+def test_a_step_finds_the_rows_of_windows(case: Case, rows: int) -> None:
+    given = Grouped(case, LENGTHS)
+    slots = given.slots(case)
+    slots.activate([2, 0, 1], rows)
+    slots.send()
+    with torch.inference_mode():
+        program = FusedDecoder(case.network, given.cache, slots.given, pdl=False)
+        logits = program.run(rows, context_limit(max(LENGTHS)))[:3]
+    torch.testing.assert_close(logits, case.last[[2, 0, 1]], rtol=1e-4, atol=2e-4)
+    assert given.blanks_are_zeros()
+
+
+@pytest.mark.parametrize("case", ["gemma4", "lfm2 biases"], indirect=True)
+def test_a_step_that_checks_guesses_finds_the_rows_of_windows(case: Case) -> None:
+    found = []
+    for together in (False, True):
+        given = Grouped(case, LENGTHS)
+        slots = given.slots(case)
+        slots.activate([0], 1)
+        slots.send()
+        with torch.inference_mode():
+            program = FusedDecoder(case.network, given.cache, slots.given, pdl=False)
+            checks: Any = GuessedRows(program, slots, BLOCK)
+            if together:
+                checks.plan([(0, (7, 9, 11))])
+                checks.compute(4, context_limit(LENGTHS[0] + 3))
+                found.append(checks._logits[4].clone())
+                continue
+            one = []
+            for place, token in enumerate((case.texts[0][-1], 7, 9, 11)):
+                slots.given.token[0], slots.given.counters[0] = token, LENGTHS[0] + place
+                one.append(program.run(1, context_limit(LENGTHS[0]))[0].clone())
+            found.append(torch.stack(one))
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[0][0], case.last[0], rtol=1e-4, atol=2e-4)
+
+
+def spans(case: Case, starts: dict[int, int]) -> tuple[Span, ...]:
+    found = []
+    for text, start in starts.items():
+        ids = case.texts[text]
+        found.append(
+            Span(case.tables[text], start, len(ids) - start, ids[start:], range(start, len(ids)), True)
+        )
+    return tuple(found)
+
+
+@each
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_prompts_find_the_rows_of_windows(
+    case: Case, monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    monkeypatch.setattr(padded_prefill, "SLAB", 16)  # the interpreter is slow
+    monkeypatch.setattr(padded_prefill, "ALONE", (16, 32))
+    monkeypatch.setattr(padded_prefill, "TOGETHER", (64,))
+    monkeypatch.setattr(padded_prefill, "SPANS", (4,))
+    monkeypatch.setattr(padded_prefill, "LONGEST", (32,))
+    if deterministic:
+        monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(16, 16, 4))
+    starts = {0: 158, 2: 0, 1: 30}
+
+    def answers(given: Grouped, asked: tuple[Span, ...]) -> list[Tensor]:
+        backend = TritonBackend(given.cache, unusual_layers(case.network))
+        padded = PaddedPrefill(
+            case.network, given.cache, None if deterministic else backend, max(LENGTHS) + 1, graphs=None
+        )
+        return padded.run(asked)
+
+    found = answers(Grouped(case, [starts[text] for text in range(3)]), spans(case, starts))
+    torch.testing.assert_close(torch.stack(found), case.last[[0, 2, 1]], rtol=1e-4, atol=2e-4)
+    given = Grouped(case, [150, LENGTHS[1], LENGTHS[2]])
+    (alone,) = answers(given, spans(case, {0: 150}))
+    torch.testing.assert_close(alone, case.last[0], rtol=1e-4, atol=2e-4)
+    assert given.blanks_are_zeros()
+
+
+@pytest.mark.parametrize("case", ["gemma4"], indirect=True)
+def test_compiling_leaves_the_blank_block_and_the_slots_as_they_were(case: Case) -> None:
+    given = Grouped(case, [0, 0, 0])
+    for table in given.tables:
+        for block in table.blocks:
+            given.cache.pools[0].release(block, 0)
+            given.cache.pools[0].drop(block)
+    runner = Runner(case.network, TritonBackend(given.cache, unusual_layers(case.network)), CPU)
+    assert runner.fuse(case.network, given.cache, 64, None, deterministic=False) is None
+    assert given.blanks_are_zeros()
+    given.cache.pools[0].check([])
+    assert given.cache.pools[0].room() == 20
