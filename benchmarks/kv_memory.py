@@ -3,8 +3,8 @@
     python -m benchmarks.kv_memory [--tokens 32768] [--models gemma4:31b,lfm2.5:1.2b] [--json FILE]
 
 Both keep K and V in bf16. For transformers it is what `DynamicCache` holds after a prompt of that many tokens: layers
-with a window hold only that window, as with chatterm where plain PyTorch computes the network. "kernels" is what
-chatterm holds where its own kernels do: every row. Nothing is computed, and no tensor takes memory.
+with a window hold only that window, as with chatterm on a GPU and where plain PyTorch computes the network. "native" is
+what chatterm holds where its native kernels do, on a CPU: every row. Nothing is computed, and no tensor takes memory.
 """
 
 import argparse
@@ -83,15 +83,15 @@ def main() -> None:
     if unknown := [name for name in given.models if name not in CONFIGS]:
         parser.error(f"--models: there is no {unknown[0]!r}; choose from {', '.join(CONFIGS)}")
     found: dict[str, dict[str, int]] = {}
-    print(f"{f'{given.tokens:,} tokens':<18}{'kernels':>12}{'plain':>12}{'transformers':>14}")
+    print(f"{f'{given.tokens:,} tokens':<18}{'native':>12}{'GPU, plain':>12}{'transformers':>14}")
     for name in given.models:
         spec = known_shape(name)
         tokens = min(given.tokens, spec.max_positions)
-        kernels, plain = (our_bytes(spec, tokens, in_groups=in_groups) for in_groups in (False, True))
+        native, windows = (our_bytes(spec, tokens, in_groups=in_groups) for in_groups in (False, True))
         theirs = transformers_bytes(name, spec, tokens)
-        found[name] = {"kernels": kernels, "plain": plain, "transformers": theirs}
+        found[name] = {"native": native, "windows": windows, "transformers": theirs}
         print(
-            f"{name:<18}{bytes_text(kernels):>12}{bytes_text(plain):>12}{bytes_text(theirs):>14}", flush=True
+            f"{name:<18}{bytes_text(native):>12}{bytes_text(windows):>12}{bytes_text(theirs):>14}", flush=True
         )
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -101,7 +101,9 @@ def test_layers_that_others_read_are_in_the_group_of_those() -> None:
 def test_estimates_know_of_groups() -> None:
     plain = spec_of_hf(tiny_gemma3n().to_dict())[1]
     kept = [[keeps_groups(spec, device) for spec in (plain, SPEC, hf(A4B))] for device in ("cpu", "cuda")]
-    assert kept == [[True, False, False], [True, True, True]], "only native kernels have one table for all layers"
+    assert kept == [[True, False, False], [True, True, True]], (
+        "only native kernels have one table for all layers"
+    )
     alone, grouped = (
         expected_plan(SPEC, BF16, CUDA, 40 * GIB, 20 * GIB, in_groups=in_groups)
         for in_groups in (False, True)
