@@ -3,8 +3,7 @@
     python -m benchmarks.kv_memory [--tokens 32768] [--models gemma4:31b,lfm2.5:1.2b] [--json FILE]
 
 Both keep K and V in bf16. For transformers it is what `DynamicCache` holds after a prompt of that many tokens: layers
-with a window hold only that window, as with chatterm on a GPU and where plain PyTorch computes the network. "native" is
-what chatterm holds where its native kernels do, on a CPU: every row. Nothing is computed, and no tensor takes memory.
+with a window hold only that window, as with chatterm. Nothing is computed, and no tensor takes memory.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from benchmarks.options import names
 from benchmarks.random_checkpoint import hf_config
 from engine.cache.kv_needs import kv_needs
 from engine.machine.shapes import CONFIGS, known_shape
-from models.spec import Attention, ModelSpec, ShortConvolution
+from models.spec import ModelSpec, ShortConvolution
 from models.units import bytes_text
 
 MODELS = (
@@ -43,12 +42,9 @@ MODELS = (
 )
 
 
-def our_bytes(spec: ModelSpec, tokens: int, *, in_groups: bool) -> int:
-    """Return the bytes of the rows of a conversation, without room for a chunk of a prompt or for branches.
-
-    `in_groups`: layers with a window keep only its rows.
-    """
-    return kv_needs(spec, torch.bfloat16, in_groups=in_groups).conversation_bytes(tokens)
+def our_bytes(spec: ModelSpec, tokens: int) -> int:
+    """Return the bytes of the rows of a conversation, without room for a chunk of a prompt or for branches."""
+    return kv_needs(spec, torch.bfloat16, in_groups=True).conversation_bytes(tokens)
 
 
 def transformers_bytes(name: str, spec: ModelSpec, tokens: int) -> int:
@@ -59,7 +55,7 @@ def transformers_bytes(name: str, spec: ModelSpec, tokens: int) -> int:
     for index, layer in enumerate(spec.layers):
         if isinstance(mixer := layer.mixer, ShortConvolution):
             cache.update_conv_state(_meta(1, mixer.size, mixer.width), index)
-        elif isinstance(mixer, Attention) and mixer.kv_from is None:
+        elif mixer.kv_from is None:
             rows = _meta(1, mixer.kv_heads, tokens, mixer.head_dim)
             cache.update(rows, rows, index)
     parts = [getattr(layer, part, None) for layer in cache.layers for part in ("keys", "values")]
@@ -83,16 +79,13 @@ def main() -> None:
     if unknown := [name for name in given.models if name not in CONFIGS]:
         parser.error(f"--models: there is no {unknown[0]!r}; choose from {', '.join(CONFIGS)}")
     found: dict[str, dict[str, int]] = {}
-    print(f"{f'{given.tokens:,} tokens':<18}{'native':>12}{'GPU, plain':>12}{'transformers':>14}")
+    print(f"{f'{given.tokens:,} tokens':<18}{'chatterm':>12}{'transformers':>14}")
     for name in given.models:
         spec = known_shape(name)
         tokens = min(given.tokens, spec.max_positions)
-        native, windows = (our_bytes(spec, tokens, in_groups=in_groups) for in_groups in (False, True))
-        theirs = transformers_bytes(name, spec, tokens)
-        found[name] = {"native": native, "windows": windows, "transformers": theirs}
-        print(
-            f"{name:<18}{bytes_text(native):>12}{bytes_text(windows):>12}{bytes_text(theirs):>14}", flush=True
-        )
+        ours, theirs = our_bytes(spec, tokens), transformers_bytes(name, spec, tokens)
+        found[name] = {"chatterm": ours, "transformers": theirs}
+        print(f"{name:<18}{bytes_text(ours):>12}{bytes_text(theirs):>14}", flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -27,7 +27,6 @@ from engine.execute.compatibility import (
     ONE_ROW_FORMAT,
     PLAIN_ATTENTION,
     by_torch,
-    keeps_groups,
     lacking,
     not_fused,
 )
@@ -108,9 +107,7 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     on_host = _host_experts(network, device, options)
     if on_host is not None:
         notes = (*notes, on_host.told(len(spec.layers)))
-    # The memory of a draft model is planned with all rows.
-    in_groups = options.group is None and not options.drafts_for and keeps_groups(spec, device.type)
-    sized = size_up(network, device, row, block_size, on_host, options, in_groups)
+    sized = size_up(network, device, row, block_size, on_host, options, keeps_groups(options))
     plan, window = sized.plan, sized.plan.needs.window
     if options.num_blocks:
         most = options.num_blocks
@@ -269,6 +266,14 @@ def _allocate(
         if not is_out_of_memory(error):
             raise
         raise kv_refused(plan, available_memory(device)) from None
+
+
+def keeps_groups(options: BuildOptions) -> bool:
+    """Return whether layers with a window keep their rows in groups of their own.
+
+    The ranks of several devices keep all rows, and the memory of a draft model is planned with all rows.
+    """
+    return options.group is None and not options.drafts_for
 
 
 def _host_memory(cache: KVCache, options: BuildOptions, device: torch.device) -> HostKV | None:

@@ -18,7 +18,6 @@ from engine.draft import find_draft, read_draft
 from engine.errors import EngineError
 from engine.events import DiskFigures, Figures
 from engine.execute.build_options import BuildOptions
-from engine.execute.compatibility import keeps_groups
 from engine.execute.faults import not_loaded
 from engine.execute.loading import gpu_room, load_here, plan_here
 from engine.kernels.native.library import check_threads, default_threads
@@ -124,7 +123,7 @@ class Engine(EngineCore):
                     asked.context,
                     asked.kv_dtype,
                     short,
-                    count == 1 and keeps_groups(spec, place.type),
+                    in_groups=count == 1,
                 ),
             )
             network = load_here(plan, on_progress)

@@ -237,6 +237,12 @@ class KVCache:
         size, window = self.block_size, self._windows[group]
         return window.first(row // size, size) * size if window is not None else 0
 
+    def seen_table(self, blocks: Sequence[int], row: int, group: int) -> list[int]:
+        """Return the slots of `blocks` in the pool of a group, the blank one for those that rows from `row` on do not
+        see."""
+        first = self.first_seen(row, group) // self.block_size
+        return [self.pools[group - 1].blank] * first + list(self.table(blocks[first:], group))
+
     def slots(self, blocks: Sequence[int], start: int, stop: int, group: int = 0) -> list[tuple[int, int]]:
         """Return the slots of rows `start` to `stop` of a block table in the parts of a group, as few contiguous
         (first, end) runs."""

@@ -168,14 +168,6 @@ def not_divided(spec: ModelSpec) -> str | None:
     return None
 
 
-def keeps_groups(spec: ModelSpec, device_type: str) -> bool:
-    """Return whether layers with a window keep their rows in groups of their own.
-
-    On a CPU only plain PyTorch finds them there: the native kernels have one block table for all layers.
-    """
-    return device_type == "cuda" or not_native(spec) is not None
-
-
 def has_experts(spec: ModelSpec) -> bool:
     """Return whether any layer has a mixture of experts."""
     return any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)

@@ -8,7 +8,7 @@ import torch
 
 from engine.cache.sizing import weight_room
 from engine.device import available_memory, is_amd
-from engine.execute.compatibility import keeps_groups, not_fused, not_on_host
+from engine.execute.compatibility import not_fused, not_on_host
 from engine.execute.cpu import products
 from engine.kernels import on_gpu
 from engine.kernels.native import library as native
@@ -73,6 +73,6 @@ def gpu_room(dtype: torch.dtype, device: torch.device, context: int | None) -> R
     def room(spec: ModelSpec) -> int | None:
         if not_on_host(spec) is not None:
             return None
-        return weight_room(spec, free, dtype, context, keeps_groups(spec, device.type))
+        return weight_room(spec, free, dtype, context, in_groups=True)
 
     return room

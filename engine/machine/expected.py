@@ -10,7 +10,7 @@ import torch
 from engine.cache.kv_needs import KVNeeds, kv_needs
 from engine.cache.sizing import SHORT_CONTEXT, KVPlan, expected_plan, weight_room
 from engine.errors import EngineError
-from engine.execute.compatibility import keeps_groups, not_fused, not_native, not_on_host
+from engine.execute.compatibility import not_fused, not_native, not_on_host
 from engine.execute.loading import plan_here
 from engine.machine.shapes import known_shape
 from engine.params import LoadOptions
@@ -220,7 +220,7 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
 
 def needed_kv(spec: ModelSpec, here: Here, kv_dtype: str) -> KVNeeds:
     """Return what a model needs of the KV cache for a conversation, with rows of `kv_dtype`."""
-    return kv_needs(spec, here.dtype, kv_dtype, in_groups=keeps_groups(spec, here.device.type))
+    return kv_needs(spec, here.dtype, kv_dtype, in_groups=True)
 
 
 def read_bytes(spec: ModelSpec, weights: int) -> int:
@@ -249,7 +249,7 @@ def _plan(spec: ModelSpec, here: Here, weights: int, on_host: bool = False) -> K
     if here.free is None:
         return None
     with suppress(EngineError):
-        given = here.kv_dtype, on_host, keeps_groups(spec, here.device.type)
+        given = here.kv_dtype, on_host, True
         return expected_plan(spec, here.dtype, here.device, here.free, weights, None, *given)
     return None
 
@@ -268,7 +268,7 @@ def _split(spec: ModelSpec, here: Here, blocks: int | None) -> Placement | None:
         if here.keeps_blocks:  # kept as blocks on the device too
             needed = blocks
             experts = [replace(layer, on_device=layer.on_host) for layer in experts]
-    room = weight_room(spec, here.free, here.dtype, None, keeps_groups(spec, here.device.type))
+    room = weight_room(spec, here.free, here.dtype, None, in_groups=True)
     placement = place_experts(needed, experts, room)
     if placement is None or not placement.host_layers or placement.host_bytes > here.host_free * HOST_SHARE:
         return None

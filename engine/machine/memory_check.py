@@ -6,7 +6,7 @@ import torch
 
 from engine.cache.sizing import beside_weights
 from engine.device import available_memory, pick_device, pick_dtype
-from engine.execute.compatibility import keeps_groups, not_on_host
+from engine.execute.compatibility import not_on_host
 from engine.execute.loading import plan_here
 from engine.params import LoadOptions
 from models.files import ModelFiles
@@ -54,8 +54,7 @@ def need_of_plan(plan: LoadPlan, options: LoadOptions, mapped: int = 0) -> Memor
     if place.type == "cuda" and ranks == 1 and not_on_host(spec) is None:
         outside = sum(layer.on_device for layer in plan.experts({}))
     part = Share(0, ranks, spec).spec if ranks > 1 else spec  # several have the same head where there are few
-    in_groups = ranks == 1 and keeps_groups(spec, place.type)
-    beside = beside_weights(part, numbers, place, options.context, options.kv_dtype, free, in_groups)
+    beside = beside_weights(part, numbers, place, options.context, options.kv_dtype, free, ranks == 1)
     return MemoryNeed(plan.nbytes // ranks, plan.nbytes // ranks - outside, beside, max(free, 0))
 
 

@@ -15,8 +15,7 @@ from engine import ContextFullError, build
 from engine.cache import kv_needs
 from engine.cache.rows import Rows
 from engine.conversation.chat import Turn
-from engine.execute import compatibility
-from engine.execute.cpu import executor
+from engine.kernels.native import library as native
 from models.units import bytes_text
 from tests.counting import until
 from tests.engine.keeping import GREEDY, answer, heard, on_disk, saved
@@ -24,7 +23,7 @@ from tests.engine.test_chat_paths import copies
 from tests.engine.test_chat_random import OPERATIONS, one
 from tests.engine.tiny import TinyEngine, tiny_engine, tiny_tokenizer
 from tests.fresh import seeds
-from tests.models.families import tiny_gemma4, tiny_gemma4_moe, tiny_lfm2
+from tests.models.families import tiny_gemma4, tiny_gemma4_moe, tiny_gpt_oss, tiny_lfm2
 
 STEPS, CONTEXT, CHUNK, SIZE = 30, 420, 16, 4
 SIZES: dict[str, Any] = {"vocab_size": 272, "max_position_embeddings": 1024}
@@ -33,14 +32,16 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "gemma4 moe": lambda: tiny_gemma4_moe(**SIZES, sliding_window=30),
     "lfm2": lambda: tiny_lfm2(**SIZES),
     "lfm2 wide": lambda: tiny_lfm2(**SIZES, conv_L_cache=7),
+    "gpt-oss": lambda: tiny_gpt_oss(**SIZES, sliding_window=9),
 }
 
 
-@pytest.fixture(autouse=True)
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have plain PyTorch compute what the native kernels support: only there are rows released by group."""
-    for module in (compatibility, executor):
-        monkeypatch.setattr(module, "not_native", lambda spec: "plain PyTorch is asked for")
+@pytest.fixture(params=["native", "plain"])
+def kernels(request: pytest.FixtureRequest) -> dict[str, bool]:
+    """Have the native kernels compute the network, or plain PyTorch: what to tell the engine for it."""
+    if request.param == "native" and (reason := native.problem()) is not None:
+        pytest.skip(reason)
+    return {"fused": request.param == "native"}
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +86,7 @@ def test_random_conversations(folder: Path, name: str, seed: int, think_cache: s
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_prompts_that_share_beginnings_are_answered_as_with_all_rows(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kernels: dict[str, bool], name: str
 ) -> None:
     rng = Random(name)
     stem = [rng.randrange(250) for _ in range(150)]
@@ -93,9 +94,10 @@ def test_prompts_that_share_beginnings_are_answered_as_with_all_rows(
     answers = []
     for in_groups in (True, False):
         if not in_groups:
-            monkeypatch.setattr(build, "keeps_groups", lambda spec, device: False)
-        with tiny_engine(folder, CONFIGS[name](), context=CONTEXT, max_chunk=CHUNK) as engine:
+            monkeypatch.setattr(build, "keeps_groups", lambda options: False)
+        with tiny_engine(folder, CONFIGS[name](), context=CONTEXT, max_chunk=CHUNK, **kernels) as engine:
             assert bool(slots(engine)) is in_groups
+            assert engine.pieces.decode_name.startswith("native") is kernels["fused"]
             found = []
             for first in range(0, len(prompts), 4):
                 asked = [engine.start(Rows.of(prompt), GREEDY) for prompt in prompts[first : first + 4]]
@@ -107,10 +109,10 @@ def test_prompts_that_share_beginnings_are_answered_as_with_all_rows(
 
 
 def test_a_prompt_that_turns_off_further_back_than_the_window_is_computed_from_where_it_can_be(
-    folder: Path,
+    folder: Path, kernels: dict[str, bool]
 ) -> None:
     prompt = [(17 * i) % 250 for i in range(200)]
-    with tiny_engine(folder, CONFIGS["gemma4"](), context=CONTEXT, max_chunk=CHUNK) as engine:
+    with tiny_engine(folder, CONFIGS["gemma4"](), context=CONTEXT, max_chunk=CHUNK, **kernels) as engine:
         expected, _ = answer(engine, prompt)
         near, far = [*prompt[:190], 1, 2, 3], [*prompt[:40], 1, 2, 3]
         assert answer(engine, near)[1] == 3
@@ -120,10 +122,13 @@ def test_a_prompt_that_turns_off_further_back_than_the_window_is_computed_from_w
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_after_a_restart_rows_that_were_released_are_not_missed(
-    folder: Path, tmp_path: Path, name: str
+    folder: Path, tmp_path: Path, kernels: dict[str, bool], name: str
 ) -> None:
     prompt = [(17 * i) % 250 for i in range(200)]
-    store, options = tmp_path / "kv", {"context": CONTEXT, "max_chunk": CHUNK, "config": CONFIGS[name]()}
+    store, options = (
+        tmp_path / "kv",
+        {"context": CONTEXT, "max_chunk": CHUNK, "config": CONFIGS[name](), **kernels},
+    )
     with on_disk(folder, store, **options) as engine:
         first, _ = answer(engine, prompt)
         told = prompt + [token for token, _ in first]
@@ -146,9 +151,16 @@ def lacking_slots(engine: TinyEngine, tokens: list[int]) -> int:
     return sum(not blocks.groups.have(block.id) for block in blocks.index.chain(tokens))
 
 
-def test_a_path_that_lost_the_rows_of_its_window_comes_back_from_disk(folder: Path, tmp_path: Path) -> None:
+def test_a_path_that_lost_the_rows_of_its_window_comes_back_from_disk(
+    folder: Path, tmp_path: Path, kernels: dict[str, bool]
+) -> None:
     prompts = [[(17 * i + at) % 250 for i in range(150)] for at in range(4)]
-    options = {"context": CONTEXT, "max_chunk": CHUNK, "config": CONFIGS["gemma4"](), "num_blocks": 400}
+    options = {
+        "context": CONTEXT,
+        "max_chunk": CHUNK,
+        "config": CONFIGS["gemma4"](),
+        "num_blocks": 400,
+    } | kernels
     with on_disk(folder, tmp_path / "kv", **options) as engine:
         expected = []
         for number, prompt in enumerate(prompts):
@@ -161,9 +173,16 @@ def test_a_path_that_lost_the_rows_of_its_window_comes_back_from_disk(folder: Pa
         engine.check()
 
 
-def test_a_last_block_that_lost_its_rows_of_windows_is_not_written(folder: Path, tmp_path: Path) -> None:
+def test_a_last_block_that_lost_its_rows_of_windows_is_not_written(
+    folder: Path, tmp_path: Path, kernels: dict[str, bool]
+) -> None:
     prompts = [[at + 1] * 150 for at in range(4)]  # any rows of a prompt look like its last ones
-    options = {"context": CONTEXT, "max_chunk": CHUNK, "config": CONFIGS["gemma4"](), "num_blocks": 400}
+    options = {
+        "context": CONTEXT,
+        "max_chunk": CHUNK,
+        "config": CONFIGS["gemma4"](),
+        "num_blocks": 400,
+    } | kernels
     with on_disk(folder, tmp_path / "kv", **options) as engine:
         for prompt in prompts:
             answer(engine, prompt)

@@ -56,12 +56,13 @@ class NativeDecoder:
         self._pool = pool
         self._functions = pool.library.functions
         told = NativeStructs()
-        self._alive = (network, cache, told)
+        self._alive = (network, told)
+        self._cache = cache
         spec, learned = network.spec, network.position_embedding
         pairs = zip(spec.layers, network.layers, strict=True)
         layers = [told.layer(*pair, spec.layer_inputs) for pair in pairs]
-        for layer, row, k, v in zip(layers, cache.rows, cache.k, cache.v, strict=True):
-            layer.kept = native.Kept(k.data_ptr(), v.data_ptr())
+        for layer, row, k, v, group in zip(layers, cache.rows, cache.k, cache.v, cache.groups, strict=True):
+            layer.kept = native.Kept(k.data_ptr(), v.data_ptr(), slots=len(k), table=group)
             if not row.has_v:
                 layer.convolution.type = PLAIN[row.dtype]
         described = native.Model(
@@ -82,7 +83,8 @@ class NativeDecoder:
         number = QUANTIZED.get(cache.row.kind, PLAIN.get(cache.row.stored))
         if number is None or cache.device.type != "cpu":
             raise NativeError(f"the KV cache is {cache.row.stored} on {cache.device}")
-        kept = native.Cache(slots=len(cache.k[0]), type=number, block_size=cache.block_size)
+        tables = 1 + len(cache.pools)
+        kept = native.Cache(type=number, block_size=cache.block_size, tables=tables)
         reason = ctypes.c_char_p()
         chosen = pool.library.best if variant is None else variant
         with pool.held() as handle:
@@ -132,14 +134,17 @@ class NativeDecoder:
         return left
 
     def _run(self, spans: Sequence[Span], logits: Tensor) -> None:
-        given = array("i")
+        given, groups = array("i"), range(1, 1 + len(self._cache.pools))
         for span in spans:
             count = len(span.tokens)
             if count != len(span.positions):
                 raise NativeError(f"a span has {count} tokens and {len(span.positions)} positions")
             given.extend((len(span.blocks), span.start, count, span.wanted))
-            for values in (span.blocks, span.tokens, span.positions):
-                given.extend(values)
+            given.extend(span.blocks)
+            for group in groups:
+                given.extend(self._cache.seen_table(span.blocks, span.start, group))
+            given.extend(span.tokens)
+            given.extend(span.positions)
         with self._pool.held():
             wrong = self._functions.ct_decoder_run(
                 self._handle, given.buffer_info()[0], len(spans), logits.data_ptr()

@@ -30,7 +30,7 @@ int32_t within(int32_t value, int32_t least, int32_t most) {
 Queries queries_of(const Stretch& span, int32_t from, int32_t count, int32_t window) {
   const int32_t row = span.row + from, part = first_seen(row, window) / PART_ROWS, end = parts_of(row + count);
   const bool apart = span.count <= MOST_QUERIES && end - part > 1;
-  return {{span.table, row, span.first + from, count}, part, end, apart, 0};
+  return {{span.tables, row, span.first + from, count}, part, end, apart, 0};
 }
 
 // Returns what multiplies the scores of a query.
@@ -142,7 +142,7 @@ void Group::position(int32_t layer, Bench& bench) {
   const int32_t kv_heads = how.shares_kv ? 0 : shape.kv_heads;
   auto from = [&](int32_t r) { return heads(layer, r); };
   claim_rows(count, shape.projected, from, [&](int32_t r) {
-    const int64_t place = space.given[size_t(r)].slot * decoder.slot_bytes(shape);
+    const int64_t place = slot_at(layer, r) * decoder.slot_bytes(shape);
     uint8_t *keys = static_cast<uint8_t*>(kept.k) + place, *v = static_cast<uint8_t*>(kept.v) + place;
     float *q = heads(layer, r), *k = q + shape.q_size;
     // V first, because it may be k as it is now.
@@ -175,7 +175,7 @@ CachedRows Group::cached_rows(int32_t layer, const Queries& some, int32_t head, 
   const int32_t seen = first_seen(some.row, layer_at(layer).attention.window), before = seen > start ? seen - start : 0;
   return {static_cast<const uint8_t*>(layer_at(layer).kept.k) + offset,
           static_cast<const uint8_t*>(layer_at(layer).kept.v) + offset,
-          some.table,
+          some.tables.at(layer_at(layer).kept.table),
           decoder.slot_bytes(shape),
           shape.kv_size + 4 * head - offset,
           decoder.cache.type,
@@ -209,7 +209,7 @@ void Group::attend(int32_t layer, const Task& task, const Task* next, Bench& ben
     float* keys = query + queries * dim;
     const float* v = values(layer, 0, task.head, task.heads, keys + task.heads * dim);
     for (int32_t h = 0; h < task.heads; ++h) position_head(layer, 0, shape.q_heads + task.head + h, keys + h * dim);
-    const int64_t place = space.given[0].slot * decoder.slot_bytes(shape);
+    const int64_t place = slot_at(layer, 0) * decoder.slot_bytes(shape);
     const int64_t numbers = int64_t(task.head) * dim * decoder.number_bytes, scales = shape.kv_size + 4 * task.head;
     const ct_kept& kept = layer_at(layer).kept;
     const int32_t type = decoder.cache.type;

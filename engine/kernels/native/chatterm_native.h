@@ -92,10 +92,13 @@ struct ct_convolution {
 };
 
 // What a layer keeps of each token: K and V [slots, kv_heads, head_dim] of the cache's type, or the input of a
-// convolution [slots, size] in place of k, and no v.
+// convolution [slots, size] in place of k, and no v. `table` is the number of the block table that says which slots.
 struct ct_kept {
   void* k;
   void* v;
+  int64_t slots;
+  int32_t table;
+  int32_t unused;
 };
 
 enum ct_activation : int32_t { CT_SILU = 0, CT_GELU = 1, CT_GELU_TANH = 2, CT_RELU = 3, CT_XIELU = 4 };
@@ -197,12 +200,14 @@ struct ct_model {
   int32_t unused;
 };
 
-// The memory of K and V, which are of `type` (CT_F32, CT_BF16 or CT_F16); a block is block_size slots. If quantised
-// (ct_kv_type), a slot holds the bytes of all heads, then fp32 [kv_heads], and begins at a multiple of 16 bytes.
+// K and V are of `type` (CT_F32, CT_BF16 or CT_F16); a block is block_size slots, and a sequence has `tables` block
+// tables. If quantised (ct_kv_type), a slot holds the bytes of all heads, then fp32 [kv_heads], and begins at a multiple
+// of 16 bytes.
 struct ct_cache {
-  int64_t slots;
   int32_t type;
   int32_t block_size;
+  int32_t tables;
+  int32_t unused;
 };
 
 struct ct_pool;
@@ -236,9 +241,9 @@ void ct_decoder_destroy(ct_decoder* decoder);
 // Returns null, or what is wrong with the spans (a static string). One call at a time per pool.
 //
 // A span is `tokens` tokens of one sequence, each with a position, in its rows from `row` on; the logits of the last
-// `wanted` rows are returned. It is given as the numbers blocks, row, tokens, wanted, then table[blocks],
-// token[tokens], position[tokens]; the next span follows. Row r of the sequence lies in slot table[r / block_size] *
-// block_size + r % block_size.
+// `wanted` rows are returned. It is given as the numbers blocks, row, tokens, wanted, then table[tables][blocks],
+// token[tokens], position[tokens]; the next span follows. Row r of the sequence lies in slot table[t][r / block_size] *
+// block_size + r % block_size of the layers whose table is t. What no row of the span sees is not read there.
 //
 // Inputs of products with quantised weights are rounded to int8 in groups of 32 numbers. A row's K, V and logits are
 // the same to the bit however a sequence is split into spans, and whatever other rows are computed.

@@ -16,7 +16,7 @@ Inputs Group::convolve(int32_t index, int32_t forms, Bench& bench) {
     const float* b = projected(r);
     float* x = projected(r) + 2 * size;
     for (int32_t i = 0; i < size; ++i) x[i] *= b[i];
-    uint8_t* own = kept + space.given[size_t(r)].slot * row_bytes;
+    uint8_t* own = kept + slot_at(index, r) * row_bytes;
     decoder.kernels.store(x, 1, size, how.type, own, nullptr);
   });
   decoder.pool.barrier();
@@ -30,7 +30,7 @@ Inputs Group::convolve(int32_t index, int32_t forms, Bench& bench) {
     }
     for (int32_t back = how.width - 1; back > 0; --back) {
       if (back > row.row) continue;
-      const uint8_t* earlier = kept + decoder.slot_of(row.table, row.row - back) * row_bytes;
+      const uint8_t* earlier = kept + decoder.slot_at(layer, row.tables, row.row - back) * row_bytes;
       decoder.kernels.add_filtered(earlier, how.type, how.filters + int64_t(how.width - 1 - back) * size, size, out);
     }
     const uint8_t* own = static_cast<const uint8_t*>(static_cast<const void*>(x));

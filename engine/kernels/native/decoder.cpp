@@ -1,6 +1,7 @@
 // Creates a decoder, and refuses inputs that do not fit.
 #include "decoder.h"
 
+#include <limits>
 #include <new>
 
 #include "group.h"
@@ -85,8 +86,11 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
     return "the sizes of the model are impossible";
   }
   if (number_bytes(cache.type) == 0) return "the KV cache has another dtype";
-  if (cache.block_size < 1 || cache.slots < 1) return "the KV cache is empty";
+  if (cache.block_size < 1 || cache.tables < 1) return "the KV cache is empty";
   for (int32_t i = 0; i < model.layer_count; ++i) {
+    const ct_kept& kept = model.layers[i].kept;
+    if (kept.slots < cache.block_size) return "the KV cache is empty";
+    if (kept.table < 0 || kept.table >= cache.tables) return "the KV cache has no such block table";
     if (model.layers[i].convolution.width > 0) continue;
     if (const char* wrong = misfit(model.layers[i].attention)) return wrong;
   }
@@ -118,12 +122,12 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
   return nullptr;
 }
 
-// Reads the span at `at`, and moves `at` behind it.
-Span read_span(const int32_t*& at) {
+// Reads the span at `at`, which has so many block tables, and moves `at` behind it.
+Span read_span(const int32_t*& at, int32_t tables) {
   const int32_t blocks = at[0], row = at[1], tokens = at[2], wanted = at[3];
-  const int32_t *table = at + 4, *token = table + blocks, *position = token + tokens;
+  const int32_t *table = at + 4, *token = table + int64_t(tables) * blocks, *position = token + tokens;
   at = position + tokens;
-  return {table, token, position, blocks, row, tokens, wanted};
+  return {{table, blocks}, token, position, row, tokens, wanted};
 }
 
 const char* misuse(const Decoder& decoder, const Span& span) {
@@ -134,9 +138,12 @@ const char* misuse(const Decoder& decoder, const Span& span) {
     if (span.positions[i] < 0 || span.positions[i] >= decoder.model.positions) return "the position is out of range";
   }
   const int64_t size = decoder.cache.block_size, last = int64_t(span.row) + span.count - 1;
-  if (span.row < 0 || last / size >= span.blocks) return "the row lies outside the block table";
-  for (int32_t i = 0; i <= last / size; ++i) {
-    if (span.table[i] < 0 || span.table[i] >= decoder.cache.slots / size) return "there is no such block";
+  if (span.row < 0 || last / size >= span.tables.blocks) return "the row lies outside the block table";
+  for (int32_t t = 0; t < decoder.cache.tables; ++t) {
+    const int32_t* table = span.tables.at(t);
+    for (int32_t i = 0; i <= last / size; ++i) {
+      if (table[i] < 0 || table[i] >= decoder.blocks[size_t(t)]) return "there is no such block";
+    }
   }
   return nullptr;
 }
@@ -154,8 +161,11 @@ Decoder::Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Ke
       number_bytes(chatterm::number_bytes(kv.type)),
       plain(has_plain(given)),
       norms_after(has_norms_after(given)),
-      has_beside(has_parts_beside(given)) {
+      has_beside(has_parts_beside(given)),
+      blocks(size_t(kv.tables), std::numeric_limits<int32_t>::max()) {
   for (const ct_layer& layer : layers) {
+    int64_t& most = blocks[size_t(layer.kept.table)];
+    most = std::min(most, layer.kept.slots / kv.block_size);
     const ct_attention& own = layer.attention;
     size_t number = 0;
     auto as_planned = [&](const ct_attention& other) {
@@ -251,7 +261,7 @@ const char* ct_decoder_run(ct_decoder* decoder, const int32_t* spans, int32_t co
   try {
     all.clear();
     for (int32_t i = 0; i < count; ++i) {
-      all.push_back(read_span(spans));
+      all.push_back(read_span(spans, decoder->cache.tables));
       if (const char* wrong = misuse(*decoder, all.back())) return wrong;
     }
     run_spans(*decoder, all.data(), count, logits);

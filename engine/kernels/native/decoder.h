@@ -98,12 +98,19 @@ struct Bench {
   static size_t together(int32_t rows) { return size_t(rows < MOST_QUERIES ? rows : MOST_QUERIES); }
 };
 
+// The block tables of a sequence, one after the other.
+struct Tables {
+  const int32_t* first;
+  int32_t blocks;
+
+  const int32_t* at(int32_t number) const { return first + int64_t(number) * blocks; }
+};
+
 // A span of one sequence, as given to `ct_decoder_run`.
 struct Span {
-  const int32_t* table;
+  Tables tables;
   const int32_t* tokens;
   const int32_t* positions;
-  int32_t blocks;
   int32_t row;
   int32_t count;
   int32_t wanted;
@@ -113,14 +120,13 @@ struct Span {
 struct Row {
   int32_t token;
   int32_t position;
-  const int32_t* table;
+  Tables tables;
   int32_t row;
-  int64_t slot;
 };
 
 // Adjacent rows of one sequence.
 struct Stretch {
-  const int32_t* table;
+  Tables tables;
   int32_t row;    // of the first one in the sequence
   int32_t first;  // of the first one in the group
   int32_t count;
@@ -211,6 +217,7 @@ struct Decoder {
   std::vector<Shape> shapes;     // of every layer
   std::vector<size_t> plans;     // for every layer the index of its plan; those without attention have none
   std::vector<int32_t> planned;  // the first layer of each plan
+  std::vector<int64_t> blocks;   // for every block table, how many blocks the layers that read it have
   std::unique_ptr<Workspace> space;
   std::vector<Span> spans;  // of the current call
 
@@ -225,8 +232,9 @@ struct Decoder {
     return number_bytes > 1 ? int64_t(shape.kv_size) * number_bytes
                             : (int64_t(shape.kv_size) + 4 * shape.kv_heads + 15) / 16 * 16;
   }
-  // Returns the slot of a row of a sequence.
-  int64_t slot_of(const int32_t* table, int32_t row) const {
+  // Returns the slot in which a layer keeps a row of a sequence.
+  int64_t slot_at(const ct_layer& layer, const Tables& tables, int32_t row) const {
+    const int32_t* table = tables.at(layer.kept.table);
     return int64_t(table[row / cache.block_size]) * cache.block_size + row % cache.block_size;
   }
 

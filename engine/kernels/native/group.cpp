@@ -242,10 +242,9 @@ void run_spans(Decoder& decoder, const Span* spans, int32_t count, float* logits
     for (int32_t free = most; left > 0 && free > 0;) {
       const int32_t some = spans->count - done < free ? spans->count - done : free;
       const int32_t first = int32_t(space.given.size()), row = spans->row + done;
-      space.stretches.push_back({spans->table, row, first, some});
+      space.stretches.push_back({spans->tables, row, first, some});
       for (int32_t i = 0; i < some; ++i) {
-        const int64_t slot = decoder.slot_of(spans->table, row + i);
-        space.given.push_back({spans->tokens[done + i], spans->positions[done + i], spans->table, row + i, slot});
+        space.given.push_back({spans->tokens[done + i], spans->positions[done + i], spans->tables, row + i});
         if (done + i >= spans->count - spans->wanted) space.wanted.push_back(first + i);
       }
       done += some;

@@ -49,6 +49,11 @@ class Group {
   float* added(int32_t r) const { return space.added.as<float>() + int64_t(r) * sizes.hidden; }
   float* beside(int32_t r) const { return space.beside.as<float>() + int64_t(r) * sizes.hidden; }
   const ct_layer& layer_at(int32_t index) const { return decoder.layers[size_t(index)]; }
+  // The slot in which a layer keeps row r of the group.
+  int64_t slot_at(int32_t layer, int32_t r) const {
+    const Row& row = space.given[size_t(r)];
+    return decoder.slot_at(layer_at(layer), row.tables, row.row);
+  }
   const Shape& shape_at(int32_t index) const { return decoder.shapes[size_t(index)]; }
   // Returns where a thread begins with a layer, so that its memory can be prefetched.
   const uint8_t* begin(const ct_linear& linear, int32_t outputs, int32_t grain, int32_t thread) const;

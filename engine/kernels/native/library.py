@@ -98,7 +98,11 @@ class Convolution(ctypes.Structure):
 class Kept(ctypes.Structure):
     """ct_kept: where a layer keeps rows in the KV cache."""
 
-    _fields_: ClassVar = _fields_of_type(_Pointer, "k", "v")
+    _fields_: ClassVar = [
+        *_fields_of_type(_Pointer, "k", "v"),
+        ("slots", _Long),
+        *_fields_of_type(_Int, "table", "unused"),
+    ]
 
 
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu", "xielu")
@@ -183,10 +187,7 @@ class Model(ctypes.Structure):
 class Cache(ctypes.Structure):
     """ct_cache: the KV cache."""
 
-    _fields_: ClassVar = [
-        ("slots", _Long),
-        *_fields_of_type(_Int, "type", "block_size"),
-    ]
+    _fields_: ClassVar = _fields_of_type(_Int, "type", "block_size", "tables", "unused")
 
 
 class MixtureJob(ctypes.Structure):

@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from engine.cache.group_pool import GroupPool
 from engine.cache.kv_cache import KVCache
 from engine.cache.kv_rows import layer_rows
 from engine.execute.cpu.executor import NativeDecoder, unsupported
@@ -139,9 +140,14 @@ def in_blocks(plain: Network) -> Network:
     return replace(plain, embedding=embedding, layers=tuple(map(layer, plain.layers)), head=head)
 
 
-def cache_for(model: Network, dtype: torch.dtype, blocks: int = 40) -> KVCache:
+def cache_for(
+    model: Network,
+    dtype: torch.dtype,
+    blocks: int = 40,
+    pools: Sequence[tuple[Sequence[int], GroupPool]] = (),
+) -> KVCache:
     rows, sources = layer_rows(model.spec, dtype, CPU), kv_sources(model.spec)
-    cache = KVCache(rows, blocks, BLOCK, dtype, CPU, sources=sources)
+    cache = KVCache(rows, blocks, BLOCK, dtype, CPU, sources=sources, pools=pools)
     for part in cache.parts:
         part.fill_(float("nan"))  # what was never written must not matter
     return cache
