@@ -8,6 +8,9 @@ from torch import Tensor
 
 from tests.engine.attention_cases import plain
 
+PAGE = 256
+"""Blocks have a multiple of this many rows."""
+
 
 def fwd_kvcache(
     q: Tensor,
@@ -108,7 +111,7 @@ def flash_attn_with_kvcache(
     assert cache_seqlens is not None
     assert cache_seqlens.dtype == block_table.dtype == torch.int32
     page = k_cache.shape[1]
-    assert page % 256 == 0
+    assert page % PAGE == 0
     outs = []
     for i, start in enumerate(cache_seqlens.tolist()):
         rows = torch.arange(start + (q.shape[1] if k is not None else 0))
@@ -150,7 +153,7 @@ def flash_attn_varlen_func(
     assert cu_seqlens_k.is_contiguous()
     assert len(block_table) == len(cu_seqlens_q) - 1 == len(cu_seqlens_k) - 1
     page = k.shape[1]
-    assert page % 256 == 0
+    assert page % PAGE == 0
     out = torch.full_like(q, float("nan"))
     ends, rows_before = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for i, (first, end) in enumerate(pairwise(ends)):

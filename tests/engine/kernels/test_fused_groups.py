@@ -1,6 +1,7 @@
 """Layers with a window keep only its rows, in slots of their own: the fused kernels find them there."""
 
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from engine.attention import flash
+from engine.attention.choose import make_backend
 from engine.attention.triton import TritonBackend
 from engine.attention.unusual import unusual_layers
-from engine.batch import Span
+from engine.batch import Span, StepBatch
 from engine.cache.block_table import BlockTable
 from engine.cache.group_pool import GroupPool
 from engine.cache.groups import Groups
@@ -28,7 +31,9 @@ from engine.execute.cuda.verify import GuessedRows
 from engine.execute.runner import Runner
 from engine.kernels.triton import prompt_attention
 from engine.kernels.triton.prompt_attention import Tile
+from models.reference.decoder import Decoder
 from models.spec import kv_sources
+from tests.engine import fake_flash
 from tests.engine.kernels.test_fused_families import BLOCK, CPU, LENGTHS, Case, case
 
 pytestmark = pytest.mark.skipif(
@@ -176,3 +181,28 @@ def test_compiling_leaves_the_blank_block_and_the_slots_as_they_were(case: Case)
     assert given.blanks_are_zeros()
     given.cache.pools[0].check([])
     assert given.cache.pools[0].room() == 20
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [("gemma4", "triton"), ("lfm2 biases", "triton"), ("exaone4", "triton"), ("exaone4", "flash")],
+    indirect=["case"],
+)
+def test_backends_find_the_rows_of_windows(case: Case, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As in networks that are not fused: one span alone, several of any lengths, and the last token of each."""
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
+    for module in (flash, fake_flash):
+        monkeypatch.setattr(module, "PAGE", BLOCK)
+    for starts in ({0: 130}, {0: 158, 2: 0, 1: 30}, dict(enumerate(LENGTHS))):
+        given = Grouped(case, [starts.get(text, LENGTHS[text]) for text in range(3)])
+        backend = make_backend(name, given.cache, unusual_layers(case.network))
+        asked = spans(case, starts)
+        ids = torch.tensor([token for span in asked for token in span.tokens])
+        positions = torch.tensor([position for span in asked for position in span.positions])
+        model = Decoder(case.network)
+        with torch.inference_mode():
+            hidden = model.forward(ids, positions, backend.plan(StepBatch(asked)))
+            ends = torch.tensor([span.count for span in asked]).cumsum(0) - 1
+            logits = model.logits(hidden[ends])
+        torch.testing.assert_close(logits, case.last[list(starts)], rtol=1e-4, atol=2e-4)
+        assert given.blanks_are_zeros()
