@@ -412,9 +412,14 @@ class ModelSpec:
 
     @property
     def window(self) -> int | None:
-        """The widest window of any layer; None if at least one layer sees all preceding rows."""
-        windows = [layer.mixer.window for layer in self.layers if layer.mixer is not None]
+        """The most rows that any layer sees, the row itself included; None if at least one sees all preceding rows."""
+        windows = [reach(layer.mixer) for layer in self.layers if layer.mixer is not None]
         return None if None in windows else max(window for window in windows if window is not None)
+
+
+def reach(mixer: Mixer) -> int | None:
+    """Return the most rows that a row sees in a layer, itself included; None if it sees all rows before it."""
+    return mixer.chunk if isinstance(mixer, Attention) and mixer.chunk is not None else mixer.window
 
 
 def for_context(spec: ModelSpec, context: int) -> ModelSpec:

@@ -59,7 +59,7 @@ class _SpanAttention:
         if rule is not None or not (self._causal and self._cache.keeps_exactly and k.shape[1]):
             k, v = self._rows.read(layer_index)
         if rule is not None:
-            return rule.attend(q, k, v)
+            return rule.attend(q, k, v, self._span.stop - len(k))
         k, v = (x.transpose(0, 1).unsqueeze(0) for x in (k, v))
         if self._causal:
             q = q.transpose(0, 1).unsqueeze(0)

@@ -30,10 +30,10 @@ class Unusual:
             "sinks": self.sinks,
         }
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, first: int = 0) -> Tensor:
         """Attend causally with the last t rows: q [t, Hq, D], k and v [rows, Hkv, D]; return [t, Hq, D].
 
-        Scores and softmax are in fp32.
+        k and v begin with row `first` of the sequence. Scores and softmax are in fp32.
         """
         spec, count, rows = self.spec, q.shape[0], k.shape[0]
         queries = q.reshape(count, spec.kv_heads, spec.groups, spec.head_dim).permute(1, 2, 0, 3).float()
@@ -46,7 +46,7 @@ class Unusual:
         if spec.window is not None:
             hidden |= seen <= own - spec.window
         if spec.chunk is not None:
-            hidden |= seen < own // spec.chunk * spec.chunk
+            hidden |= first + seen < (first + own) // spec.chunk * spec.chunk
         scores = scores.masked_fill(hidden, -torch.inf)
         if self.sinks is not None:
             sinks = self.sinks.float().view(spec.kv_heads, spec.groups, 1, 1).expand(-1, -1, count, 1)

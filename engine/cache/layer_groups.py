@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 
 from engine.cache.kv_rows import layer_rows
-from models.spec import ModelSpec, kv_sources
+from models.spec import ModelSpec, kv_sources, reach
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that see only the last `window` rows, the row itself included, where others of the network see more."""
+    """Layers that see no more than the last `window` rows, the row itself included, where others of the network do."""
 
     window: int
     layers: tuple[int, ...]
@@ -27,7 +27,7 @@ def layer_groups(spec: ModelSpec, dtype: torch.dtype, kind: str = "auto") -> lis
     seen: dict[int, list[int | None]] = {}
     for layer, source in enumerate(sources):
         if (mixer := spec.layers[layer].mixer) is not None:
-            seen.setdefault(source, []).append(mixer.window)
+            seen.setdefault(source, []).append(reach(mixer))
     windows = {source: None if None in seen[source] else max(filter(None, seen[source])) for source in seen}
     found = {window for window in windows.values() if window is not None and window != spec.window}
     groups = []

@@ -23,13 +23,14 @@ from tests.engine.test_chat_paths import copies
 from tests.engine.test_chat_random import OPERATIONS, one
 from tests.engine.tiny import TinyEngine, tiny_engine, tiny_tokenizer
 from tests.fresh import seeds
-from tests.models.families import tiny_gemma4, tiny_gemma4_moe, tiny_gpt_oss, tiny_lfm2
+from tests.models.families import tiny_gemma4, tiny_gemma4_moe, tiny_gpt_oss, tiny_lfm2, tiny_llama4
 
 STEPS, CONTEXT, CHUNK, SIZE = 30, 420, 16, 4
 SIZES: dict[str, Any] = {"vocab_size": 272, "max_position_embeddings": 1024}
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "gemma4": lambda: tiny_gemma4(**SIZES, vocab_size_per_layer_input=272, sliding_window=9),
     "gemma4 moe": lambda: tiny_gemma4_moe(**SIZES, sliding_window=30),
+    "llama4": lambda: tiny_llama4(**SIZES, attention_chunk_size=22),
     "lfm2": lambda: tiny_lfm2(**SIZES),
     "lfm2 wide": lambda: tiny_lfm2(**SIZES, conv_L_cache=7),
     "gpt-oss": lambda: tiny_gpt_oss(**SIZES, sliding_window=9),
