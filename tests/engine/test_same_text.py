@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -33,10 +34,20 @@ from tests.engine.test_chat_paths import copies
 from tests.engine.test_native_engine import CPU, a_native_engine
 from tests.fresh import examples
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+from tests.models.families import tiny_gemma4, tiny_gpt_oss, tiny_lfm2
 
 CONTEXT = 400
 BLOCKS = CONTEXT // 4 + 10
 """Little more than one conversation: branches and what is prewarmed evict each other."""
+SIZES: dict[str, Any] = {"vocab_size": 272, "hidden_size": 64, "max_position_embeddings": 512}
+CONFIGS = {
+    "all rows": tiny_qwen3(**SIZES),
+    "windows": tiny_gemma4(
+        **SIZES, vocab_size_per_layer_input=272, hidden_size_per_layer_input=32, sliding_window=9
+    ),
+    "windows and experts": tiny_gpt_oss(**SIZES, sliding_window=30),
+    "convolutions": tiny_lfm2(**SIZES, num_attention_heads=4, num_key_value_heads=2, conv_L_cache=7),
+}
 TEXTS = st.text("ab \n\u00e9", min_size=1, max_size=24).filter(str.strip)
 STEPS = st.one_of(
     st.tuples(st.just("send"), TEXTS, st.integers(0, 20)),
@@ -64,12 +75,12 @@ class Pair:
         return self.seen.setdefault(id(engine.pieces.runner), {})
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Network:
+@pytest.fixture(scope="module", params=CONFIGS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Network:
     if (reason := native.problem()) is not None:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("same")
-    write_checkpoint(folder, tiny_qwen3(vocab_size=272, hidden_size=64, max_position_embeddings=512))
+    write_checkpoint(folder, CONFIGS[request.param])
     return load_model(files_of(folder), dtype=torch.bfloat16, device=CPU, quantize="int8")
 
 
@@ -99,6 +110,7 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
         options = {"dtype": torch.bfloat16, "context": CONTEXT}
         used = stack.enter_context(a_native_engine(model, num_blocks=BLOCKS, **options))
         fresh = stack.enter_context(a_native_engine(model, max_chunk=512, threads=1, **options))
+        assert len(used.pieces.cache.pools) == any(layer.mixer.window for layer in model.spec.layers)
         speculate(used)
         fresh.engine_step.speculating = None
         yield Pair(used, fresh, seen)
