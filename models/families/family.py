@@ -113,7 +113,9 @@ class Family:
     turned: tuple[str, ...] = ()
     """Parts whose weights are stored [columns, rows], in checkpoints but not in GGUF files."""
     alternating: tuple[str, ...] = ()
-    """Parts whose rows alternate in the tensor that holds them, in checkpoints but not in GGUF files."""
+    """Names in `packed` of tensors that hold some rows of each of their parts, then some more of each, and so on."""
+    gguf_alternating: tuple[str, ...] = ()
+    """The same of names in `gguf_packed`."""
     changes: "Changes" = field(default_factory=dict)
     """Parts that are stored otherwise in checkpoints, but not in GGUF files."""
     gguf_changes: "Changes" = field(default_factory=dict)

@@ -108,5 +108,5 @@ FAMILY = Family(
     },
     rename=_name,
     turned=("experts.gate", "experts.up", "experts.down"),
-    alternating=("experts.gate", "experts.up"),
+    alternating=("mlp.experts.gate_up_proj.{field}",),
 )

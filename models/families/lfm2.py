@@ -7,7 +7,8 @@ from models.families.common import base_spec, base_spec_of_gguf
 from models.families.experts import gguf_expert_layers, whole_numbers, with_experts
 from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.spec import Experts, FeedForward, ModelSpec, ShortConvolution, each_layer
+from models.families.layer_kinds import layer_kinds, with_mixer
+from models.spec import Experts, FeedForward, ModelSpec, ShortConvolution
 
 _SIGMOID = 2
 """The number of the sigmoid among the scorings of experts in GGUF files."""
@@ -51,19 +52,13 @@ def _from_hf(architecture: str, fields: Fields, size: int) -> ModelSpec:
 
 def _convolutions(fields: Fields, layers: int) -> list[bool]:
     """Return which layers of a config.json are convolutions: by layer_types, otherwise all but full_attn_idxs."""
-    kinds = fields.raw.get("layer_types")
-    if kinds is None and fields.raw.get("full_attn_idxs") is None:
+    kinds = layer_kinds(fields, layers, ("conv", "full_attention"))
+    if kinds is not None:
+        return [kind == "conv" for kind in kinds]
+    if fields.raw.get("full_attn_idxs") is None:
         return [False] * layers
-    if kinds is None:
-        attending = whole_numbers(fields, "full_attn_idxs")
-        return [index not in attending for index in range(layers)]
-    known = isinstance(kinds, list) and all(kind in ("conv", "full_attention") for kind in kinds)
-    if not known or len(kinds) != layers:
-        raise ModelError(
-            f"layer_types in {fields.where} is {str(kinds)[:60]!r}; it must name {layers} layers, each of them conv "
-            "or full_attention."
-        )
-    return [kind == "conv" for kind in kinds]
+    attending = whole_numbers(fields, "full_attn_idxs")
+    return [index not in attending for index in range(layers)]
 
 
 def _dense_from_gguf(config: GGUFConfig) -> ModelSpec:
@@ -102,12 +97,7 @@ def _from_gguf(architecture: str, name: str, config: GGUFConfig) -> ModelSpec:
 
 def with_convolutions(spec: ModelSpec, convolutions: list[bool], width: int, bias: bool) -> ModelSpec:
     """Return `spec` with short convolutions in place of the attention of some layers. Raises ModelError if of all."""
-    if all(convolutions):
-        raise ModelError(
-            "The config has no layer with attention, which is not supported; choose another model."
-        )
-    mixer = ShortConvolution(spec.hidden_size, width, bias)
-    return each_layer(spec, lambda i, layer: replace(layer, mixer=mixer) if convolutions[i] else layer)
+    return with_mixer(spec, ShortConvolution(spec.hidden_size, width, bias), convolutions)
 
 
 def _check_scale(fields: Fields, key: str) -> None:

@@ -233,6 +233,7 @@ def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Name
         _of_network(stored_tensors(file, interleaved), spec, family.gguf_names, extra),
         family.gguf_names,
         packed=family.gguf_packed,
+        alternating=family.gguf_alternating,
         changes=family.gguf_changes,
     )
     return spec, list(tensors), family.gguf_names, []

@@ -230,14 +230,15 @@ def _convolution(spec: ShortConvolution, hidden: int) -> Iterator[Slot]:
 
 
 def _delta_net(spec: DeltaNet, hidden: int) -> Iterator[Slot]:
-    heads = spec.value_heads
-    yield from _linear("delta_in", {"delta_qkv": spec.conv_size, "delta_z": spec.output_size}, hidden)
+    heads, size = spec.value_heads, spec.output_size
+    parts = {"delta_q": spec.key_size, "delta_k": spec.key_size, "delta_v": size, "delta_z": size}
+    yield from _linear("delta_in", parts, hidden)
     yield from _linear("delta_gates", {"delta_b": heads, "delta_a": heads}, hidden)
     yield from _linear("filters", {"filters": spec.conv_size}, spec.conv_width)
     yield Slot("dt_bias", "bias", "dt_bias", 0, heads, (heads,), exact=True)
     yield Slot("decay", "weight", "decay", 0, heads, (heads,), exact=True)
     yield from _norm("gated_norm", Norm(spec.norm_eps), spec.value_dim)
-    yield from _linear("delta_out", {"delta_out": hidden}, spec.output_size)
+    yield from _linear("delta_out", {"delta_out": hidden}, size)
 
 
 def _feed_forward(prefix: str, spec: FeedForward, hidden: int) -> Iterator[Slot]:

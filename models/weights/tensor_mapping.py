@@ -6,7 +6,8 @@ from math import prod
 
 from torch import Tensor
 
-from models.spec import ModelSpec
+from models.recurrences import DeltaNet
+from models.spec import Attention, ModelSpec
 from models.weights.checkpoint import Blocks, StoredTensor
 from models.weights.slots import Names, Packed, Slot, slots
 
@@ -30,14 +31,17 @@ def map_tensors(
 
     `rename` returns the name to use, or None for a tensor that does not belong to this network. Names may lack the
     prefix of the embedding's ("model"), as those of a checkpoint saved without its head do. The weights of the
-    parts `turned` are stored [columns, rows], unless they are in blocks. The rows of the parts `alternating`
-    alternate in the tensor that holds them. `changes` is made to what is stored.
+    parts `turned` are stored [columns, rows], unless they are in blocks. The tensors `alternating`, named as in
+    `packed`, hold some rows of each of their parts, then some more of each, and so on: those of a head, or one row of
+    an expert. `changes` is made to what is stored.
     """
     inside: dict[str, list[Slot]] = {}
+    mixed: set[str] = set()
     for slot in slots(spec):
         # A set, because a packed tensor may have the name of one of its parts (ffn_up of Phi-3).
         for name in {slot.name(names), *_packed_names(slot, names, packed)}:
             inside.setdefault(name, []).append(slot)
+        mixed.update(_packed_names(slot, names, {name: packed[name] for name in alternating}))
     base = names["embedding"].rpartition(".")[0]
     for stored in tensors:
         renamed = rename(stored.name)
@@ -53,7 +57,9 @@ def map_tensors(
             tensor = _picked(tensor, tensor.shape, change)
         one_of_many = bool(found) and found[-1].expert is not None
         if one_of_many and (len(found) > 1 or len(tensor.shape) > len(found[-1].shape)):
-            yield from _experts(tensor, found, names, turned, alternating)
+            yield from _experts(tensor, found, names, turned, renamed in mixed)
+        elif renamed in mixed:
+            yield from _cut(tensor, found, names, _groups(spec, found[0]))
         else:
             yield from _cut(tensor, found, names)
 
@@ -65,8 +71,18 @@ def _packed_names(slot: Slot, names: Names, packed: Packed) -> Iterator[str]:
             yield at + name.format(field=slot.field)
 
 
-def _cut(tensor: StoredTensor, found: list[Slot], names: Names) -> Iterator[StoredTensor]:
-    """Yield the slots of a tensor, or the tensor itself if it is a single slot or does not have the expected shape."""
+def _groups(spec: ModelSpec, slot: Slot) -> int:
+    """Return into how many groups of rows a tensor is divided that holds some rows of `slot` and others in each."""
+    mixer = spec.layers[slot.layer or 0].mixer
+    assert isinstance(mixer, Attention | DeltaNet)
+    return mixer.heads if isinstance(mixer, Attention) else mixer.key_heads
+
+
+def _cut(tensor: StoredTensor, found: list[Slot], names: Names, groups: int = 1) -> Iterator[StoredTensor]:
+    """Yield the slots of a tensor, or the tensor itself if it is a single slot or does not have the expected shape.
+
+    Each of the `groups` has an equal share of the rows of every slot.
+    """
     shape = tensor.shape
     fits = prod(shape) == sum(prod(slot.shape) for slot in found)
     if fits and len(found) == 1 and len(found[0].shape) < len(shape):
@@ -74,8 +90,10 @@ def _cut(tensor: StoredTensor, found: list[Slot], names: Names) -> Iterator[Stor
     elif fits and len(found) > 1 and tensor.cut and (len(shape) == 1 or shape[-1:] == found[0].shape[-1:]):
         start = 0
         for slot in found:
-            yield replace(tensor.cut(start, slot.rows), name=slot.name(names))
-            start += slot.rows
+            rows = slot.rows // groups
+            part = tensor.cut(start, rows) if groups == 1 else _from_groups(tensor, groups, start, rows)
+            yield replace(part, name=slot.name(names))
+            start += rows
     else:
         yield tensor
 
@@ -85,7 +103,7 @@ def _experts(
     found: list[Slot],
     names: Names,
     turned: tuple[str, ...],
-    alternating: tuple[str, ...],
+    alternating: bool,
 ) -> Iterator[StoredTensor]:
     """Yield the slots of a tensor [experts, ...], or the tensor itself if it does not have the expected shape."""
     last, shape = found[-1], list(tensor.shape[1:])
@@ -112,8 +130,8 @@ def _experts(
         for index, slot in enumerate(slots):
             if count == 1:
                 part = own
-            elif slot.part in alternating:
-                part = _every(own, index, count)
+            elif alternating:
+                part = _from_groups(own, slot.rows, index, 1)
             else:
                 assert own.cut is not None
                 part = own.cut(start, slot.rows)
@@ -137,15 +155,17 @@ def _turned(tensor: StoredTensor) -> StoredTensor:
     return cut(0, rows)
 
 
-def _every(tensor: StoredTensor, first: int, step: int) -> StoredTensor:
-    """Take the rows `first`, `first` + `step`, ... of a matrix, or these numbers of a vector."""
-    rows, *columns = tensor.shape
-    part = _picked(tensor, (rows // step, *columns), lambda stored: stored[first::step])
+def _from_groups(tensor: StoredTensor, groups: int, start: int, count: int) -> StoredTensor:
+    """Divide the rows of a matrix or the numbers of a vector into groups, and take `count` from `start` on of each."""
+
+    def pick(stored: Tensor) -> Tensor:
+        by_group = stored.reshape(groups, -1, *stored.shape[1:])
+        return by_group[:, start : start + count].flatten(0, 1)
+
+    part = _picked(tensor, (groups * count, *tensor.shape[1:]), pick)
     if (blocks := tensor.blocks) is None:
         return part
-    return replace(
-        part, blocks=Blocks(blocks.kind, lambda device: blocks.rows(device)[first::step].contiguous())
-    )
+    return replace(part, blocks=Blocks(blocks.kind, lambda device: pick(blocks.rows(device)).contiguous()))
 
 
 def _picked(tensor: StoredTensor, shape: tuple[int, ...], pick: Callable[[Tensor], Tensor]) -> StoredTensor:

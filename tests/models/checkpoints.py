@@ -72,7 +72,10 @@ _NEAR_1 = (
     "per_expert_scale",
 )
 """What parameters other than norms are near 1."""
-_OFFSET_NORMS = ("gemma2", "gemma3", "gemma3_text")
+_OFFSET_NORMS = (
+    *("gemma2", "gemma3", "gemma3_text"),
+    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
+)
 """Types of models that store the difference of norms from 1."""
 
 

@@ -243,7 +243,8 @@ class PlainNetwork:
 
     def _delta_inputs(self, at: str, spec: DeltaNet, x: Tensor) -> Tensor:
         """Return q, k and v after the convolution, side by side."""
-        given, filters = self._linear(f"{at}delta_qkv", x), self._get(f"{at}filters.weight")
+        given = torch.cat([self._linear(f"{at}delta_{part}", x) for part in "qkv"], -1)
+        filters = self._get(f"{at}filters.weight")
         outs = torch.zeros_like(given)
         for row in range(len(x)):
             for back in range(min(spec.conv_width, row + 1)):

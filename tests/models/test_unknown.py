@@ -112,8 +112,11 @@ def test_a_model_with_code_of_its_own_may_write_text_whatever_it_is_called() -> 
     assert "chatterm does not know it" in why_unknown("architecture", "ChatGLMModel", raw)
 
 
-WITH_MORE = ("gemma3", "gemma3n", "llama4", "mistral3", "muse_glimmer", "granitemoehybrid")
-"""Types of models only a part of which is run, or some of which are."""
+WITH_MORE = (
+    *("gemma3", "gemma3n", "llama4", "mistral3", "muse_glimmer", "granitemoehybrid"),
+    *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
+)
+"""Types of models only a part of which is run, or some of which are; those with one kind of linear attention."""
 
 
 def test_nothing_that_can_be_run_lacks_anything() -> None:
