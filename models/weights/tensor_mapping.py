@@ -85,7 +85,7 @@ def _cut(tensor: StoredTensor, found: list[Slot], names: Names, groups: int = 1)
     """
     shape = tensor.shape
     fits = prod(shape) == sum(prod(slot.shape) for slot in found)
-    if fits and len(found) == 1 and len(found[0].shape) < len(shape):
+    if fits and len(found) == 1 and len(found[0].shape) != len(shape):
         yield _shaped(tensor, found[0].shape)
     elif fits and len(found) > 1 and tensor.cut and (len(shape) == 1 or shape[-1:] == found[0].shape[-1:]):
         start = 0
@@ -140,7 +140,7 @@ def _experts(
 
 
 def _shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
-    """View the same numbers in another shape: a matrix of one row as a vector."""
+    """View the same numbers in another shape: a matrix of one row as a vector, or a vector as such a matrix."""
     return replace(tensor, shape=shape, copy_into=lambda out: tensor.copy_into(out.view(tensor.shape)))
 
 

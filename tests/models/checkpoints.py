@@ -26,6 +26,7 @@ from models.network import Network
 from models.recurrences import Recurrence
 from models.reference.attention import Walk
 from models.reference.decoder import Decoder
+from tests.models import gguf_delta_nets
 
 VOCAB_SIZE = 160
 
@@ -279,6 +280,7 @@ _GGUF_ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "olmo3": "olmo2",
     "qwen3_moe": "qwen3moe",
+    **gguf_delta_nets.ARCHITECTURES,
 }
 """GGUF architectures that differ from the model_type."""
 _INTERLEAVED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")
@@ -333,6 +335,10 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
                 weight = weight.transpose(1, 2)
             parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=-2), strict=True)
             stored = [(name.replace("gate_up_proj", part), half) for part, half in parts]
+        elif ".linear_attn." in name:
+            stored = [
+                (key, value.squeeze()) for key, value in gguf_delta_nets.converted(name, weight, config)
+            ]
         else:
             key = name.replace(
                 "gate.moe_statics.e_score_correction_bias", "moe_statics.e_score_correction.bias"
@@ -345,7 +351,7 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
         for key, value in stored:
             target = table.get_name(key, try_suffixes=(".weight", ".bias"))
             assert target is not None, key
-            target += "" if target.endswith((".weight", ".bias")) else ".weight"
+            target += "" if target.endswith((".weight", ".bias", ".ssm_a")) else ".weight"
             yield target, np.ascontiguousarray(value.numpy())
 
 
@@ -425,8 +431,9 @@ def write_gguf(
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
         dense = model.model.layers[0].feed_forward.w1 if arch.startswith("lfm2") else None
-        size = getattr(config, "intermediate_size_mlp", config.intermediate_size)
-        writer.add_feed_forward_length(size if dense is None else dense.out_features)
+        size = getattr(config, "intermediate_size_mlp", getattr(config, "intermediate_size", None))
+        if size is not None:
+            writer.add_feed_forward_length(size if dense is None else dense.out_features)
         is_single = arch == "deepseek2" and config.model_type != "deepseek_v2"
         kv_heads = 1 if is_single else config.num_key_value_heads
         writer.add_head_count_kv(
@@ -506,6 +513,8 @@ def write_gguf(
             writer.add_value_length_mla(config.v_head_dim)
             writer.add_expert_weights_norm(config.norm_topk_prob)
             writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config.model_type in gguf_delta_nets.ARCHITECTURES:
+        gguf_delta_nets.add_metadata(writer, config)
     if arch == "qwen3moe":
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
@@ -526,7 +535,7 @@ def write_gguf(
         if arch in _INTERLEAVED and stem in ("attn_q", "attn_k"):
             heads = config.num_attention_heads if stem == "attn_q" else config.num_key_value_heads
             weight = _interleave(weight, heads)
-        if arch in _OFFSET_NORMS and stem.endswith("norm"):
+        if config.model_type in _OFFSET_NORMS and stem.endswith("norm") and stem != "ssm_norm":
             weight = weight + 1
         wanted = quantization if isinstance(quantization, Kind) else quantization.get(stem, Kind.F32)
         if weight.ndim == 1 or target.endswith(".bias") or wanted == Kind.F32:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from models.errors import ModelError
@@ -17,6 +19,7 @@ from models.network import Network
 from models.recurrences import DeltaNet
 from models.reference.decoder import Decoder
 from models.spec import ModelSpec, each_attention, each_layer
+from tests.models import gguf_delta_nets
 from tests.models.checkpoints import (
     VOCAB_SIZE,
     PlainAttention,
@@ -26,8 +29,9 @@ from tests.models.checkpoints import (
     run,
     run_reference,
     write_checkpoint,
+    write_gguf,
 )
-from tests.models.hybrids import HYBRIDS, tiny_qwen3_5
+from tests.models.hybrids import HYBRIDS, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
 from tests.models.test_networks import assert_logits_close
 
 CPU = torch.device("cpu")
@@ -141,3 +145,52 @@ def test_configs_that_cannot_be_are_refused(changes: dict[str, Any], said: str) 
     assert spec_of_hf(json.loads(json.dumps(CONFIG)))[1].layers[0].mixer == DeltaNet(2, 6, 16, 24)
     with pytest.raises(ModelError, match=said):
         spec_of_hf(CONFIG | changes)
+
+
+GGUF = {
+    "qwen3.5": tiny_qwen3_5(layer_types=None),
+    "qwen3.5 tied": tiny_qwen3_5(layer_types=None, tie_word_embeddings=True, linear_num_value_heads=2),
+    "qwen3.5 moe": tiny_qwen3_5_moe(layer_types=None),
+    "qwen3 next": tiny_qwen3_next(layer_types=None, mlp_only_layers=[], norm_topk_prob=True),
+}
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_gguf_files_give_the_same_logits(name: str, tmp_path: Path) -> None:
+    model = random_model(GGUF[name])
+    path = write_gguf(tmp_path / "model.gguf", model)
+    assert_logits_close(run(loaded(path, quantize="none"), TOKENS), run_reference(model, TOKENS))
+
+
+def test_older_files_of_qwen3_next_hold_all_projections_in_one_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_model(GGUF["qwen3 next"])
+    found = gguf_delta_nets.converted
+
+    def older(name: str, weight: Tensor, config: Any) -> list[tuple[str, Tensor]]:
+        return [(name, weight)] if "in_proj_qkvz" in name else found(name, weight, config)
+
+    monkeypatch.setattr(gguf_delta_nets, "converted", older)
+    path = write_gguf(tmp_path / "model.gguf", model)
+    assert_logits_close(run(loaded(path, quantize="none"), TOKENS), run_reference(model, TOKENS))
+
+
+def test_blocks_of_gguf_files_stay_blocks(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "linear_value_head_dim": 32, "intermediate_size": 64, "layer_types": None}
+    model = random_model(tiny_qwen3_5(**sizes))
+    stems = ("attn_q", "attn_qkv", "attn_gate", "ssm_alpha", "ssm_out")
+    network = loaded(write_gguf(tmp_path / "model.gguf", model, dict.fromkeys(stems, Kind.Q8_0)))
+    net, attention = network.layers[0].mixer, network.layers[3].attention
+    assert net.gates.is_plain
+    assert [part.rows for part in net.inputs.parts] == [32, 32, 192, 192]
+    assert not any(part.is_plain for part in (*net.inputs.parts, *attention.gate.parts, *net.out.parts))
+    expected = run_reference(model, TOKENS)
+    assert (run(network, TOKENS) - expected).norm() < 0.1 * expected.norm()
+
+
+def test_gguf_files_may_have_layers_that_predict_further_tokens(tmp_path: Path) -> None:
+    model = random_model(GGUF["qwen3.5"])
+    more = {"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
+    path = write_gguf(tmp_path / "model.gguf", model, metadata=more)
+    assert_logits_close(run(loaded(path, quantize="none"), TOKENS), run_reference(model, TOKENS))
