@@ -49,6 +49,7 @@ class Feature(Enum):
     ROUTER_INPUT = "a router with a norm or a scale of its own"
     EXPERT_INPUTS = "weights of experts that multiply their inputs"
     EXPERT_SCALES = "a scale for each expert"
+    LATENT_EXPERTS = "experts that read projections of their inputs"
     EXPERT_NORMS = "norms of the chosen or shared experts alone"
     ACTIVATION = "an activation other than SiLU"
     SQUARED_RELU = "a squared ReLU"
@@ -165,6 +166,7 @@ def of_feed_forward(spec: FeedForward | Experts | None) -> set[Feature]:
             Feature.ROUTER_INPUT: (spec.router_norm, spec.router_scale) != (None, 1.0),
             Feature.EXPERT_INPUTS: spec.scales_inputs,
             Feature.EXPERT_SCALES: spec.expert_scales,
+            Feature.LATENT_EXPERTS: spec.latent is not None,
             Feature.EXPERT_NORMS: bool(spec.norms.keys() - {"router_norm"}),
         }
         return {Feature.EXPERTS} | _true(choice) | of_feed_forward(spec.expert) | shared

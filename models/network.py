@@ -157,10 +157,10 @@ class Mamba2Weights:
     """[conv_size, conv_width]"""
     dt_bias: Tensor
     """fp32 [heads]"""
-    a: Tensor
+    decay: Tensor
     """fp32 [heads]: -exp(A_log)"""
-    d: Tensor
-    """fp32 [heads]"""
+    skip: Tensor
+    """fp32 [heads]: D"""
     out: Linear
     conv_bias: Tensor | None = None
     """[conv_size]"""
@@ -212,6 +212,10 @@ class ExpertWeights:
     shared_gate: Linear | None = None
     expert_scales: Tensor | None = None
     """fp32 [experts]"""
+    latent_in: Linear | None = None
+    """hidden -> latent"""
+    latent_out: Linear | None = None
+    """latent -> hidden"""
     norms: Mapping[str, NormWeights] = field(default_factory=dict)
     """The norms inside the mixture, by the names of their fields in the spec."""
     on_host: bool = False
@@ -299,8 +303,8 @@ class LayerWeights:
 
     @property
     def projections(self) -> Linear:
-        """The first product of the mixer: q, k and v, or those of a convolution or a delta net."""
-        if isinstance(self.mixer, ConvolutionWeights | DeltaNetWeights):
+        """The first product of the mixer: q, k and v, or those of a convolution or a recurrence."""
+        if isinstance(self.mixer, ConvolutionWeights | DeltaNetWeights | Mamba2Weights):
             return self.mixer.inputs
         return self.attention.qkv
 

@@ -268,6 +268,9 @@ class Experts:
     """An expert that every token uses in addition."""
     shared_gate: bool = False
     """Whether the shared expert is weighted by the sigmoid of a projection of its own."""
+    latent: int | None = None
+    """The chosen experts read a projection of their input to this many numbers; their sum is projected back."""
+    latent_bias: bool = False
     router_norm: Norm | None = None
     """Applied to the router's input; it has no bias."""
     router_scale: float = 1.0

@@ -197,8 +197,9 @@ def not_chosen(spec: ModelSpec) -> int:
     for layer in spec.layers:
         if isinstance(experts := layer.feed_forward, Experts):
             matrices = 3 if experts.expert.gated else 2
-            found += (experts.count - experts.chosen) * matrices * experts.expert.size
-    return found * spec.hidden_size
+            each = matrices * experts.expert.size * (experts.latent or spec.hidden_size)
+            found += (experts.count - experts.chosen) * each
+    return found
 
 
 def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = None) -> Speed:

@@ -11,6 +11,13 @@ from models.spec import Experts, ModelSpec, each_layer
 
 def with_experts(spec: ModelSpec, experts: Experts, layers: Iterable[int]) -> ModelSpec:
     """Return `spec` with experts as the feed-forward of these layers. Raises ModelError for a damaged config."""
+    check_experts(experts)
+    chosen = set(layers)
+    return each_layer(spec, lambda i, layer: replace(layer, feed_forward=experts) if i in chosen else layer)
+
+
+def check_experts(experts: Experts) -> Experts:
+    """Return the experts. Raises ModelError for a damaged config."""
     if experts.chosen > experts.count:
         raise ModelError(
             f"The config chooses {experts.chosen} of {experts.count} experts; it is damaged: download it again."
@@ -24,8 +31,7 @@ def with_experts(spec: ModelSpec, experts: Experts, layers: Iterable[int]) -> Mo
             f"The config chooses {experts.chosen} of {experts.count} experts from {experts.chosen_groups} of "
             f"{experts.groups} groups; it is damaged: download it again."
         )
-    chosen = set(layers)
-    return each_layer(spec, lambda i, layer: replace(layer, feed_forward=experts) if i in chosen else layer)
+    return experts
 
 
 def gguf_expert_layers(config: GGUFConfig, spec: ModelSpec) -> list[int]:

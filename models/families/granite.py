@@ -1,12 +1,15 @@
-"""Granite 3 and 4: Llama with multipliers for embeddings, scores, residuals and logits; dense or with experts."""
+"""Granite 3 and 4: Llama with multipliers for embeddings, scores, residuals and logits; dense or with experts.
+
+Most layers of larger Granite 4 are Mamba-2.
+"""
 
 from dataclasses import replace
 
-from models.errors import ModelError
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.experts import with_experts
 from models.families.family import NAMES, Family, GGUFConfig
 from models.families.fields import Fields
+from models.families.mamba2 import MAMBA2_CHANGES, MAMBA2_NAMES, mamba2_from_hf, mamba_layers, with_mamba2
 from models.spec import Experts, FeedForward, Layer, ModelSpec, each_attention, each_layer
 
 
@@ -28,13 +31,7 @@ def _sparse_from_hf(architecture: str, fields: Fields) -> ModelSpec:
 
 
 def _hybrid_from_hf(architecture: str, fields: Fields) -> ModelSpec:
-    """Read Granite 4 without state-space layers: its feed-forward, or its shared expert, is called shared_mlp."""
-    kinds = fields.raw.get("layer_types", fields.raw.get("layers_block_type"))
-    if not isinstance(kinds, list) or any(kind not in ("attention", "full_attention") for kind in kinds):
-        raise ModelError(
-            f"{fields.where} requires state-space layers, which are not supported; choose a Granite 4 model without "
-            "them."
-        )
+    """Read Granite 4, some of whose layers may be Mamba-2: its feed-forward, or shared expert, is called shared_mlp."""
     size = fields.integer("shared_intermediate_size", 1024)
     count = fields.integer("num_local_experts", 8, least=0, limit=4096)
     rotated = fields.raw.get("position_embedding_type") == "rope"
@@ -42,10 +39,17 @@ def _hybrid_from_hf(architecture: str, fields: Fields) -> ModelSpec:
     if not rotated:
         spec = each_attention(spec, lambda _, attention: replace(attention, rope=None))
     if count:
-        return _sparse(
+        spec = _sparse(
             spec, count, fields.integer("num_experts_per_tok", 2), fields.integer("intermediate_size"), size
         )
-    return each_layer(spec, lambda _, layer: replace(layer, feed_forward=FeedForward(size)))
+    else:
+        spec = each_layer(spec, lambda _, layer: replace(layer, feed_forward=FeedForward(size)))
+    key = "layers_block_type" if fields.raw.get("layer_types") is None else "layer_types"
+    recurrent = mamba_layers(fields, key, len(spec.layers))
+    if not any(recurrent):
+        return spec
+    mixer = mamba2_from_hf(fields, fields.integer("mamba_expand", 2) * spec.hidden_size)
+    return with_mamba2(spec, mixer, {index for index, is_mamba in enumerate(recurrent) if is_mamba})
 
 
 def _from_gguf(config: GGUFConfig) -> ModelSpec:
@@ -124,10 +128,12 @@ HYBRID = Family(
     from_hf=_hybrid_from_hf,
     names={
         **SPARSE.names,
+        **MAMBA2_NAMES,
         "gate": "shared_mlp.gate",
         "up": "shared_mlp.up",
         "down": "shared_mlp.output_linear",
     },
     packed={**SPARSE.packed, "shared_mlp.input_linear.{field}": ("shared.gate", "shared.up", "gate", "up")},
+    changes=MAMBA2_CHANGES,
 )
-"""GGUF files of those without state-space layers have the architecture of Granite 3."""
+"""GGUF files of those without Mamba-2 layers have the architecture of Granite 3."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from models.errors import ModelError
 from models.families import (
     apertus,
+    bamba,
     cohere2,
     deepseek,
     ernie,
@@ -22,6 +23,7 @@ from models.families import (
     llama4,
     mistral3,
     muse_glimmer,
+    nemotron_h,
     olmo,
     phi3,
     qwen2,
@@ -79,6 +81,8 @@ FAMILIES: tuple[Family, ...] = (
     deepseek.V2,
     deepseek.V3,
     deepseek.GLM,
+    bamba.FAMILY,
+    nemotron_h.FAMILY,
 )
 
 

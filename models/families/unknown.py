@@ -40,6 +40,7 @@ _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Features by their words for the user, and the config.json or GGUF fields that ask for them unless 0 or empty."""
 
 _OF_STATE_SPACE = ("ssm_state_size", "state_size", "mamba_d_state", "d_state", "ssm_cfg", "ssm.state_size")
+_OF_MAMBA2 = ("mamba_n_heads", "mamba_num_heads")
 _ACTIVATIONS = (
     "hidden_act",
     "hidden_activation",
@@ -47,7 +48,7 @@ _ACTIVATIONS = (
     "mlp_hidden_act",
     "hidden_activation_fn",
 )
-_KNOWN_ACTIVATION = re.compile(r"silu|swish|relu|gelu.*|xielu")
+_KNOWN_ACTIVATION = re.compile(r"silu|swish|relu2?|gelu.*|xielu")
 
 _KINDS = {
     **dict.fromkeys(("full_attention", "sliding_attention", "chunked_attention", "attention", "conv")),
@@ -77,6 +78,7 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "diffllama": ("differential attention",),
     "doge": ("attention with a learned mask",),
     "emu3": ("images",),
+    "falcon_h1": ("state-space layers beside attention",),
     "flaubert": (_SUM_NORMS,),
     "fuyu": ("images",),
     "gemma4_assistant": ("guesses from another model's hidden states",),
@@ -113,10 +115,10 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
 """The features that a model_type of transformers needs without a field of its config saying so."""
 
 _ONLY_UNREAD = frozenset({
-    "aria_text", "axk1", "biogpt", "cwm", "dots1", "exaone_moe", "flex_olmo", "flint", "gemma", "glm", "glm4",
-    "glm4_moe", "gpt_bigcode", "gpt_neo", "gpt_neox_japanese", "granite_swa", "granitemoe_swa", "granitemoehybrid",
-    "helium", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "mellum", "minicpm3", "minimax_m2", "mixtral", "olmoe", "opt",
-    "qwen2_moe", "solar_open", "stablelm", "starcoder2", "vaultgemma", "youtu",
+    "arcee", "aria_text", "axk1", "biogpt", "cwm", "dots1", "exaone_moe", "flex_olmo", "flint", "gemma", "glm",
+    "glm4", "glm4_moe", "gpt_bigcode", "gpt_neo", "gpt_neox_japanese", "granite_swa", "granitemoe_swa",
+    "granitemoehybrid", "helium", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "mellum", "minicpm3", "minimax_m2",
+    "mixtral", "nemotron", "olmoe", "opt", "qwen2_moe", "solar_open", "stablelm", "starcoder2", "vaultgemma", "youtu",
 })  # fmt: skip
 """Values of model_type whose networks need nothing unsupported, unless a field of their config asks for it."""
 
@@ -198,8 +200,9 @@ def _of_part(config: Mapping[str, Any]) -> Iterator[str]:
     # A list of the kinds of layers includes state-space layers, which transformers 5 calls linear attention.
     has_states = any(_says(config.get(name)) for name in _OF_STATE_SPACE)
     if has_states and (not kinds or kinds & {"mamba", "mamba2", "linear_attention"}):
-        yield _STATE_SPACE
-        kinds -= {"linear_attention"}
+        if not any(config.get(name) for name in _OF_MAMBA2):
+            yield _STATE_SPACE
+        kinds -= {"mamba", "mamba2", "linear_attention"}
     yield from (
         words for kind in sorted(kinds) if (words := _KINDS.get(kind, f"layers of the kind {kind[:40]}"))
     )

@@ -18,13 +18,14 @@ from models.network import (
     LayerInputWeights,
     LayerWeights,
     Linear,
+    Mamba2Weights,
     MixerWeights,
     Network,
     NormWeights,
     StreamWeights,
     Weight,
 )
-from models.recurrences import DeltaNet
+from models.recurrences import DeltaNet, Mamba2
 from models.reference.rope import rotary_table
 from models.spec import (
     AltUp,
@@ -172,6 +173,17 @@ def _mixer(store: TensorStore, at: str, spec: Mixer | None, tables: Tables) -> M
             norm=store.norm(f"{at}gated_norm"),
             out=store.linear(f"{at}delta_out", split_columns=True),
         )
+    if isinstance(spec, Mamba2):
+        return Mamba2Weights(
+            inputs=store.linear(f"{at}ssm_in"),
+            filters=store.plain[f"{at}filters.weight"],
+            dt_bias=store.plain[f"{at}dt_bias"],
+            decay=store.plain[f"{at}decay"],
+            skip=store.plain[f"{at}skip"],
+            out=store.linear(f"{at}ssm_out", split_columns=True),
+            conv_bias=store.plain.get(f"{at}filters.bias"),
+            norm=None if spec.norm_eps is None else store.norm(f"{at}gated_norm"),
+        )
     if isinstance(spec, ShortConvolution):
         return ConvolutionWeights(
             inputs=store.linear(f"{at}conv_in"),
@@ -217,6 +229,8 @@ def _feed_forward(
         shared=_dense(store, f"{at}shared.") if feed.shared is not None else None,
         shared_gate=store.linear(f"{at}shared_gate") if feed.shared_gate else None,
         expert_scales=store.plain.get(f"{at}expert_scales"),
+        latent_in=store.linear(f"{at}latent_in") if feed.latent is not None else None,
+        latent_out=store.linear(f"{at}latent_out") if feed.latent is not None else None,
         norms={name: store.norm(at + name) for name in feed.norms},
         on_host=on_host,
     )

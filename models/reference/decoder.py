@@ -19,13 +19,14 @@ from models.network import (
     LaurelWeights,
     LayerWeights,
     Linear,
+    Mamba2Weights,
     Network,
     NormWeights,
     StreamWeights,
     Weight,
 )
-from models.recurrences import DeltaNet
-from models.reference import delta_net, latent
+from models.recurrences import Mamba2, Recurrence
+from models.reference import delta_net, latent, mamba2
 from models.reference.activations import ACTIVATIONS, activated, rounded, xielu
 from models.reference.attention import Attention, ConvolutionRows, LatentRows, RecurrentRows
 from models.reference.collective import Collective
@@ -218,8 +219,8 @@ class Decoder:
         elif isinstance(spec.mixer, LatentAttention):
             assert isinstance(weights.mixer, LatentWeights)
             out = self._attend_to_latents(index, spec.mixer, weights.mixer, given, step, attention)
-        elif isinstance(spec.mixer, DeltaNet):
-            assert isinstance(weights.mixer, DeltaNetWeights)
+        elif isinstance(spec.mixer, Recurrence):
+            assert isinstance(weights.mixer, DeltaNetWeights | Mamba2Weights)
             out = self._recur(index, spec.mixer, weights.mixer, given, attention)
         elif isinstance(spec.mixer, AttentionSpec):
             out = self._attend(index, spec.mixer, weights.attention, given, step, attention)
@@ -324,10 +325,21 @@ class Decoder:
         return self._linear(weights.out, c * out.to(x.dtype))
 
     def _recur(
-        self, index: int, spec: DeltaNet, weights: DeltaNetWeights, x: Tensor, backend: Attention
+        self,
+        index: int,
+        spec: Recurrence,
+        weights: DeltaNetWeights | Mamba2Weights,
+        x: Tensor,
+        backend: Attention,
     ) -> Tensor:
         assert isinstance(backend, RecurrentRows)
         given = self._linear(weights.inputs, x)
+        if isinstance(spec, Mamba2):
+            assert isinstance(weights, Mamba2Weights)
+            z, rows = torch.split(given, [spec.output_size, spec.log_size], dim=-1)
+            out = backend.recur(index, rows, partial(mamba2.walk, spec, weights))
+            return self._linear(weights.out, mamba2.gated_norm(spec, weights, out, z))
+        assert isinstance(weights, DeltaNetWeights)
         qkv, z = torch.split(given, [spec.conv_size, spec.output_size], dim=-1)
         rows = torch.cat((qkv, self._linear(weights.gates, x)), dim=-1)
         out = backend.recur(index, rows, partial(delta_net.walk, spec, weights))
@@ -388,11 +400,15 @@ class Decoder:
         if weights.expert_scales is not None:
             shares = shares * weights.expert_scales[chosen]
         given = normed("expert_norm", x)
+        if weights.latent_in is not None:
+            given = self._linear(weights.latent_in, given)
         if weights.on_host:
             assert self._on_host is not None
             out = self._on_host(index, given, chosen.int(), shares).to(x.dtype)
         else:
             out = self._each(spec, weights, given, chosen, shares)
+        if weights.latent_out is not None:
+            out = self._linear(weights.latent_out, out)
         if spec.shared is None:
             return normed("expert_post_norm", self._sum(out))
         assert weights.shared is not None

@@ -24,11 +24,11 @@ def walk(spec: Mamba2, weights: Mamba2Weights, rows: Tensor, state: Tensor) -> t
     outs = torch.empty((len(steps), *spec.state_shape[:2]), dtype=torch.float32, device=rows.device)
     for row, step in enumerate(steps):
         heads = x[row].view(spec.heads, spec.head_dim)
-        state *= torch.exp(step * weights.a)[:, None, None]
+        state *= torch.exp(step * weights.decay)[:, None, None]
         by_group.addcmul_((step[:, None] * heads).view(spec.groups, -1, 1), b[row].view(spec.groups, 1, -1))
         # A copy, because the order of the sums depends on where in memory its numbers begin.
         read = torch.bmm(c[row].clone().view(spec.groups, 1, -1), by_group.mT)
-        outs[row] = read.view_as(heads) + weights.d[:, None] * heads
+        outs[row] = read.view_as(heads) + weights.skip[:, None] * heads
     return outs.flatten(1), state
 
 

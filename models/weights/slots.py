@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from models.recurrences import DeltaNet
+from models.recurrences import DeltaNet, Mamba2
 from models.spec import (
     AltUp,
     Attention,
@@ -31,7 +31,7 @@ OF_VOCABULARY = ("embedding", "layer_embedding", "head")
 
 _WHOLE_NAMES = (
     *("sinks", "selection_bias", "router_norm", "expert_scales", "scalar"),
-    *("alpha_p", "alpha_n", "altup_scale", "dt_bias", "decay"),
+    *("alpha_p", "alpha_n", "altup_scale", "dt_bias", "decay", "skip"),
 )
 """Parts whose names in a checkpoint are whole, without a field to be added."""
 
@@ -76,7 +76,7 @@ class Slot:
         return (
             "columns"
             if self.part.removeprefix("experts.").removeprefix("shared.")
-            in ("out", "down", "conv_out", "delta_out")
+            in ("out", "down", "conv_out", "delta_out", "ssm_out")
             else "rows"
         )
 
@@ -154,6 +154,8 @@ def _layer(layer: Layer, spec: ModelSpec, hidden: int) -> Iterator[Slot]:
         yield from _latent(layer.mixer, hidden)
     elif isinstance(layer.mixer, DeltaNet):
         yield from _delta_net(layer.mixer, hidden)
+    elif isinstance(layer.mixer, Mamba2):
+        yield from _mamba2(layer.mixer, hidden)
     elif isinstance(layer.mixer, Attention):
         yield from _attention(layer.mixer, hidden)
     yield from _norm("attention_post_norm", layer.attention_post_norm, hidden)
@@ -241,6 +243,18 @@ def _delta_net(spec: DeltaNet, hidden: int) -> Iterator[Slot]:
     yield from _linear("delta_out", {"delta_out": hidden}, size)
 
 
+def _mamba2(spec: Mamba2, hidden: int) -> Iterator[Slot]:
+    heads = spec.heads
+    yield from _linear("ssm_in", {"ssm_in": spec.output_size + spec.log_size}, hidden, spec.in_bias)
+    yield from _linear("filters", {"filters": spec.conv_size}, spec.conv_width, spec.conv_bias)
+    yield Slot("dt_bias", "bias", "dt_bias", 0, heads, (heads,), exact=True)
+    for part in ("decay", "skip"):
+        yield Slot(part, "weight", part, 0, heads, (heads,), exact=True)
+    if spec.norm_eps is not None:
+        yield from _norm("gated_norm", Norm(spec.norm_eps), spec.output_size)
+    yield from _linear("ssm_out", {"ssm_out": hidden}, spec.output_size, spec.out_bias)
+
+
 def _feed_forward(prefix: str, spec: FeedForward, hidden: int) -> Iterator[Slot]:
     parts = {f"{prefix}gate": spec.size} if spec.gated else {}
     yield from _linear(f"{prefix}gate_up", {**parts, f"{prefix}up": spec.size}, hidden, spec.bias)
@@ -259,8 +273,11 @@ def _experts(spec: Experts, hidden: int) -> Iterator[Slot]:
         yield Slot("expert_scales", "weight", "expert_scales", 0, spec.count, (spec.count,), exact=True)
     for part, norm in spec.norms.items():
         yield from _norm(part, norm, hidden)
+    if spec.latent is not None:
+        yield from _linear("latent_in", {"latent_in": spec.latent}, hidden, spec.latent_bias)
+        yield from _linear("latent_out", {"latent_out": hidden}, spec.latent, spec.latent_bias)
     for index in range(spec.count):
-        for slot in _feed_forward("experts.", spec.expert, hidden):
+        for slot in _feed_forward("experts.", spec.expert, spec.latent or hidden):
             yield replace(slot, expert=index)
     if spec.shared is not None:
         yield from _feed_forward("shared.", spec.shared, hidden)

@@ -98,6 +98,7 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.EXPERT_SCALE: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), scale=2.5)),
     Feature.ROUTER_INPUT: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), router_scale=0.5)),
     Feature.EXPERT_SCALES: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), expert_scales=True)),
+    Feature.LATENT_EXPERTS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), latent=32)),
     Feature.EXPERT_NORMS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), expert_norm=Norm())),
     Feature.ACTIVATION: changed(a_spec(), feed_forward=FeedForward(64, "relu")),
     Feature.LEARNED_ACTIVATION: changed(a_spec(), feed_forward=FeedForward(64, "xielu", gated=False)),

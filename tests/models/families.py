@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import (
     ApertusConfig,
+    BambaConfig,
     Cohere2Config,
     DeepseekV2Config,
     DeepseekV3Config,
@@ -34,6 +35,7 @@ from transformers import (
     MistralConfig,
     MuseGlimmerConfig,
     MuseGlimmerTextConfig,
+    NemotronHConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
@@ -282,6 +284,57 @@ def tiny_granite4(**changes: Any) -> GraniteMoeHybridConfig:
     return tiny(GraniteMoeHybridConfig, **values | changes)
 
 
+MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 3,
+    "mamba_d_state": 10,
+    "mamba_chunk_size": 8,
+    "time_step_limit": (0.5, 1.0),
+}
+
+
+def tiny_bamba(**changes: Any) -> BambaConfig:
+    """Return four layers; the second and the last have attention, the others are Mamba-2."""
+    values = MAMBA2 | {"num_hidden_layers": 4, "attn_layer_indices": [1, 3]}
+    return tiny(BambaConfig, **values | changes)
+
+
+def tiny_granite_hybrid(**changes: Any) -> GraniteMoeHybridConfig:
+    """Return three layers with experts; the second has attention without positions, the others are Mamba-2."""
+    values = MAMBA2 | {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "position_embedding_type": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 40,
+    }
+    return tiny_granite4(**values | changes)
+
+
+def tiny_nemotron_h(**changes: Any) -> NemotronHConfig:
+    """Return six layers, each Mamba-2, attention, a dense feed-forward or eight experts alone."""
+    values: dict[str, Any] = {
+        "hybrid_override_pattern": "ME*M-E",
+        "head_dim": 16,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 10,
+        "n_groups": 3,
+        "chunk_size": 8,
+        "time_step_min": 0.5,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 40,
+        "moe_shared_expert_intermediate_size": 48,
+        "routed_scaling_factor": 2.5,
+    }
+    found: NemotronHConfig = tiny(NemotronHConfig, **values | changes)
+    return found
+
+
 ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 1.0, "alpha": 50.0}
 STRETCHED = {"rope_type": "default", "rope_theta": 100.0 * 50.0 ** (24 / 22)}
 """What `ALPHA` amounts to with heads of 24."""
@@ -514,6 +567,32 @@ FAMILIES: dict[str, Any] = {
     "glm4 moe lite": tiny_glm_lite(),
     "glm4 moe lite layers": tiny_glm_lite(mlp_layer_types=["sparse", "dense", "dense", "sparse"]),
 }
+
+RECURRENT: dict[str, Any] = {
+    "bamba": tiny_bamba(),
+    "bamba biases": tiny_bamba(
+        attention_bias=True,
+        mlp_bias=True,
+        mamba_conv_bias=False,
+        mamba_proj_bias=True,
+        mamba_n_groups=1,
+        mamba_d_conv=3,
+        time_step_limit=(0.0, math.inf),
+    ),
+    "granite4 hybrid": tiny_granite_hybrid(),
+    "granite4 hybrid dense": tiny_granite_hybrid(num_local_experts=0, position_embedding_type="rope"),
+    "nemotron h": tiny_nemotron_h(),
+    "nemotron h latent": tiny_nemotron_h(
+        moe_latent_size=20,
+        mlp_bias=True,
+        use_bias=True,
+        use_conv_bias=False,
+        norm_topk_prob=False,
+        n_group=1,
+        topk_group=1,
+    ),
+}
+"""Families with Mamba-2 layers."""
 
 GPT_OSS_PARTS: dict[str, dict[str, Any]] = {
     "gain": {"swiglu_alpha": 1.0},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from models.recurrences import DeltaNet
+from models.recurrences import DeltaNet, Mamba2
 from models.spec import (
     Activation,
     AltUp,
@@ -132,6 +132,8 @@ class PlainNetwork:
             out = self._convolution(at, layer.mixer, given)
         elif isinstance(layer.mixer, DeltaNet):
             out = self._delta_net(at, layer.mixer, given)
+        elif isinstance(layer.mixer, Mamba2):
+            out = self._mamba2(at, layer.mixer, given)
         elif isinstance(layer.mixer, LatentAttention):
             out = self._latent_attention(at, layer.mixer, given)
         elif isinstance(layer.mixer, Attention):
@@ -223,7 +225,8 @@ class PlainNetwork:
     def _delta_net(self, at: str, spec: DeltaNet, x: Tensor) -> Tensor:
         """Compute the formula of the paper, one value head after the other."""
         sizes = [spec.key_heads * spec.key_dim] * 2 + [spec.value_heads * spec.value_dim]
-        q, k, v = self._delta_inputs(at, spec, x).split(sizes, -1)
+        given = torch.cat([self._linear(f"{at}delta_{part}", x) for part in "qkv"], -1)
+        q, k, v = self._convolved(at, given, spec.conv_width).split(sizes, -1)
         q, k = (part.reshape(len(x), spec.key_heads, -1) for part in (q, k))
         q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
         v = v.reshape(len(x), spec.value_heads, -1)
@@ -241,15 +244,38 @@ class PlainNetwork:
         outs = self._norm(f"{at}gated_norm", Norm(spec.norm_eps), outs).flatten(1)
         return self._linear(f"{at}delta_out", outs * activated("silu", self._linear(f"{at}delta_z", x)))
 
-    def _delta_inputs(self, at: str, spec: DeltaNet, x: Tensor) -> Tensor:
-        """Return q, k and v after the convolution, side by side."""
-        given = torch.cat([self._linear(f"{at}delta_{part}", x) for part in "qkv"], -1)
-        filters = self._get(f"{at}filters.weight")
-        outs = torch.zeros_like(given)
-        for row in range(len(x)):
-            for back in range(min(spec.conv_width, row + 1)):
-                outs[row] += filters[:, spec.conv_width - 1 - back] * given[row - back]
-        return activated("silu", outs)
+    def _mamba2(self, at: str, spec: Mamba2, x: Tensor) -> Tensor:
+        """Compute the formula of the paper, one head after the other."""
+        inner, size = self._linear(f"{at}ssm_in", x, spec.in_bias), spec.heads * spec.head_dim
+        z, xbc, dt = inner.split([size, inner.shape[-1] - size - spec.heads, spec.heads], -1)
+        convolved = self._convolved(at, xbc, spec.conv_width, spec.conv_bias)
+        heads, b, c = convolved.split([size, *[spec.groups * spec.state_size] * 2], -1)
+        heads = heads.reshape(len(x), spec.heads, -1)
+        b, c = (part.reshape(len(x), spec.groups, -1) for part in (b, c))
+        steps = (1 + (dt + self._get(f"{at}dt_bias")).exp()).log().clamp(*spec.step_limits)
+        decay, skip, outs = self._get(f"{at}decay"), self._get(f"{at}skip"), torch.zeros_like(heads)
+        for head in range(spec.heads):
+            state = torch.zeros(spec.head_dim, spec.state_size, dtype=torch.float64)
+            group = head * spec.groups // spec.heads
+            for row in range(len(x)):
+                step, given = steps[row, head], heads[row, head]
+                state = (step * decay[head]).exp() * state + step * torch.outer(given, b[row, group])
+                outs[row, head] = state @ c[row, group] + skip[head] * given
+        gate, out = activated("silu", z), outs.flatten(1)
+        if spec.norm_eps is None:
+            return self._linear(f"{at}ssm_out", out * gate, spec.out_bias)
+        given = (out if spec.norms_first else out * gate).unflatten(1, (spec.groups, -1))
+        given = given / (given.square().mean(-1, keepdim=True) + spec.norm_eps).sqrt()
+        normed = given.flatten(1) * self._get(f"{at}gated_norm.weight")
+        return self._linear(f"{at}ssm_out", normed * gate if spec.norms_first else normed, spec.out_bias)
+
+    def _convolved(self, at: str, given: Tensor, width: int, bias: bool = False) -> Tensor:
+        """Return the causal convolution of each channel of [rows, channels], after SiLU."""
+        filters, outs = self._get(f"{at}filters.weight"), torch.zeros_like(given)
+        for row in range(len(given)):
+            for back in range(min(width, row + 1)):
+                outs[row] += filters[:, width - 1 - back] * given[row - back]
+        return activated("silu", outs + self._get(f"{at}filters.bias") if bias else outs)
 
     def _convolution(self, at: str, spec: ShortConvolution, x: Tensor) -> Tensor:
         b, c, x = self._linear(f"{at}conv_in", x, spec.bias).split(spec.size, -1)
@@ -303,13 +329,17 @@ class PlainNetwork:
         whole = max(sum(shares[expert].item() for expert in best), 1e-12) if spec.renormalise else 1.0
         scales = self._get(f"{at}expert_scales") if spec.expert_scales else torch.ones(spec.count)
         given = self._norm(f"{at}expert_norm", spec.expert_norm, x)
-        out = torch.zeros_like(x)
+        if spec.latent is not None:
+            given = self._linear(f"{at}latent_in", given, spec.latent_bias)
+        out = torch.zeros_like(given)
         for expert in best:
             share = shares[expert] / whole * spec.scale * scales[expert]
             if spec.scales_inputs:
                 out += self._feed(at, "experts.", spec.expert, given * share, expert)
             else:
                 out += self._feed(at, "experts.", spec.expert, given, expert) * share
+        if spec.latent is not None:
+            out = self._linear(f"{at}latent_out", out, spec.latent_bias)
         out = self._norm(f"{at}expert_post_norm", spec.expert_post_norm, out)
         if spec.shared is not None:
             given = self._norm(f"{at}shared_norm", spec.shared_norm, x)

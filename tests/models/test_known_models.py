@@ -1005,8 +1005,8 @@ def test_granite_multiplies() -> None:
         (OLMO_3, {"layer_types": ["linear_attention"] * 32}, ["linear_attention"]),
         (OLMO_3, {"sliding_window": 0}, ["sliding_window"]),
         (GRANITE, {"residual_multiplier": -1}, ["residual_multiplier", "above 0"]),
-        (GRANITE_4, {"layer_types": ["mamba"] * 40}, ["state-space layers"]),
-        (GRANITE_4, {"layer_types": None}, ["state-space layers"]),
+        (GRANITE_4, {"layer_types": ["mamba"] * 40, "mamba_n_heads": 80}, ["no layer with attention"]),
+        (GRANITE_4, {"layer_types": None}, ["layers_block_type", "40 layers"]),
         (EXAONE_4, {"layer_types": None, "sliding_window_pattern": "LX"}, ["sliding_window_pattern", "LLLG"]),
         (
             DEVSTRAL_2,

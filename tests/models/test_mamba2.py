@@ -14,6 +14,10 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mi
 from models.network import Linear, Mamba2Weights, NormWeights, Weight
 from models.recurrences import Mamba2
 from models.reference.mamba2 import gated_norm, walk
+from models.spec import Attention, FeedForward, Layer, ModelSpec, Rope
+from tests.models.checkpoints import PlainAttention, run
+from tests.models.plain_network import PlainNetwork
+from tests.models.test_reference import assert_close, checkpoint, network_of
 
 HIDDEN, ROWS = 48, 23
 SIZES: dict[str, Any] = {
@@ -159,3 +163,20 @@ def test_what_comes_later_changes_nothing_and_what_came_before_does() -> None:
     other, _ = walk(spec, weights, changed, zeros)
     assert other[:9].equal(whole[:9])
     assert (other[9:] != whole[9:]).any(-1).all()
+
+
+@pytest.mark.parametrize("norms_first", [True, False, None])
+def test_a_network_computes_the_formula_of_the_paper(norms_first: bool | None) -> None:
+    eps = None if norms_first is None else 1e-2
+    mixer = Mamba2(6, 4, 5, 2, 3, norm_eps=eps, norms_first=bool(norms_first), out_bias=True)
+    layers = tuple(Layer(each, FeedForward(24)) for each in (mixer, Attention(2, 1, 8, rope=Rope()), mixer))
+    spec = ModelSpec("Mamba", 32, 16, 64, layers)
+    tensors, names = checkpoint(spec, 0)
+    for name in tensors:
+        if name.endswith("decay"):
+            tensors[name] = -tensors[name].exp()
+    network, tokens = network_of(spec, tensors, names), torch.randint(32, (40,)).tolist()
+    expected, attention = PlainNetwork(spec, tensors).logits(tokens), PlainAttention(network)
+    assert_close(run(network, tokens), expected)
+    pieces = [run(network, tokens[a:b], attention, start=a) for a, b in ((0, 9), (9, 10), (10, 40))]
+    assert_close(torch.cat(pieces), expected)

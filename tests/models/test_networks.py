@@ -57,6 +57,7 @@ from tests.models.families import (
     LONGROPE,
     MINISTRAL3,
     PLAINER,
+    RECURRENT,
     YARN,
     tiny,
     tiny_deepseek,
@@ -113,6 +114,7 @@ CONFIGS = {
     "llama dynamic": tiny_llama(rope_parameters=DYNAMIC),
     "llama yarn": tiny_llama(rope_parameters=YARN),
     **FAMILIES,
+    **RECURRENT,
     "qwen3 moe renormalised": tiny_qwen3_moe(norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1]),
     "gemma2 plain": tiny_gemma2(
         attn_logit_softcapping=None,
@@ -460,10 +462,14 @@ def test_bf16_is_no_further_from_fp32_than_transformers(
     assert ours.max() <= 1.5 * theirs.max()
 
 
-@pytest.mark.parametrize("config", [tiny_qwen3(), tiny_llama()], ids=["qwen3", "llama"])
+@pytest.mark.parametrize(
+    "config",
+    [tiny_qwen3(), tiny_llama(), *RECURRENT.values()],
+    ids=["qwen3", "llama", *RECURRENT],
+)
 def test_a_prompt_in_pieces_gives_the_logits_of_the_whole(config: Any, tmp_path: Path) -> None:
     model = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
-    attention = PlainAttention()
+    attention = PlainAttention(model)
     pieces = [run(model, TOKENS[a:b], attention, start=a) for a, b in ((0, 20), (20, 21), (21, 22), (22, 60))]
     assert_logits_close(torch.cat(pieces), run(model, TOKENS))
 

@@ -134,6 +134,7 @@ altups = st.builds(AltUp, st.integers(2, 4), norms)
 
 any_feeds = feeds | experts()
 sparse = feeds.map(lambda feed: replace(feed, cutoff=0.5) if feed.gated else feed)
+latent_experts = experts(True).map(lambda feed: replace(feed, latent=6, latent_bias=feed.router_bias))
 squared = feeds.map(lambda feed: replace(feed, activation="relu2", gain=1.0))
 learned = st.builds(
     FeedForward,
@@ -256,7 +257,7 @@ def specs(
     layers = st.builds(
         Layer,
         mixers | latents | convolutions if mixed else mixers,
-        feeds | sparse | squared | learned | experts(True) if mixed else feeds,
+        feeds | sparse | squared | learned | experts(True) | latent_experts if mixed else feeds,
         maybe_norms,
         maybe_norms,
         maybe_norms,

@@ -1,0 +1,103 @@
+"""Mamba-2 layers as most configs describe them, and the names of their tensors."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from math import inf
+
+from models.errors import ModelError
+from models.families.fields import Fields
+from models.recurrences import Mamba2
+from models.spec import ModelSpec, each_layer
+
+MAMBA2_NAMES = {
+    "ssm_in": "mamba.in_proj",
+    "filters": "mamba.conv1d",
+    "dt_bias": "mamba.dt_bias",
+    "decay": "mamba.A_log",
+    "skip": "mamba.D",
+    "gated_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+MAMBA2_GGUF_NAMES = {
+    "ssm_in": "ssm_in",
+    "filters": "ssm_conv1d",
+    "dt_bias": "ssm_dt.bias",
+    "decay": "ssm_a",
+    "skip": "ssm_d",
+    "gated_norm": "ssm_norm",
+    "ssm_out": "ssm_out",
+}
+MAMBA2_CHANGES = {"decay": lambda stored: -stored.exp()}
+"""Checkpoints store the logarithms of what multiplies the steps."""
+
+_MAMBA, _ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
+
+
+def mamba2_from_hf(fields: Fields, size: int) -> Mamba2:
+    """Return the Mamba-2 layers of a config.json, whose heads together have `size` numbers. Raises ModelError."""
+    heads = fields.integer("mamba_n_heads", 128)
+    is_auto = fields.raw.get("mamba_d_head", "auto") == "auto"
+    dim = size // heads if is_auto else fields.integer("mamba_d_head")
+    if heads * dim != size:
+        raise ModelError(
+            f"mamba_n_heads and mamba_d_head in {fields.where} make {heads} heads of {dim} numbers, not {size}; the "
+            "config is damaged: download it again."
+        )
+    bias = fields.flag("mamba_proj_bias")
+    return checked(
+        Mamba2(
+            heads,
+            dim,
+            fields.integer("mamba_d_state", 256),
+            fields.integer("mamba_n_groups", 1),
+            fields.integer("mamba_d_conv", 4, limit=1024),
+            fields.flag("mamba_conv_bias", True),
+            in_bias=bias,
+            out_bias=bias,
+            step_limits=_limits(fields),
+            norm_eps=fields.number("rms_norm_eps", 1e-5),
+        )
+    )
+
+
+def checked(mixer: Mamba2) -> Mamba2:
+    """Return `mixer`. Raises ModelError if its groups do not divide its heads."""
+    if mixer.heads % mixer.groups:
+        raise ModelError(
+            f"The config divides {mixer.heads} Mamba heads into {mixer.groups} groups; it is damaged: download it "
+            "again."
+        )
+    return mixer
+
+
+def mamba_layers(fields: Fields, key: str, layers: int) -> list[bool]:
+    """Return which layers are Mamba-2 rather than attention, as the list `key` says. Raises ModelError."""
+    kinds = fields.raw.get(key)
+    known = isinstance(kinds, list) and all(kind in (*_MAMBA, *_ATTENTION) for kind in kinds)
+    if not isinstance(kinds, list) or not known or len(kinds) != layers:
+        raise ModelError(
+            f"{key} in {fields.where} is {str(kinds)[:60]!r}; it must name {layers} layers, each of them "
+            "linear_attention or full_attention."
+        )
+    return [kind in _MAMBA for kind in kinds]
+
+
+def with_mamba2(spec: ModelSpec, mixer: Mamba2, layers: Collection[int]) -> ModelSpec:
+    """Return `spec` with `mixer` in place of the attention of some layers. Raises ModelError if of all."""
+    if len(layers) == len(spec.layers):
+        raise ModelError(
+            "The config has no layer with attention, which is not supported; choose another model."
+        )
+    return each_layer(spec, lambda i, layer: replace(layer, mixer=mixer) if i in layers else layer)
+
+
+def _limits(fields: Fields) -> tuple[float, float]:
+    """Return time_step_limit: the least and the greatest step, which may be infinite."""
+    value = fields.raw.get("time_step_limit")
+    if value is None:
+        return 0.0, inf
+    listed = value if isinstance(value, list) else []
+    found = [inf if each == {"__float__": "Infinity"} else each for each in listed]
+    if len(found) != 2 or not all(type(each) in (int, float) and each >= 0 for each in found):
+        raise ModelError(f"time_step_limit in {fields.where} is {str(value)[:60]!r}; it must be two numbers.")
+    return float(found[0]), float(found[1])
