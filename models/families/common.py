@@ -1,6 +1,7 @@
 """Common parts of most families: norms before attention and a gated feed-forward, rotary positions."""
 
 from dataclasses import replace
+from typing import Any
 
 from models.errors import ModelError
 from models.families.family import GGUFConfig
@@ -90,7 +91,10 @@ def base_spec_of_gguf(
     rope = rope_from_gguf(config, name, rotated)
     if rotated < dim:
         rope = replace(rope, dims=rotated)
-    qkv_bias, out_bias = (f"blk.0.{part}.bias" in config.tensors for part in ("attn_q", "attn_output"))
+    qkv_bias, out_bias = (
+        any(tensor.endswith(f".{part}.bias") for tensor in config.tensors)
+        for part in ("attn_q", "attn_output")
+    )
     spec = uniform(
         architecture,
         layers=fields.integer(f"{name}.block_count", limit=1024),
@@ -105,6 +109,17 @@ def base_spec_of_gguf(
         tied="output.weight" not in config.tensors,
     )
     return windows_of_gguf(spec, fields, name)
+
+
+def kv_heads_by_layer(config: GGUFConfig, name: str) -> tuple[GGUFConfig, list[int]]:
+    """Return the metadata with one number of KV heads for all layers that have any, and the number of each layer."""
+    key, fields = f"{name}.attention.head_count_kv", config.fields
+    heads, layers = fields.raw.get(key), fields.integer(f"{name}.block_count", limit=1024)
+    counts: list[Any] = heads if isinstance(heads, list) and len(heads) == layers else [heads] * layers
+    kept = [count for count in counts if count != 0]
+    if kept and kept.count(kept[0]) == len(kept):
+        config = replace(config, fields=replace(fields, raw={**fields.raw, key: kept[0]}))
+    return config, counts
 
 
 def _head_dim(hidden_size: int, heads: int) -> int | None:

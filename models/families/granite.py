@@ -5,11 +5,19 @@ Most layers of larger Granite 4 are Mamba-2.
 
 from dataclasses import replace
 
-from models.families.common import base_spec, base_spec_of_gguf
+from models.families.common import base_spec, base_spec_of_gguf, kv_heads_by_layer
 from models.families.experts import with_experts
-from models.families.family import NAMES, Family, GGUFConfig
+from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.families.mamba2 import MAMBA2_CHANGES, MAMBA2_NAMES, mamba2_from_hf, mamba_layers, with_mamba2
+from models.families.mamba2 import (
+    MAMBA2_CHANGES,
+    MAMBA2_GGUF_NAMES,
+    MAMBA2_NAMES,
+    mamba2_from_gguf,
+    mamba2_from_hf,
+    mamba_layers,
+    with_mamba2,
+)
 from models.spec import Experts, FeedForward, Layer, ModelSpec, each_attention, each_layer
 
 
@@ -57,10 +65,31 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
 
 
 def _sparse_from_gguf(config: GGUFConfig) -> ModelSpec:
-    name, fields = "granitemoe", config.fields
+    name = "granitemoe"
     spec = base_spec_of_gguf("GraniteMoeForCausalLM", name, config, experts=True)
+    return _sparse_of_gguf(name, _multiplied_of_gguf(name, spec, config), config.fields)
+
+
+def _hybrid_from_gguf(config: GGUFConfig) -> ModelSpec:
+    name = "granitehybrid"
+    config, heads = kv_heads_by_layer(config, name)
+    fields = config.fields
+    spec = base_spec_of_gguf("GraniteMoeHybridForCausalLM", name, config, experts=True)
+    spec = _multiplied_of_gguf(name, spec, config)
+    if not fields.flag(f"{name}.rope.scaling.finetuned"):  # which says that heads are rotated
+        spec = each_attention(spec, lambda _, attention: replace(attention, rope=None))
+    if fields.raw.get(f"{name}.expert_count"):
+        spec = _sparse_of_gguf(name, spec, fields)
+    recurrent = {index for index, count in enumerate(heads) if count == 0}
+    return (
+        with_mamba2(spec, mamba2_from_gguf(config, name, spec.final_norm), recurrent) if recurrent else spec
+    )
+
+
+def _sparse_of_gguf(name: str, spec: ModelSpec, fields: Fields) -> ModelSpec:
+    """Return `spec` with the experts of a GGUF file in every layer."""
     return _sparse(
-        _multiplied_of_gguf(name, spec, config),
+        spec,
         fields.integer(f"{name}.expert_count", limit=4096),
         fields.integer(f"{name}.expert_used_count"),
         fields.integer(f"{name}.feed_forward_length"),
@@ -126,6 +155,10 @@ HYBRID = Family(
     architectures=("GraniteMoeHybridForCausalLM",),
     model_types=("granitemoehybrid",),
     from_hf=_hybrid_from_hf,
+    gguf_architecture="granitehybrid",
+    from_gguf=_hybrid_from_gguf,
+    gguf_names={**GGUF_NAMES, **MAMBA2_GGUF_NAMES},
+    gguf_interleaved=("q", "k"),
     names={
         **SPARSE.names,
         **MAMBA2_NAMES,

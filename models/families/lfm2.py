@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from models.errors import ModelError
-from models.families.common import base_spec, base_spec_of_gguf
+from models.families.common import base_spec, base_spec_of_gguf, kv_heads_by_layer
 from models.families.experts import gguf_expert_layers, whole_numbers, with_experts
 from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
@@ -83,15 +83,10 @@ def _sparse_from_gguf(config: GGUFConfig) -> ModelSpec:
 
 def _from_gguf(architecture: str, name: str, config: GGUFConfig) -> ModelSpec:
     """Return the network with a dense feed-forward in every layer; convolutions are layers with 0 KV heads."""
-    key, fields = f"{name}.attention.head_count_kv", config.fields
-    heads, layers = fields.raw.get(key), fields.integer(f"{name}.block_count", limit=1024)
-    counts = heads if isinstance(heads, list) and len(heads) == layers else [heads] * layers
-    kept = [count for count in counts if count != 0]
-    if kept and kept.count(kept[0]) == len(kept):
-        config = replace(config, fields=replace(fields, raw={**fields.raw, key: kept[0]}))
+    config, counts = kv_heads_by_layer(config, name)
     spec = base_spec_of_gguf(architecture, name, config, head_norm=True, experts=name == "lfm2moe")
     bias = any(tensor.endswith(".shortconv.conv.bias") for tensor in config.tensors)
-    width = fields.integer(f"{name}.shortconv.l_cache", limit=1024)
+    width = config.fields.integer(f"{name}.shortconv.l_cache", limit=1024)
     return with_convolutions(spec, [count == 0 for count in counts], width, bias)
 
 

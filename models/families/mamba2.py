@@ -5,9 +5,10 @@ from dataclasses import replace
 from math import inf
 
 from models.errors import ModelError
+from models.families.family import GGUFConfig
 from models.families.fields import Fields
 from models.recurrences import Mamba2
-from models.spec import ModelSpec, each_layer
+from models.spec import ModelSpec, Norm, each_layer
 
 MAMBA2_NAMES = {
     "ssm_in": "mamba.in_proj",
@@ -56,6 +57,34 @@ def mamba2_from_hf(fields: Fields, size: int) -> Mamba2:
             out_bias=bias,
             step_limits=_limits(fields),
             norm_eps=fields.number("rms_norm_eps", 1e-5),
+        )
+    )
+
+
+def mamba2_from_gguf(config: GGUFConfig, name: str, norm: Norm, least: float = 0.0) -> Mamba2:
+    """Return the Mamba-2 layers of a GGUF file, whose steps are at least `least`. Raises ModelError."""
+    fields = config.fields
+    heads, size = (fields.integer(f"{name}.ssm.{key}") for key in ("time_step_rank", "inner_size"))
+    if size % heads:
+        raise ModelError(
+            f"{name}.ssm.inner_size in {fields.where} is {size}, which {heads} heads do not divide."
+        )
+
+    def is_there(end: str) -> bool:
+        return any(tensor.endswith(end) for tensor in config.tensors)
+
+    return checked(
+        Mamba2(
+            heads,
+            size // heads,
+            fields.integer(f"{name}.ssm.state_size"),
+            fields.integer(f"{name}.ssm.group_count", 1),
+            fields.integer(f"{name}.ssm.conv_kernel", limit=1024),
+            is_there(".ssm_conv1d.bias"),
+            in_bias=is_there(".ssm_in.bias"),
+            out_bias=is_there(".ssm_out.bias"),
+            step_limits=(least, inf),
+            norm_eps=norm.eps,
         )
     )
 

@@ -1,16 +1,20 @@
 """Nemotron-H and Nemotron 3: each layer is Mamba-2, attention without positions, or a feed-forward alone."""
 
+from dataclasses import replace
+from functools import partial
 from math import inf
 
 from models.errors import ModelError
-from models.families.common import check_heads
+from models.families.common import check_heads, kv_heads_by_layer
 from models.families.experts import check_experts
-from models.families.family import NAMES, Family
+from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.families.mamba2 import MAMBA2_CHANGES, MAMBA2_NAMES, checked
+from models.families.mamba2 import MAMBA2_CHANGES, MAMBA2_GGUF_NAMES, MAMBA2_NAMES, checked, mamba2_from_gguf
 from models.recurrences import Mamba2
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm
 
+_LEAST_STEP = 0.001
+"""The usual time_step_min, which GGUF files do not tell."""
 _KINDS = {
     **dict.fromkeys(("M", "mamba", "linear_attention"), "mamba"),
     **dict.fromkeys(("*", "attention", "full_attention"), "attention"),
@@ -49,6 +53,77 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     )
 
 
+def _from_gguf(config: GGUFConfig, name: str) -> ModelSpec:
+    config, heads = kv_heads_by_layer(config, name)
+    fields = config.fields
+    norm = Norm(fields.number(f"{name}.attention.layer_norm_rms_epsilon"))
+    sizes = fields.raw.get(f"{name}.feed_forward_length")
+    size = max(sizes) if isinstance(sizes, list) else sizes
+    attention = Attention(
+        fields.integer(f"{name}.attention.head_count"),
+        fields.integer(f"{name}.attention.head_count_kv"),
+        fields.integer(f"{name}.attention.key_length"),
+    )
+    check_heads(attention.heads, attention.kv_heads, attention.head_dim)
+
+    def layer(index: int) -> Layer:
+        def has(part: str) -> bool:
+            return f"blk.{index}.{part}" in config.tensors
+
+        if has("ssm_in.weight"):
+            return Layer(
+                mamba2_from_gguf(config, name, norm, _LEAST_STEP), None, norm, feed_forward_norm=None
+            )
+        if has("attn_q.weight"):
+            return Layer(attention, None, norm, feed_forward_norm=None)
+        if has("ffn_gate_inp.weight"):
+            return Layer(None, _experts_of_gguf(config, name), None, feed_forward_norm=norm)
+        dense = FeedForward(
+            Fields({"size": size}, fields.where).integer("size"), "relu2", False, has("ffn_up.bias")
+        )
+        return Layer(None, dense, None, feed_forward_norm=norm)
+
+    tokens = fields.raw.get("tokenizer.ggml.tokens")
+    return ModelSpec(
+        "NemotronHForCausalLM",
+        len(tokens) if isinstance(tokens, list) else fields.integer(f"{name}.vocab_size"),
+        fields.integer(f"{name}.embedding_length"),
+        fields.integer(f"{name}.context_length"),
+        tuple(layer(index) for index in range(len(heads))),
+        norm,
+        "output.weight" not in config.tensors,
+    )
+
+
+def _experts_of_gguf(config: GGUFConfig, name: str) -> Experts:
+    fields = config.fields
+    latent = fields.raw.get(f"{name}.moe_latent_size")
+    shared = FeedForward(
+        fields.integer(f"{name}.expert_shared_feed_forward_length"),
+        "relu2",
+        gated=False,
+        bias=any(tensor.endswith(".ffn_up_shexp.bias") for tensor in config.tensors),
+    )
+    return check_experts(
+        Experts(
+            fields.integer(f"{name}.expert_count", limit=4096),
+            fields.integer(f"{name}.expert_used_count"),
+            FeedForward(fields.integer(f"{name}.expert_feed_forward_length"), "relu2", gated=False),
+            renormalise=fields.flag(f"{name}.expert_weights_norm", True),
+            scoring="sigmoid",
+            exact_router=True,
+            selection_bias=True,
+            groups=fields.integer(f"{name}.expert_group_count", 1, limit=4096),
+            chosen_groups=fields.integer(f"{name}.expert_group_used_count", 1, limit=4096),
+            group_best=2,
+            scale=fields.number(f"{name}.expert_weights_scale", 1.0),
+            shared=shared,
+            latent=None if latent is None else fields.integer(f"{name}.moe_latent_size"),
+            latent_bias=any(tensor.endswith(".ffn_latent_down.bias") for tensor in config.tensors),
+        )
+    )
+
+
 def _kinds(fields: Fields) -> list[str]:
     """Return the kind of each layer. Raises ModelError."""
     names = ("layers_block_type", "layer_types", "hybrid_override_pattern")
@@ -70,7 +145,7 @@ def _attention(fields: Fields) -> Attention:
 
 
 def _mamba2(fields: Fields, norm: Norm) -> Mamba2:
-    bias, least = fields.flag("use_bias"), fields.number("time_step_min", 0.001)
+    bias, least = fields.flag("use_bias"), fields.number("time_step_min", _LEAST_STEP)
     return checked(
         Mamba2(
             fields.integer("mamba_num_heads", 128),
@@ -119,6 +194,15 @@ FAMILY = Family(
     architectures=("NemotronHForCausalLM",),
     model_types=("nemotron_h",),
     from_hf=_from_hf,
+    gguf_architecture="nemotron_h",
+    from_gguf=partial(_from_gguf, name="nemotron_h"),
+    gguf_names={
+        **GGUF_NAMES,
+        **MAMBA2_GGUF_NAMES,
+        "feed_forward_norm": "attn_norm",
+        "latent_in": "ffn_latent_down",
+        "latent_out": "ffn_latent_up",
+    },
     names={
         **NAMES,
         **_MIXER,
@@ -146,3 +230,11 @@ FAMILY = Family(
     rename=lambda name: name.replace("model.", "backbone.", 1) if name.startswith("model.") else name,
     changes=MAMBA2_CHANGES,
 )
+SPARSE_GGUF = replace(
+    FAMILY,
+    architectures=(),
+    model_types=(),
+    gguf_architecture="nemotron_h_moe",
+    from_gguf=partial(_from_gguf, name="nemotron_h_moe"),
+)
+"""GGUF files of those with experts."""

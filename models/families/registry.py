@@ -83,6 +83,7 @@ FAMILIES: tuple[Family, ...] = (
     deepseek.GLM,
     bamba.FAMILY,
     nemotron_h.FAMILY,
+    nemotron_h.SPARSE_GGUF,
 )
 
 

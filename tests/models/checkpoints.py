@@ -279,11 +279,12 @@ _GGUF_ARCHITECTURES = {
     "granitemoeshared": "granitemoe",
     "hunyuan_v1_dense": "hunyuan-dense",
     "olmo3": "olmo2",
+    "granitemoehybrid": "granitehybrid",
     "qwen3_moe": "qwen3moe",
     **gguf_delta_nets.ARCHITECTURES,
 }
 """GGUF architectures that differ from the model_type."""
-_INTERLEAVED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")
+_INTERLEAVED = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid")
 _NAMES_OF_GRANITE = {
     "block_sparse_moe.experts": "mlp.experts",
     "router": "router.layer",
@@ -311,9 +312,25 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
                 continue
             name = f"{stacked[1]}.weight"
             weight = torch.stack([each.weight.detach().float() for each in model.get_submodule(stacked[1])])
-        if arch == "granitemoe":  # whose converter uses names of other families
+        if arch in ("granitemoe", "granitehybrid"):  # whose converter uses names of other families
             for own, other in _NAMES_OF_GRANITE.items():
                 name = name.replace(own, other)
+            if not config.num_local_experts:
+                name = name.replace("shared_experts.", "").replace(
+                    "shared_mlp.output_linear", "mlp.down_proj"
+                )
+        if arch.startswith("nemotron_h"):
+            name = name.replace("model.", "backbone.", 1).replace("mixer.experts", "mlp.experts")
+            name = name.replace("backbone", "model") if ".mlp." in name else name
+        if (part := name.rpartition(".")[2]) in ("A_log", "D"):
+            target = table.get_name(name)
+            assert target is not None
+            yield target, (-weight.exp() if part == "A_log" else weight).unsqueeze(1).numpy()
+            continue
+        if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+            groups = config.n_groups if arch.startswith("nemotron_h") else config.mamba_n_groups
+            yield f"blk.{name.split('.')[2]}.ssm_norm.weight", weight.view(groups, -1).numpy()
+            continue
         if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):  # GPT-2
             weight = weight.T
         if arch == "gpt-oss" and ".experts." in name:
@@ -330,7 +347,9 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
                 (name.replace("kv_b", "k_b"), keys.transpose(1, 2)),
                 (name.replace("kv_b", "v_b"), values),
             ]
-        elif "experts.gate_up_proj" in name and arch != "gemma4":
+        elif (
+            "experts.gate_up_proj" in name or (arch == "granitehybrid" and "gate_up_proj" in name)
+        ) and arch != "gemma4":
             if arch == "llama4":
                 weight = weight.transpose(1, 2)
             parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=-2), strict=True)
@@ -343,7 +362,7 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
             key = name.replace(
                 "gate.moe_statics.e_score_correction_bias", "moe_statics.e_score_correction.bias"
             )
-            key = key.replace("expert_bias", "expert_bias.bias")
+            key = key.replace("expert_bias", "expert_bias.bias").replace("dt_bias", "dt_proj.bias")
             key = key.replace("gate.e_score_correction_bias", "gate.e_score_correction.bias")
             if arch == "llama4" and ".experts." in name:
                 weight = weight.transpose(1, 2)
@@ -421,6 +440,9 @@ def write_gguf(
     config = model.config
     config.allow_global_per_layer_attribute_access = True  # or Gemma 4 tells no sizes that differ by layer
     arch = _GGUF_ARCHITECTURES.get(config.model_type, config.model_type)
+    if arch == "nemotron_h" and "moe" in config.layer_types:
+        arch = "nemotron_h_moe"
+    is_hybrid = arch in ("granitehybrid", "nemotron_h", "nemotron_h_moe")
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=most_tensors)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -436,8 +458,10 @@ def write_gguf(
             writer.add_feed_forward_length(size if dense is None else dense.out_features)
         is_single = arch == "deepseek2" and config.model_type != "deepseek_v2"
         kv_heads = 1 if is_single else config.num_key_value_heads
+        differ = dense is not None or is_hybrid
+        without = ("conv", "linear_attention", "moe", "mlp")
         writer.add_head_count_kv(
-            kv_heads if dense is None else [kv_heads * (kind != "conv") for kind in config.layer_types]
+            [kv_heads * (kind not in without) for kind in config.layer_types] if differ else kv_heads
         )
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if config.model_type == "deepseek_v2":
@@ -450,9 +474,12 @@ def write_gguf(
         writer.add_value_length(lengths[1])
         if arch == "cohere2":
             writer.add_layer_norm_eps(config.layer_norm_eps)
+        elif arch.startswith("nemotron_h"):
+            writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
         else:
             writer.add_layer_norm_rms_eps(config.rms_norm_eps if dense is None else config.norm_eps)
-        rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+        rotated = getattr(config, "rope_parameters", None) or {"rope_theta": 1e4, "rope_type": "default"}
+        rope = rotated.get("full_attention", rotated)
         writer.add_rope_freq_base(rope["rope_theta"] * rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2)))
         if arch == "gemma3" and rope["rope_type"] == "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -473,7 +500,28 @@ def write_gguf(
         writer.add_expert_used_count(config.moe_k)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
         writer.add_expert_shared_count(config.moe_num_shared_experts)
-    if arch == "granitemoe":
+    if is_hybrid:
+        is_granite = arch == "granitehybrid"
+        heads = config.mamba_n_heads if is_granite else config.mamba_num_heads
+        writer.add_ssm_conv_kernel(config.mamba_d_conv if is_granite else config.conv_kernel)
+        writer.add_ssm_state_size(config.mamba_d_state if is_granite else config.ssm_state_size)
+        writer.add_ssm_group_count(config.mamba_n_groups if is_granite else config.n_groups)
+        writer.add_ssm_inner_size(heads * (config.mamba_d_head if is_granite else config.mamba_head_dim))
+        writer.add_ssm_time_step_rank(heads)
+    if arch == "granitehybrid":
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+    if arch == "nemotron_h_moe":
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        if config.moe_latent_size is not None:
+            writer.add_moe_latent_size(config.moe_latent_size)
+    if arch in ("granitemoe", "granitehybrid") and config.num_local_experts:
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         if hasattr(config, "shared_intermediate_size"):

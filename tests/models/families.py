@@ -844,3 +844,27 @@ GGUF_FACTORS: dict[str, dict[str, Any]] = {
     **{name: {"rope_factors": [1.0] * 4 + [1e30] * 12} for name in GGUF if name.startswith("gemma4")},
 }
 """The divisors of rotary frequencies for GGUF files, which are tensors."""
+
+_UNLIMITED = {"time_step_limit": (0.0, math.inf)}
+RECURRENT_GGUF: dict[str, Any] = {
+    "granite hybrid": tiny_granite_hybrid(**_UNLIMITED),
+    "granite hybrid dense": tiny_granite_hybrid(
+        **_UNLIMITED,
+        num_local_experts=0,
+        intermediate_size=128,
+        position_embedding_type="rope",
+        mamba_conv_bias=False,
+        mamba_proj_bias=True,
+    ),
+    "nemotron h dense": tiny_nemotron_h(hybrid_override_pattern="M-*-M", time_step_min=0.001, mlp_bias=True),
+    "nemotron h moe": tiny_nemotron_h(time_step_min=0.001),
+    "nemotron h latent": tiny_nemotron_h(time_step_min=0.001, moe_latent_size=20, norm_topk_prob=False),
+}
+"""Configs with Mamba-2 layers, whose steps have the limits that GGUF files do not tell."""
+
+GRANITE_HYBRID_GGUF: dict[str, Any] = {
+    "granitehybrid.embedding_scale": 12.0,
+    "granitehybrid.logit_scale": 8.0,
+    "granitehybrid.residual_scale": 0.22,
+    "granitehybrid.attention.scale": 0.5,
+}

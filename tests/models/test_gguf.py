@@ -39,6 +39,8 @@ from tests.models.families import (
     FAMILIES,
     GGUF,
     GGUF_FACTORS,
+    GRANITE_HYBRID_GGUF,
+    RECURRENT_GGUF,
     tiny_deepseek,
     tiny_ernie,
     tiny_ernie_moe,
@@ -83,6 +85,7 @@ CONFIGS = {
     "llama tied": tiny_llama(tie_word_embeddings=True),
     "llama bias": tiny_llama(attention_bias=True),
     **{name: FAMILIES[name] for name in GGUF},
+    **RECURRENT_GGUF,
     "qwen3": tiny_qwen3(),
     "gemma2": tiny_gemma2(query_pre_attn_scalar=16),
     "gemma2 27B": tiny_gemma2(num_hidden_layers=46, query_pre_attn_scalar=12),
@@ -101,7 +104,8 @@ CONFIGS = {
 def told(config: Any) -> dict[str, Any]:
     """Return the metadata of a file of this config besides its sizes."""
     name = next((name for name, known in CONFIGS.items() if known is config), "")
-    return {"metadata": GGUF.get(name), **GGUF_FACTORS.get(name, {})}
+    known = GRANITE_HYBRID_GGUF if name.startswith("granite hybrid") else GGUF.get(name)
+    return {"metadata": known, **GGUF_FACTORS.get(name, {})}
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
