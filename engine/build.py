@@ -15,8 +15,10 @@ from engine.cache.group_pool import GroupPool
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
 from engine.cache.kv_rows import KVRow, attention_row, layer_rows
+from engine.cache.marks import Marks
 from engine.cache.offload import HostTier
 from engine.cache.sizing import KVPlan, kv_refused, offload_bytes
+from engine.cache.states import make_states
 from engine.cache.window import Window
 from engine.device import available_memory, is_unfit
 from engine.errors import EngineError
@@ -90,10 +92,8 @@ class Pieces:
 def build(network: Network, device: torch.device, options: BuildOptions) -> Pieces:
     """Build an engine around `network`. Raises EngineError if nothing fits or the attention backend cannot run here."""
     spec, dtype, notes = network.spec, network.dtype, options.notes
-    if Feature.RECURRENCE in features(spec):
-        raise EngineError(
-            f"This model has {Feature.RECURRENCE.value}, whose states are not kept yet; choose another model."
-        )
+    if (refused := _no_states(spec, options)) is not None:
+        raise EngineError(refused)
     asked = kinds(spec.attentions.values())
     rows = layer_rows(spec, dtype, device, options.kv_dtype)
     row = attention_row(rows)
@@ -117,10 +117,12 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     if plan.slots and (options.offload or options.offload_gb):
         notes = (
             *notes,
-            "No blocks are offloaded: layers with a window keep their rows in groups of their own.",
+            "No blocks are offloaded: layers with a window or a state keep their rows in groups of their own.",
         )
     tier = HostTier(cache.host.grow) if cache.host is not None else None
-    manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window, cache.pools)
+    manager = BlockManager(
+        plan.num_blocks, block_size, cache.carry_out, tier, window, cache.pools, _marks(plan, cache)
+    )
     backend = make_backend(choice.name, cache, unusual_layers(network))
     pieces = Pieces(
         network,
@@ -165,6 +167,27 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
         if why is not None:
             pieces.notes += (f"No draft model is used: {why}.",)
     return pieces
+
+
+def _no_states(spec: ModelSpec, options: BuildOptions) -> str | None:
+    """Return why the recurrent layers of a network cannot be computed, in a sentence; None if they can or there are
+    none."""
+    found = features(spec)
+    if Feature.RECURRENCE not in found:
+        return None
+    if not spec.attentions:
+        return "This model has recurrent layers alone, without attention; choose another model."
+    if options.group is not None:
+        return "This model has recurrent layers, which are not divided among GPUs; use one GPU."
+    return None
+
+
+def _marks(plan: KVPlan, cache: KVCache) -> Marks | None:
+    """Return the marks of recurrent layers, whose log is one of the groups; None without such layers."""
+    for group, pool in zip(plan.needs.groups, cache.pools, strict=True):
+        if group.tail is not None:
+            return Marks(plan.states, group.tail, pool, plan.needs.block_size)
+    return None
 
 
 def _no_draft(pieces: Pieces, has_room: bool) -> str | None:
@@ -261,7 +284,9 @@ def _allocate(
     sources, is_free = kv_sources(network.spec), kind == "auto"
     size, dtype = needs.block_size, network.dtype
     try:
-        return KVCache(rows, plan.num_blocks, size, dtype, device, needs.window, sources, is_free, pools)
+        cache = KVCache(rows, plan.num_blocks, size, dtype, device, needs.window, sources, is_free, pools)
+        cache.states = make_states(network.spec, plan.states, device)
+        return cache
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -86,6 +86,8 @@ class EngineCore:
         self.context_length = pieces.context_length
         self.spec = network.whole
         self.vocab_size = self.spec.vocab_size
+        self.can_mask = pieces.blocks.marks is None
+        """Whether rows can be taken out of view: a recurrence cannot forget what it has seen."""
         self._tuner: Tuner | None = None
         self.disk: DiskTier | None = None
         self._no_disk: DiskFigures | None = None

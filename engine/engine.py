@@ -196,8 +196,12 @@ class Engine(EngineCore):
 
     def _keep_in(self, folder: Path, files: ModelFiles, options: LoadOptions) -> None:
         """Create the disk tier, if this model can have one. Call it on the loop's thread."""
-        if self._ranks is not None or self.spec.window is not None:
-            why = "the model is divided" if self._ranks is not None else "every layer sees only a window"
+        refused = {
+            "the model is divided": self._ranks is not None,
+            "every layer sees only a window": self.spec.window is not None,
+            "the states of recurrent layers are not written yet": not self.can_mask,
+        }
+        if (why := next((why for why, holds in refused.items() if holds), None)) is not None:
             self._no_disk = DiskFigures.none(f"nothing is kept, because {why}")
             return
         most_bytes = None if options.disk_gb is None else gb_to_bytes(options.disk_gb)
@@ -239,5 +243,8 @@ class Engine(EngineCore):
     def chat(
         self, system: str | None = None, think: Think = "auto", think_cache: ThinkCache = "exact"
     ) -> Chat:
-        """Start a conversation. Raises EngineError if the model cannot chat."""
-        return Chat(self, system, think, think_cache)
+        """Start a conversation. Raises EngineError if the model cannot chat.
+
+        With recurrent layers, `think_cache` is exact.
+        """
+        return Chat(self, system, think, think_cache if self.can_mask else "exact")

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.convolving import convolving
-from engine.attention.latent import LatentStep
 from engine.attention.parts import Parts, SpanRows, places
+from engine.attention.recurring import RecurringStep
 from engine.attention.sdpa_gpu import gpu_step
 from engine.attention.unusual import Layers
 from engine.batch import Span, StepBatch
@@ -32,7 +32,7 @@ class SdpaBackend:
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
-        return convolving(self._attention(batch), self._cache, batch.spans, LatentStep)
+        return convolving(self._attention(batch), self._cache, batch.spans, RecurringStep)
 
     def _attention(self, batch: StepBatch) -> Attention:
         if self._cache.device.type == "cuda" and not self._unusual:

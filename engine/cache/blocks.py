@@ -70,6 +70,7 @@ class BlockManager:
         self.groups = Groups(pools, block_size, marks)
         self.index = PrefixIndex(self._blocks, block_size, window, self.groups)
         self._eviction = Eviction(self.index, self.groups)
+        self.marks = marks
         self._states = TableStates(marks, self.index, self._blocks, self._eviction)
         self._cached = 0
         self._clock = count(1)

@@ -13,6 +13,7 @@ from engine.cache.copies import Copy, RowCopy
 from engine.cache.group_pool import GroupPool
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_rows import KVRow, attention_row, kv_row
+from engine.cache.states import States
 from engine.cache.window import Window
 from engine.kernels.on_gpu import triton_problem
 
@@ -87,6 +88,8 @@ class KVCache:
         self._point()
         self.host: HostKV | None = None
         """The host memory for evicted blocks."""
+        self.states: States | None = None
+        """The states of recurrent layers, if there are any."""
         self.tell: Callable[[Runs, Runs], None] = lambda source, target: None
         """Called before rows are copied, so that the other processes of a divided model copy theirs, too."""
 
@@ -130,8 +133,10 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """The size of the cache in bytes."""
-        return sum(part.nbytes for part in self.parts)
+        """The size of the cache in bytes, states included."""
+        return sum(part.nbytes for part in self.parts) + (
+            self.states.nbytes if self.states is not None else 0
+        )
 
     @property
     def token_bytes(self) -> int:

@@ -7,6 +7,7 @@ import torch
 
 from engine.cache.kv_rows import token_bytes
 from engine.cache.layer_groups import LayerGroup, layer_groups
+from engine.cache.states import state_sizes
 from engine.cache.window import Window
 from models.spec import ModelSpec
 
@@ -16,6 +17,12 @@ BRANCH_WINDOWS = (8, 4, 2, 1, 0)
 """In groups with a window, branches have room for so many windows of rows, but for no more than a part of a context.
 Each is the end of a path that can be resumed. It is the first number with which the groups take no more than a part
 of the memory."""
+
+
+STREAM_STATES = 3
+"""Slots of states that a sequence takes: one, and the marks to go a few rows back."""
+MOST_MARKS = 48
+"""The most marks beside those, in a quarter of the memory: message starts and ends of some conversations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,8 @@ class KVNeeds:
     groups: tuple[LayerGroup, ...] = ()
     step: int = 0
     """The most rows that are computed at once; not needed without groups."""
+    state_bytes: int = 0
+    """Bytes of the states of all recurrent layers at one row; 0: there are no such layers."""
 
     def slots(self, streams: int, context: int, windows: int) -> tuple[int, ...]:
         """Return the blocks of each group for `streams` contexts, a copy, and branches with `windows` windows."""
@@ -55,6 +64,13 @@ class KVNeeds:
                 return found
         return self.slots(streams, context, 0)
 
+    def states_within(self, usable: int, streams: int) -> int:
+        """Return how many slots of states suit `usable` bytes, at least those of one sequence (see `Marks`)."""
+        if not self.state_bytes:
+            return 0
+        most = usable // BRANCH_PART // self.state_bytes
+        return max(min(most, STREAM_STATES * streams + MOST_MARKS), STREAM_STATES)
+
     def group_bytes(self, slots: Sequence[int]) -> int:
         """Return the bytes of so many blocks of each group."""
         pairs = zip(self.groups, slots, strict=True)
@@ -79,7 +95,7 @@ class KVNeeds:
     def conversation_bytes(self, tokens: int) -> int:
         """Return the bytes of the rows of one conversation of `tokens` tokens, without any room for computing more."""
         windows = sum(group.token_bytes * min(tokens, group.window) for group in self.groups)
-        return self.token_bytes * tokens + windows
+        return self.token_bytes * tokens + windows + STREAM_STATES * self.state_bytes
 
 
 def kv_needs(
@@ -97,4 +113,4 @@ def kv_needs(
     groups = tuple(layer_groups(spec, dtype, kind)) if in_groups else ()
     primary = token_bytes(spec, dtype, kind) - sum(group.token_bytes for group in groups)
     window = Window(spec.window, step) if spec.window is not None else None
-    return KVNeeds(primary, block_size, window, groups, step)
+    return KVNeeds(primary, block_size, window, groups, step, sum(state_sizes(spec).values()))

@@ -1,21 +1,26 @@
 """The layers of a network by the rows that they need: see `engine/cache/groups.py`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.cache.kv_rows import layer_rows
-from models.spec import ModelSpec, kv_sources, reach
+from engine.cache.marks import LOG_ROWS
+from models.recurrences import Recurrence
+from models.spec import Mixer, ModelSpec, kv_sources, reach
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that see no more than the last `window` rows, the row itself included, where others of the network do."""
+    """Layers that need no more than the last `window` rows, the row itself included, where others of the network do."""
 
     window: int
     layers: tuple[int, ...]
     token_bytes: int
     """Bytes that a token takes in all of them."""
+    tail: int | None = None
+    """How many rows before a row a recurrence reads from the log; None: the layers are no recurrences."""
 
 
 def layer_groups(spec: ModelSpec, dtype: torch.dtype, kind: str = "auto") -> list[LayerGroup]:
@@ -24,16 +29,25 @@ def layer_groups(spec: ModelSpec, dtype: torch.dtype, kind: str = "auto") -> lis
     A layer that others read needs what they see, and those belong to its group. `kind` is as in `kv_row`.
     """
     sources, rows = kv_sources(spec), layer_rows(spec, dtype, torch.device("cpu"), kind)
-    seen: dict[int, list[int | None]] = {}
-    for layer, source in enumerate(sources):
-        if (mixer := spec.layers[layer].mixer) is not None:
-            seen.setdefault(source, []).append(reach(mixer))
-    windows = {source: None if None in seen[source] else max(filter(None, seen[source])) for source in seen}
-    found = {window for window in windows.values() if window is not None and window != spec.window}
+    seen: dict[int, list[Mixer]] = {}
+    for source, layer in zip(sources, spec.layers, strict=True):
+        if layer.mixer is not None:
+            seen.setdefault(source, []).append(layer.mixer)
+    kinds = {source: _window(mixers) for source, mixers in seen.items()}
+    windowed = {(window, tail) for window, tail in kinds.values() if window and window != spec.window}
     groups = []
-    for window in sorted(found, reverse=True):
-        own = [source for source in windows if windows[source] == window]
+    for window, tail in sorted(windowed, reverse=True):
+        own = [source for source in kinds if kinds[source] == (window, tail)]
         each = sum(rows[source].nbytes * (1 + rows[source].has_v) for source in own)
         layers = tuple(layer for layer, source in enumerate(sources) if source in own)
-        groups.append(LayerGroup(window, layers, each))
+        groups.append(LayerGroup(window, layers, each, tail if tail >= 0 else None))
     return groups
+
+
+def _window(mixers: Sequence[Mixer]) -> tuple[int, int]:
+    """Return the rows that layers which share theirs need (0: all), and the tail of a recurrence (-1: none)."""
+    for mixer in mixers:
+        if isinstance(mixer, Recurrence):
+            return LOG_ROWS + mixer.conv_width - 1, mixer.conv_width - 1
+    windows = [reach(mixer) for mixer in mixers]
+    return 0 if None in windows else max(filter(None, windows)), -1

@@ -116,6 +116,7 @@ class Rows:
             self.token_ids[:count],
             self.positions[:count],
             self.keys[:count],
+            edges=[edge for edge in self.edges if edge <= count],
             masked_until=self.masked_until,
             said=self.said,
         )

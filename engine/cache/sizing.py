@@ -50,11 +50,13 @@ class KVPlan:
     """Bytes that the weights left free."""
     slots: tuple[int, ...] = ()
     """The blocks of each group of `needs`, as in the order there."""
+    states: int = 0
+    """The slots of states of recurrent layers; 0 if there are none."""
 
     @property
     def nbytes(self) -> int:
         """The size of the cache in bytes."""
-        return self.needs.nbytes(self.num_blocks, self.slots)
+        return self.needs.nbytes(self.num_blocks, self.slots) + self.states * self.needs.state_bytes
 
     @property
     def share(self) -> float:
@@ -99,8 +101,10 @@ def plan_kv(
         )
     usable = int(max(available - reserve, 0) * share)
     size, limit = needs.block_size, requested or model_limit
-    slots = needs.slots_within(usable, streams, limit)
-    fits = needs.tokens_in(usable, slots)
+    states = needs.states_within(usable, streams)
+    room = max(usable - states * needs.state_bytes, 0)
+    slots = needs.slots_within(room, streams, limit)
+    fits = needs.tokens_in(room, slots)
     slides = needs.window is not None and fits >= needs.window.most_blocks(size) * size
     if fits < min(requested or LEAST_CONTEXT, model_limit) and not slides:
         wanted = requested or LEAST_CONTEXT
@@ -114,7 +118,8 @@ def plan_kv(
     spare = min(max(int(fits * branches) - streams * context, context // BRANCH_PART), context)
     # One block more than the contexts fill: room for a copy-on-write while a full context is held.
     blocks = -(-min(streams * context + spare, fits) // size) + 1
-    return KVPlan(context, blocks, needs, available, tuple(min(count, blocks) for count in slots))
+    slots = tuple(min(count, blocks) for count in slots)
+    return KVPlan(context, blocks, needs, available, slots, states)
 
 
 def plan_chunks(
@@ -258,7 +263,7 @@ def weight_room(
 
 def _least_bytes(needs: KVNeeds, tokens: int) -> int:
     """Return the bytes of the least cache for a context of `tokens` tokens."""
-    whole = tokens * needs.token_bytes
+    whole = tokens * needs.token_bytes + needs.states_within(0, 1) * needs.state_bytes
     return whole + needs.group_bytes(
         [min(count, -(-tokens // needs.block_size)) for count in needs.slots(1, 0, 0)]
     )

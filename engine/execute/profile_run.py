@@ -1,6 +1,6 @@
 """Measure how much GPU memory a step takes besides weights and KV, before the KV cache is allocated."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +9,10 @@ from engine.kernels.recording import wait_for
 from engine.params import SamplingParams
 from engine.sampling.sampler import SamplerState, sample
 from models.loading.load import is_out_of_memory
+from models.recurrences import Recurrence
+from models.reference.attention import Walk
 from models.reference.decoder import Decoder
+from models.spec import Layer
 
 FEWEST = 16
 """The fewest rows to measure with."""
@@ -25,7 +28,9 @@ def activation_bytes(model: Decoder, rows: int, samples: int, device: torch.devi
 
     def run(count: int) -> None:
         ids = torch.zeros(count, dtype=torch.int64, device=device)
-        hidden = model.forward(ids, torch.arange(count, device=device) % model.positions, _NoAttention())
+        hidden = model.forward(
+            ids, torch.arange(count, device=device) % model.positions, _NoAttention(model.spec.layers)
+        )
         logits = model.logits(hidden[-samples:])
         params = SamplingParams(top_p=0.9, repetition_penalty=1.1, presence_penalty=0.1, seed=0)
         sample(logits[-1], SamplerState.create(params, [0], logits.shape[-1], device))
@@ -36,6 +41,9 @@ def activation_bytes(model: Decoder, rows: int, samples: int, device: torch.devi
 class _NoAttention:
     """Takes the memory of outputs, and sees no other rows."""
 
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._layers = layers
+
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return q.clone()
 
@@ -44,6 +52,11 @@ class _NoAttention:
 
     def latent_rows(self, layer_index: int, rows: Tensor) -> Iterable[tuple[int, Tensor]]:
         return [(len(rows), rows)]
+
+    def recur(self, layer_index: int, rows: Tensor, walk: Walk) -> Tensor:
+        spec = self._layers[layer_index].mixer
+        assert isinstance(spec, Recurrence)
+        return rows.new_zeros(len(rows), spec.output_size)
 
 
 @torch.inference_mode()

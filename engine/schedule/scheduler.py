@@ -19,6 +19,7 @@ from engine.events import FinishReason
 from engine.schedule.chunk_pace import FEWEST, PADDING, RowCost
 from engine.schedule.metrics import Tally
 from engine.schedule.sequence import Priority, Sequence, SequenceStatus
+from engine.schedule.state_plan import state_plan
 
 
 class MaskedRowsEvictedError(EngineError):
@@ -60,6 +61,7 @@ class PromptChunk:
             [*rows.positions[at], *range(rows.next_position, rows.next_position + more)],
             int(self.samples) + more,
             sequence.prompt_tokens - (sequence.earlier if self.count == 1 else 0),
+            state.moves if (state := sequence.table.state) is not None else None,
         )
 
 
@@ -368,6 +370,7 @@ class Scheduler:
         while True:
             try:
                 self.reserve(sequence.table, rows, sequence.priority is Priority.IDLE)
+                self.blocks.plan(sequence.table, state_plan(sequence, rows))
                 return True
             except OutOfBlocksError:
                 alone = sequence.priority is Priority.IDLE or self.running == [sequence]

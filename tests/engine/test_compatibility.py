@@ -269,12 +269,13 @@ def test_a_model_that_the_native_kernels_know_has_no_note() -> None:
     )
 
 
-def test_recurrent_layers_are_refused_in_words() -> None:
-    with pytest.raises(EngineError, match="This model has recurrent layers, whose states are not kept yet"):
-        put_together(ASKING[Feature.RECURRENCE])
+def test_recurrent_layers_alone_are_refused_in_words() -> None:
+    spec = ASKING[Feature.RECURRENCE]
+    with pytest.raises(EngineError, match="This model has recurrent layers alone"):
+        put_together(replace(spec, layers=spec.layers[1:]))
 
 
-@pytest.mark.parametrize("feature", sorted(set(Feature) - {Feature.RECURRENCE}, key=str))
+@pytest.mark.parametrize("feature", sorted(Feature, key=str))
 def test_only_plain_attention_decodes_ahead_on_a_gpu(
     feature: Feature, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,13 +218,14 @@ def tiny_engine(
     tokenizer: Tokenizer | None = None,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    network: Network | None = None,
     **options: Any,
 ) -> Iterator[TinyEngine]:
-    """Write a random checkpoint into `folder` (unless it holds one) and run an engine on it."""
+    """Write a random checkpoint into `folder` (unless it holds one) and run an engine on it, or on a `network`."""
     tokenizer = tokenizer or tiny_tokenizer()
-    if not (folder / "config.json").exists():
+    if network is None and not (folder / "config.json").exists():
         write_checkpoint(folder, config or tiny_qwen3(vocab_size=272, max_position_embeddings=1024))
-    network = load_model(files_of(folder), dtype=dtype, device=torch.device(device))
+    network = network or load_model(files_of(folder), dtype=dtype, device=torch.device(device))
     small = {"block_size": 4, "max_chunk": 64, "attention": "sdpa", "fused": False, "threads": 1}
     engine = TinyEngine(
         Loop(),

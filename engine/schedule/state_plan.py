@@ -1,0 +1,26 @@
+"""The rows of a sequence after which marks of recurrent states are taken (see `engine/cache/marks.py`)."""
+
+from engine.cache.live_state import StatePlan
+from engine.cache.marks import LOG_ROWS
+from engine.schedule.sequence import Priority, Sequence
+
+INTERVAL = 512
+"""In a long text there is a mark after so many rows, until there are too many."""
+BEFORE_ANSWER = 16
+"""There is a mark so many rows before the end of a prompt: the next prompt may part from it where the text that opens
+an answer begins, and from there on the log leads to any row."""
+BACK = LOG_ROWS // 2
+"""An answer has a mark after each of so many rows, the last two of which are kept: then the log leads to all rows but
+the oldest of the last LOG_ROWS."""
+
+
+def state_plan(sequence: Sequence, rows: int) -> StatePlan:
+    """Return the plan of a step that computes the next `rows` rows of a sequence, without those of guesses."""
+    start, idle = sequence.computed, sequence.priority is Priority.IDLE
+    stop = start + rows
+    if sequence.decodes:
+        at = tuple(row for row in range(start + 1, stop + 1) if row % BACK == 0)
+        return StatePlan(rows, at, idle, is_brief=True)
+    edges = (row for row in sequence.rows.edges if start < row <= stop)
+    spaced = range((start // INTERVAL + 1) * INTERVAL, stop + 1, INTERVAL)
+    return StatePlan(rows, (*edges, *spaced, sequence.prompt_tokens - BEFORE_ANSWER), idle)

@@ -1,0 +1,40 @@
+"""A tiny network with gated delta nets and attention, and engines around it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from models.network import Network
+from models.recurrences import DeltaNet
+from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm, Rope
+from models.text.tokenizer import Tokenizer
+from tests.engine.tiny import TinyEngine, tiny_engine
+from tests.models.test_reference import checkpoint, network_of
+
+NET = Layer(DeltaNet(2, 4, 16, 16, conv_width=4), FeedForward(48))
+PLAIN = Layer(Attention(2, 1, 32, rope=Rope()), FeedForward(48))
+SPEC = ModelSpec("Hybrid", 272, 48, 1024, (NET, PLAIN, NET), Norm())
+
+
+def hybrid_network(spec: ModelSpec = SPEC, seed: int = 0) -> Network:
+    """Its weights are random; its states forget at the rates of a real one."""
+    tensors, names = checkpoint(spec, seed)
+    for name in tensors:
+        if name.endswith("decay"):
+            tensors[name] = -tensors[name].abs()
+    return network_of(spec, tensors, names)
+
+
+@contextmanager
+def hybrid_engine(tokenizer: Tokenizer | None = None, **options: Any) -> Iterator[TinyEngine]:
+    """An engine whose memory is NaN wherever nobody has written."""
+    network = hybrid_network()
+    with tiny_engine(Path(), tokenizer=tokenizer, network=network, **({"context": 420} | options)) as engine:
+        cache = engine.pieces.cache
+        assert cache.states is not None
+        for part in cache.parts:
+            part[:, :, : -engine.block_size] = float("nan")
+        for states in cache.states.layers.values():
+            states.fill_(float("nan"))
+        yield engine

@@ -1,0 +1,126 @@
+"""Networks with recurrent layers: what an engine remembers of them is what the reference computes from the start."""
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from engine import ContextFullError, SamplingParams
+from engine.cache.rows import Rows
+from engine.conversation.chat import Turn
+from models.reference.decoder import Decoder
+from tests.engine.hybrid import hybrid_engine
+from tests.engine.keeping import GREEDY, answer, heard
+from tests.engine.test_chat_paths import copies
+from tests.engine.test_chat_random import OPERATIONS, one
+from tests.engine.tiny import TinyEngine, say
+from tests.fresh import seeds
+from tests.models.checkpoints import run
+
+STEPS = 40
+
+
+def expected(engine: TinyEngine, prompt: list[int], count: int) -> list[int]:
+    """What the reference says greedily, computing the whole text each time."""
+    model, tokens = Decoder(engine.pieces.network), list(prompt)
+    for _ in range(count):
+        tokens.append(int(run(model, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def told(engine: TinyEngine, prompt: list[int]) -> tuple[list[int], int]:
+    """The tokens of an answer, and how many rows of the prompt were computed."""
+    found, computed = answer(engine, prompt)
+    return [token for token, _ in found], computed
+
+
+def text(seed: int, length: int) -> list[int]:
+    rng = Random(seed)
+    return [rng.randrange(250) for _ in range(length)]
+
+
+def test_greedy_answers_are_those_of_the_reference_however_a_prompt_is_cut() -> None:
+    prompt = text(0, 100)
+    for chunk in (1, 7, 64):
+        with hybrid_engine(max_chunk=chunk) as engine:
+            found, computed = told(engine, prompt)
+            assert computed == 100
+            assert found == expected(engine, prompt, len(found))
+
+
+def test_prompts_that_are_computed_together_are_answered_as_alone() -> None:
+    stem = text(1, 90)
+    rng = Random(1)
+    prompts = [stem[: rng.randint(1, 90)] + text(at, rng.randint(1, 20)) for at in range(12)]
+    with hybrid_engine(max_chunk=16) as engine:
+        for first in range(0, len(prompts), 4):
+            asked = [engine.start(Rows.of(prompt), GREEDY) for prompt in prompts[first : first + 4]]
+            for prompt, sequence in zip(prompts[first:], asked, strict=False):
+                found = [token for token, _ in heard(engine, sequence)]
+                assert found == expected(engine, prompt, len(found))
+            engine.check()
+
+
+def test_a_prefix_is_reused_to_the_row() -> None:
+    prompt = text(2, 100)
+    with hybrid_engine() as engine:
+        first, _ = told(engine, prompt)
+        assert told(engine, prompt) == (first, 1), "a retry"
+        after = [*prompt, *first[:-1]]
+        assert told(engine, [*after, 7])[1] == 1, "the next message"
+        assert told(engine, [*after[:-4], 7, 8])[1] == 2, "an answer of which the end was taken back"
+        assert told(engine, [*prompt[:-9], 1, 2, 3])[1] == 3, "an edit near the end of the prompt"
+        found, _ = told(engine, [*prompt[:40], 1, 2, 3])
+        assert found == expected(engine, [*prompt[:40], 1, 2, 3], len(found))
+        assert told(engine, [*prompt[:40], 4, 5, 6])[1] == 3, "a fork that a prompt has found"
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+def test_random_conversations(seed: int) -> None:
+    rng = Random(seed)
+    options: dict[str, Any] = {"num_blocks": rng.choice([None, 110]), "max_chunk": rng.choice([16, 64])}
+    with hybrid_engine(**options) as engine:
+        chat = engine.chat(think_cache=rng.choice(["exact", "mask"]))
+        assert chat.think_cache == "exact"
+        loaded: list[list[Turn]] = [[]]
+        for _ in range(STEPS):
+            operation = rng.choice(OPERATIONS)
+            if operation == "load":
+                loaded.append(copies(chat.turns))
+                chat.load(copies(rng.choice(loaded)))
+            try:
+                one(engine, chat, rng, operation)
+            except (ContextFullError, StopIteration):  # the second where the context ends within an answer
+                chat.load(copies(chat.turns[: len(chat.turns) // 2]))
+            engine.check()
+
+
+def test_only_what_is_new_is_computed_after_each_message() -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=20)
+    with hybrid_engine(context=900) as engine:
+        chat = engine.chat("a system prompt that is longer than a few rows")
+        chat.settle(wait=True)
+        for message in ("the first message", "another one", "and a third"):
+            engine.scripted.script = say(engine, "some thoughts", f"an answer to {message}")
+            before = len(chat._history.rows(chat.turns))
+            list(chat.send(message, replace(greedy, max_tokens=200)))
+            stats = chat.turns[-1].answer.stats
+            assert stats.cached_tokens == before
+            chat.settle(wait=True)
+            engine.scripted.rows_computed = 0
+            chat.settle(wait=True)
+            assert engine.scripted.rows_computed == 0, "all that the next turn sees is there"
+        list(chat.retry(greedy))
+        assert chat.turns[-1].answer.stats.prefilled_tokens == 1
+        chat.settle(wait=True)
+        last = chat.turns[-1].user
+        chat.undo()
+        list(chat.send(last[:-5] + "changed", greedy))
+        assert chat.turns[-1].answer.stats.prefilled_tokens < 40, "the message from where it was changed"
+        chat.prepare("a draft", wait=True)
+        engine.scripted.rows_computed = 0
+        chat.prepare("a dra", wait=True)
+        chat.prepare("a draft that goes on", wait=True)
+        assert engine.scripted.rows_computed < 60
+        engine.check()
