@@ -117,8 +117,13 @@ def stored_bytes(spec: ModelSpec, name: str) -> float:
 
 
 def read_bytes(network: Network) -> int:
-    """Return the bytes of weights that a decoded token reads, without unchosen experts and an untied embedding."""
+    """Return the bytes of weights that a decoded token reads, without unchosen experts and embeddings.
+
+    A tied embedding is read by the head.
+    """
     unread = 0 if network.spec.tied else network.embedding.nbytes
+    if network.layer_inputs is not None:
+        unread += network.layer_inputs.embedding.nbytes
     for layer, weights in zip(network.spec.layers, network.layers, strict=True):
         feed = layer.feed_forward
         if isinstance(feed, Experts) and isinstance(weights.feed_forward, ExpertWeights):

@@ -81,6 +81,11 @@ SHAPES = {
     "Qwen2.5-0.5B": known_shape("qwen2.5:0.5b"),
     "Gemma-2-2B": known_shape("gemma2:2b"),
     "Gemma-3-1B": known_shape("gemma3:1b"),
+    "Gemma-4-E2B": known_shape("gemma4:e2b"),
+    "Gemma-4-E4B": known_shape("gemma4:e4b"),
+    "Gemma-4-12B": known_shape("gemma4:12b"),
+    "Gemma-4-26B-A4B": known_shape("gemma4:26b-a4b"),
+    "LFM2.5-1.2B": known_shape("lfm2.5:1.2b"),
     "Llama-3.2-1B": known_shape("llama3.2:1b"),
     "Mistral-7B-v0.1": each_attention(
         known_shape("mistral:7b"), lambda _, attention: replace(attention, window=4096)
@@ -92,9 +97,13 @@ SHAPES = {
 
 def names_of(spec: ModelSpec) -> dict[str, str]:
     """Return Qwen3's names for the parts that Qwen3 has, and made-up names for the others."""
-    names = dict(NAMES)
-    for slot in slots(spec):
-        names.setdefault(slot.part, slot.part + (".{}" if slot.expert is not None else ""))
+    parts = {slot.part: slot for slot in slots(spec)}
+    names = {"layers": NAMES["layers"]}
+    for part, slot in parts.items():
+        name = NAMES.get(part)
+        if name is None or name in names.values():  # several families share one table
+            name = part + (".{}" if slot.expert is not None else "")
+        names[part] = name
     return names
 
 
