@@ -32,6 +32,13 @@ class Backdrop:
         event.refresh_styles = event.refresh_styles and self._was_shown
         self._was_shown = True
 
+    def _on_timer_update(self) -> None:
+        """Draw one frame where both the layout and what it shows have changed: Textual draws two."""
+        if self._layout_required and self._repaint_required:
+            self._dirty_widgets.add(self)  # what is dirty is drawn with the layout
+            self._repaint_required = False
+        super()._on_timer_update()  # type: ignore[misc]
+
 
 class Shaded(Visual):
     """The screen below, with a translucent colour over it."""

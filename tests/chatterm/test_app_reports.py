@@ -215,9 +215,22 @@ async def test_a_screen_over_the_conversation_looks_as_textual_draws_it(
             pictures.append([(segment.text, segment.style) for segment in driver.segments()])
             await driver.pilot.press("escape")
             await driver.until(lambda: driver.app.screen is driver.app.chat)
-            for name in ("render", "_on_screen_resume"):
+            for name in ("render", "_on_screen_resume", "_on_timer_update"):
                 monkeypatch.delattr(Backdrop, name, raising=False)
         assert joined(pictures[0]) == joined(pictures[1])
+
+
+async def test_a_new_layout_of_a_report_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with driven(ScriptedBackend(), (100, 30)) as driver:
+        driver.app.chat.action_run_command("help", "")
+        await driver.shows("Esc closes")
+        await driver.pilot.pause()
+        frames: list[object] = []
+        monkeypatch.setattr(driver.app, "_display", lambda screen, frame: frames.append(frame))
+        screen = driver.app.screen
+        screen.refresh(layout=True)
+        screen._on_timer_update()
+        assert len(frames) == 1
 
 
 def joined(segments: Sequence[tuple[str, Style | None]]) -> list[tuple[str, Style | None]]:
