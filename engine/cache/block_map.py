@@ -6,6 +6,8 @@ from enum import IntEnum
 
 from engine.cache.block import Key
 from engine.cache.blocks import BlockManager
+from engine.cache.block import Block, Key
+from engine.cache.blocks import BlockManager
 
 
 class BlockState(IntEnum):
@@ -59,22 +61,26 @@ def block_map(blocks: BlockManager, keys: Sequence[Key]) -> BlockMap:
     every = blocks.every
     size = blocks.block_size
     path = blocks.path(keys)
-    if path:
-        tail, mine = every[path[-1]].keys, keys[(len(path) - 1) * size :]
-        if list(mine[: len(tail)]) != tail[: len(mine)]:
-            path.pop()  # it diverges within this block, so the branch would copy the matching rows
+    if path and not _agree(every[path[-1]], keys[(len(path) - 1) * size :]):
+        path.pop()  # it diverges within this block, so the branch would copy the matching rows
     masked_rows, hidden = _masked_rows(keys[:present])
     masked = {row // size for row in masked_rows}
     here = [(index, every[id]) for index, id in enumerate(path) if id != blocks.blank]
     own = {block for _, block in here}
+    # Where windows have lost rows, the path ends before the branch does.
+    branch = blocks.index.chain(keys)
+    end, _ = blocks.index.go_on(branch, keys, in_all=False)
+    own.update(branch)
+    if end is not None and _agree(end, keys[len(branch) * size :]):
+        own.add(end)
     shared = 0
     for index, block in here:
         if block.children.keys() - own or block.refs > 1:
             shared = index + 1
     states = bytearray(len(every))
-    leaves = 0
+    others = 0
     for block in every:
-        leaves += bool(block.keys) and not block.children
+        others += bool(block.keys) and not block.children and block not in own
         if block.refs:
             states[block.id] = BlockState.HELD
         elif block.keys:
@@ -83,7 +89,6 @@ def block_map(blocks: BlockManager, keys: Sequence[Key]) -> BlockMap:
         states[block.id] = BlockState.SHARED if index < shared else BlockState.HELD
         if index in masked:
             states[block.id] = BlockState.MASKED
-    own_leaf = bool(path) and not every[path[-1]].children
     return BlockMap(
         block_size=size,
         states=bytes(states),
@@ -92,8 +97,13 @@ def block_map(blocks: BlockManager, keys: Sequence[Key]) -> BlockMap:
         present=present,
         shared=min(shared * size, present),
         hidden=hidden,
-        others=leaves - own_leaf,
+        others=others,
     )
+
+
+def _agree(block: Block, keys: Sequence[Key]) -> bool:
+    """Return whether the keys of `block` are the first of `keys`, or begin with all of them."""
+    return list(keys[: len(block.keys)]) == block.keys[: len(keys)]
 
 
 def _masked_rows(keys: Sequence[Key]) -> tuple[list[int], int]:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from engine.cache.block_map import BlockMap, BlockState, block_map
 from engine.cache.blocks import BlockManager
+from engine.cache.group_pool import GroupPool
 from engine.cache.rows import Rows
+from engine.cache.window import Window
 from engine.errors import EngineError
 from engine.params import SamplingParams
 from tests.counting import PATIENCE
@@ -45,6 +47,16 @@ def test_a_block_that_goes_on_differently_belongs_to_the_other_branch() -> None:
     found = block_map(manager, [1, 2, 3, 4, 5, 6, 99])
     assert (found.path, found.present, found.shared, found.others) == ((0,), 6, 4, 1)
     assert states(found) == [SHARED, CACHED, FREE, FREE]
+
+
+def test_a_branch_whose_windows_lost_rows_is_no_other_branch() -> None:
+    manager = BlockManager(8, 2, pools=[GroupPool(4, Window(3, 2))])
+    for keys in ([1, 2, 3, 4, 5, 6, 7], [20, 21, 22, 23, 24, 25, 26]):
+        manager.close(filled(manager, keys))
+    for keys in ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8]):
+        found = block_map(manager, keys)
+        assert found.present < 7, "the other branch took the slots"
+        assert (found.shared, found.others) == (0, 1)
 
 
 def test_what_runs_is_held_and_what_two_hold_is_shared() -> None:
