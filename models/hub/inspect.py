@@ -106,6 +106,7 @@ def _describe_folder(files: ModelFiles, folder: Path) -> ModelFacts:
     shapes = {name: (dtype, math.prod(shape)) for name, (dtype, shape) in found.items()}
     if scheme is not None:
         shapes = stored_types(found, scheme)
+    shapes = _used(raw, shapes)
     if raw.get("tie_word_embeddings") and "model.embed_tokens.weight" in shapes:
         shapes.pop("lm_head.weight", None)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -119,6 +120,15 @@ def _describe_folder(files: ModelFiles, folder: Path) -> ModelFacts:
         tuple((path.relative_to(folder).as_posix(), path.stat().st_size) for path in paths),
         scheme=scheme,
     )
+
+
+def _used(raw: dict[str, Any], shapes: dict[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    """Return the tensors that the text model uses, by the names in it; all as stored if nothing reads the config."""
+    try:
+        family, _ = spec_of_hf(raw)
+    except ModelError:
+        return shapes
+    return {used: shape for name, shape in shapes.items() if (used := family.rename(name)) is not None}
 
 
 def _scheme(raw: dict[str, Any]) -> Scheme | None:

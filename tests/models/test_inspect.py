@@ -15,6 +15,9 @@ from models.hub.sources import local_files
 from models.weights.safetensors_files import tensor_shapes
 from tests.models.hub_world import CONFIG
 
+_PARTS = {"Llama4ForConditionalGeneration": {"num_local_experts": 2, "num_experts_per_tok": 1}}
+"""What the configs of some families need besides."""
+
 
 def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]]) -> None:
     """Write a safetensors file of zeros by hand."""
@@ -49,6 +52,27 @@ def test_a_folder(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     facts = describe(local_files(folder(tmp_path, tie_word_embeddings=True)))
     assert (facts.parameters, facts.has_chat_template) == (1040, True), "tied weights count once"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "text", "tower"),
+    [
+        ("MuseGlimmerForConditionalGeneration", "model.language_model.", "model.vision_tower."),
+        ("Gemma3ForConditionalGeneration", "language_model.model.", "vision_tower."),
+        ("Mistral3ForConditionalGeneration", "language_model.model.", "multi_modal_projector."),
+        ("Llama4ForConditionalGeneration", "language_model.model.", "vision_model."),
+    ],
+)
+def test_what_only_pictures_need_is_not_counted(
+    tmp_path: Path, architecture: str, text: str, tower: str
+) -> None:
+    tensors = {f"{text}embed_tokens.weight": ("BF16", [64, 16]), f"{tower}weight": ("F32", [1000])}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    path = folder(
+        tmp_path, architectures=[architecture], text_config={**CONFIG, **_PARTS.get(architecture, {})}
+    )
+    facts = describe(local_files(path))
+    assert (facts.reason, facts.parameters, facts.dtype) == (None, 1024, "BF16")
 
 
 def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
