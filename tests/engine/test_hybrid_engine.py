@@ -1,10 +1,13 @@
 """Networks with recurrent layers: what an engine remembers of them is what the reference computes from the start."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from transformers import PretrainedConfig
 
 from engine import ContextFullError, SamplingParams
 from engine.cache.rows import Rows
@@ -14,9 +17,10 @@ from tests.engine.hybrid import hybrid_engine
 from tests.engine.keeping import GREEDY, answer, heard
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_chat_random import OPERATIONS, one
-from tests.engine.tiny import TinyEngine, say
+from tests.engine.tiny import TinyEngine, say, tiny_engine
 from tests.fresh import seeds
 from tests.models.checkpoints import run
+from tests.models.hybrids import tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
 
 STEPS = 40
 
@@ -47,6 +51,16 @@ def test_greedy_answers_are_those_of_the_reference_however_a_prompt_is_cut() -> 
             found, computed = told(engine, prompt)
             assert computed == 100
             assert found == expected(engine, prompt, len(found))
+
+
+@pytest.mark.parametrize("config", [tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next])
+def test_families_answer_as_the_reference_does(folder: Path, config: Callable[..., PretrainedConfig]) -> None:
+    prompt = text(3, 70)
+    with tiny_engine(folder, config(vocab_size=272, max_position_embeddings=1024), context=300) as engine:
+        found, _ = told(engine, prompt)
+        assert found == expected(engine, prompt, len(found))
+        assert told(engine, prompt) == (found, 1)
+        assert told(engine, [*prompt, *found[:-3], 1, 2])[1] == 2
 
 
 def test_prompts_that_are_computed_together_are_answered_as_alone() -> None:
