@@ -19,17 +19,20 @@ def walk(spec: DeltaNet, weights: DeltaNetWeights, rows: Tensor, state: Tensor) 
     `state` fp32 is that before the n rows, and is not changed. y has the dtype of `rows`. However a text is cut, each
     row has the same bits: what is computed for many rows at once is correctly rounded, all else row by row.
     """
-    inputs = convolved(rows[:, : spec.conv_size], weights.filters, None)
-    state, outs = state.clone(), rows.new_empty(len(inputs), *spec.state_shape[::2])
-    for given, gates, out in zip(inputs, rows[spec.conv_width - 1 :, spec.conv_size :], outs, strict=True):
-        q, k, v = torch.split(given.float(), [spec.key_size, spec.key_size, spec.output_size])
-        q, k = (_by_value_head(spec, _unit(part.view(spec.key_heads, -1))) for part in (q, k))
-        b, a = gates.clone().chunk(2)
+    inputs = convolved(rows[:, : spec.conv_size], weights.filters, None).float()
+    q, k, v = torch.split(inputs, [spec.key_size, spec.key_size, spec.output_size], dim=-1)
+    q, k = (_by_value_head(spec, _unit(part.unflatten(-1, (spec.key_heads, -1)))) for part in (q, k))
+    texts = (q * spec.key_dim**-0.5).unsqueeze(2), k.unsqueeze(2), v.unflatten(-1, (spec.value_heads, 1, -1))
+    gates = rows[spec.conv_width - 1 :, spec.conv_size :]
+    state, outs = state.clone(), rows.new_empty(len(inputs), spec.value_heads, 1, spec.value_dim)
+    for *given, own, out in zip(*texts, gates, outs, strict=True):
+        # Copies, because the order of sums may depend on where in memory their numbers begin.
+        q, k, v = (part.clone() for part in given)
+        b, a = own.clone().chunk(2)
         state *= torch.exp(weights.decay * F.softplus(a.float() + weights.dt_bias)).view(-1, 1, 1)
-        known = torch.bmm(k.unsqueeze(1), state).squeeze(1)
-        change = (v.view_as(known) - known) * b.sigmoid().float().unsqueeze(1)
-        state += k.unsqueeze(2) * change.unsqueeze(1)
-        out.copy_(torch.bmm((q * spec.key_dim**-0.5).unsqueeze(1), state).squeeze(1))
+        change = (v - torch.bmm(k, state)) * b.sigmoid().float().view(-1, 1, 1)
+        state.addcmul_(k.mT, change)
+        out.copy_(torch.bmm(q, state))
     return outs.flatten(1), state
 
 
@@ -41,11 +44,12 @@ def gated_norm(spec: DeltaNet, weights: DeltaNetWeights, y: Tensor, z: Tensor) -
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Divide the heads x [heads, key_dim] by their lengths."""
+    """Divide the heads x [n, heads, key_dim] by their lengths."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _LENGTH_EPS)
 
 
 def _by_value_head(spec: DeltaNet, x: Tensor) -> Tensor:
-    """Return for each value head what it reads of the key heads x [key_heads, key_dim]: [value_heads, key_dim]."""
+    """Return for each value head what it reads of the key heads x [n, key_heads, key_dim]: [n, value_heads,
+    key_dim]."""
     times = spec.value_heads // spec.key_heads
-    return x.repeat(times, 1) if spec.alternating else x.repeat_interleave(times, dim=0)
+    return x.repeat(1, times, 1) if spec.alternating else x.repeat_interleave(times, dim=1)
