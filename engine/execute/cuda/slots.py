@@ -87,7 +87,8 @@ class Slots:
             self._words[together : together + rows],
             self._words[tiles : tiles + most_members(rows)],
         )
-        self._start = start
+        self._starts = [start + group * slots * blocks for group in range(groups)]
+        self._width = blocks
         self._active = [-1] * rows
         self._together = [(together, [0] * rows), (tiles, [-1] * most_members(rows))]
         self._pools = (None, *pools)
@@ -118,8 +119,7 @@ class Slots:
 
     def _show(self, slot: int, group: int, blocks: Items[int], first: int) -> None:
         known, pool = self._tables[group][slot], self._pools[group]
-        count, width = self.given.tables[group].shape
-        at = self._start + (group * count + slot) * width
+        at = self._starts[group] + slot * self._width
         for index in reversed(range(min(first, len(known)))):
             blank = blocks[index] if pool is None else pool.blank
             if known[index] == blank:
