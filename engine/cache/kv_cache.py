@@ -232,10 +232,12 @@ class KVCache:
         """Lend the first block slots in every group, for steps that only compile kernels. The cache must be empty."""
         for pool in self.pools:
             pool.take(0)
-        yield
-        for pool in self.pools:
-            pool.release(0, 0)
-            pool.drop(0)
+        try:
+            yield
+        finally:
+            for pool in self.pools:
+                pool.release(0, 0)
+                pool.drop(0)
 
     def first_seen(self, row: int, group: int = 0) -> int:
         """Return the first row of the first block that rows from `row` on see in a group. It depends on `row` alone."""

@@ -178,6 +178,8 @@ def test_compiling_leaves_the_blank_block_and_the_slots_as_they_were(case: Case)
             given.cache.pools[0].drop(block)
     runner = Runner(case.network, TritonBackend(given.cache, unusual_layers(case.network)), CPU)
     assert runner.fuse(case.network, given.cache, 64, None, deterministic=False) is None
+    with pytest.raises(NotImplementedError), given.cache.on_trial():
+        raise NotImplementedError
     assert given.blanks_are_zeros()
     given.cache.pools[0].check([])
     assert given.cache.pools[0].room() == 20
