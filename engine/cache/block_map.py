@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from engine.cache.block import Key
-from engine.cache.blocks import BlockManager
 from engine.cache.block import Block, Key
 from engine.cache.blocks import BlockManager
 
