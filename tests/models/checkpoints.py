@@ -322,7 +322,7 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
         if arch.startswith("nemotron_h"):
             name = name.replace("model.", "backbone.", 1).replace("mixer.experts", "mlp.experts")
             name = name.replace("backbone", "model") if ".mlp." in name else name
-        if (part := name.rpartition(".")[2]) in ("A_log", "D"):
+        if ".linear_attn." not in name and (part := name.rpartition(".")[2]) in ("A_log", "D"):
             target = table.get_name(name)
             assert target is not None
             yield target, (-weight.exp() if part == "A_log" else weight).unsqueeze(1).numpy()
