@@ -34,12 +34,67 @@ def qwen3(
     return CONFIGS["qwen3:0.6b"] | sizes
 
 
+_NEMOTRON_KINDS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+GRANITE_HYBRID: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "hidden_size": 1536,
+    "intermediate_size": 512,
+    "shared_intermediate_size": 1024,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "num_local_experts": 64,
+    "num_experts_per_tok": 6,
+    "vocab_size": 100_352,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "layer_types": [
+        "full_attention" if layer in (5, 15, 25, 35) else "linear_attention" for layer in range(40)
+    ],
+    "mamba_n_heads": 48,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.0078125,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 6.0,
+}
+"""Granite-4.0-H-Tiny."""
+NEMOTRON_NANO: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"],
+    "hidden_size": 2688,
+    "intermediate_size": 1856,
+    "num_hidden_layers": 52,
+    "layers_block_type": [
+        _NEMOTRON_KINDS[kind] for kind in "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+    ],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "routed_scaling_factor": 2.5,
+    "vocab_size": 131_072,
+    "max_position_embeddings": 262_144,
+}
+"""Nemotron-3-Nano-30B-A3B."""
+
 CHECKPOINTS: dict[str, dict[str, Any]] = {
     "tiny": qwen3(64, 128, 2, (4, 2), 272),
     # 50 million weights: a CPU computes it fast enough for many clients.
     "small": qwen3(512, 1536, 12, (8, 4), 32_000) | {"head_dim": 64, "max_position_embeddings": 8192},
     **{size: CONFIGS[f"qwen3:{size.lower()}"] for size in ("0.6B", "1.7B", "4B", "8B")},
     **CONFIGS,
+    "granite4-h:tiny": GRANITE_HYBRID,
+    "nemotron3:30b-a3b": NEMOTRON_NANO,
 }
 """The configs by name: those of Qwen3 by size alone, too."""
 
@@ -88,8 +143,8 @@ def shortened(raw: dict[str, Any], layers: int) -> dict[str, Any]:
     """Return a config with the first `layers` layers alone; the share of them that have no KV of their own stays."""
     before = raw["num_hidden_layers"]
     found = raw | {"num_hidden_layers": layers}
-    if "layer_types" in raw:
-        found["layer_types"] = raw["layer_types"][:layers]
+    for kinds in {"layer_types", "layers_block_type"} & raw.keys():
+        found[kinds] = raw[kinds][:layers]
     if "num_kv_shared_layers" in raw:
         found["num_kv_shared_layers"] = raw["num_kv_shared_layers"] * layers // before
     return found

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.random_checkpoint import GRANITE_HYBRID, NEMOTRON_NANO
 from engine.cache.kv_rows import token_bytes
 from models.errors import ModelError
 from models.families.registry import spec_of_hf
 from models.features import Feature, features
+from models.recurrences import Mamba2
 from models.spec import (
     Attention,
     Experts,
@@ -725,6 +727,27 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
     )
 
 
+OF_GRANITE_HYBRID = MULTIPLIERS | {
+    Feature.EXPERTS,
+    Feature.MIXED_LAYERS,
+    Feature.NO_ROPE,
+    Feature.RECURRENCE,
+}
+OF_NEMOTRON = {
+    Feature.ACTIVATION,
+    Feature.EXACT_ROUTER,
+    Feature.EXPERTS,
+    Feature.EXPERT_SCALE,
+    Feature.HALF_LAYERS,
+    Feature.MIXED_LAYERS,
+    Feature.NO_ROPE,
+    Feature.RECURRENCE,
+    Feature.SELECTION_BIAS,
+    Feature.SQUARED_RELU,
+    Feature.UNGATED,
+}
+
+
 @pytest.mark.parametrize(
     ("raw", "size", "asked"),
     [
@@ -758,6 +781,8 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (LFM_2_MOE, 8_339_930_560, OF_LFM_2 | {Feature.EXPERTS, Feature.SELECTION_BIAS}),
         (DEEPSEEK_V2_LITE, 15_706_484_224, OF_DEEPSEEK),
         (DEEPSEEK_V3, 671_026_419_200, OF_DEEPSEEK_V3 | {Feature.EXPERT_GROUPS}),
+        (GRANITE_HYBRID, 6_939_037_248, OF_GRANITE_HYBRID),
+        (NEMOTRON_NANO, 31_577_940_288, OF_NEMOTRON),
         (GLM_4_7_FLASH, 29_943_393_920, OF_DEEPSEEK_V3 | {Feature.MIXED_EPS}),
     ],
 )
@@ -1085,3 +1110,41 @@ def test_whatever_a_field_holds_is_read_or_refused_in_one_line(raw: dict[str, An
             said.append(str(error))
     assert len(said) > len(changes) / 4
     assert not any("\n" in line for line in said)
+
+
+def test_nemotron_3_has_one_part_in_each_layer() -> None:
+    spec = hf(NEMOTRON_NANO)
+    pattern = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+    as_pattern = {key: value for key, value in NEMOTRON_NANO.items() if key != "layers_block_type"}
+    assert hf(as_pattern | {"hybrid_override_pattern": pattern}) == spec
+    kinds = {Mamba2: "M", Attention: "*", type(None): "E"}
+    assert "".join(kinds[type(layer.mixer)] for layer in spec.layers) == pattern
+    assert all((layer.mixer is None) != (layer.feed_forward is None) for layer in spec.layers)
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "words"),
+    [
+        (
+            NEMOTRON_NANO,
+            {"layers_block_type": ["moe", "window"]},
+            ["layers_block_type", "kind of each layer"],
+        ),
+        (NEMOTRON_NANO, {"layers_block_type": ["moe", "mlp"]}, ["no layer with attention"]),
+        (NEMOTRON_NANO, {"mlp_hidden_act": "gelu"}, ["mlp_hidden_act", "relu2"]),
+        (NEMOTRON_NANO, {"n_groups": 7}, ["64 Mamba heads", "7 groups"]),
+        (NEMOTRON_NANO, {"num_experts_per_tok": 129}, ["129 of 128 experts"]),
+        (GRANITE_HYBRID, {"mamba_d_head": 32}, ["48 heads of 32", "3072"]),
+        (GRANITE_HYBRID, {"time_step_limit": [0.0]}, ["time_step_limit", "two numbers"]),
+        (GRANITE_HYBRID, {"time_step_limit": "none"}, ["time_step_limit", "two numbers"]),
+        (GRANITE_HYBRID, {"layer_types": ["mamba"] * 40}, ["no layer with attention"]),
+        (GRANITE_HYBRID, {"layer_types": ["conv"] * 40}, ["layer_types", "40 layers"]),
+    ],
+)
+def test_recurrent_layers_that_cannot_be_are_refused_in_one_line(
+    base: dict[str, Any], change: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        hf(base | change)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert "\n" not in str(caught.value)
