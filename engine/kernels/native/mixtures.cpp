@@ -86,7 +86,8 @@ ct_mixtures* ct_mixtures_create(const ct_experts* layers, int32_t count, int32_t
     for (const ct_experts& layer : found->experts) {
       if ((*problem = misfit_alone(layer, sizes)) != nullptr) return nullptr;
     }
-    found->decoder = std::make_unique<Decoder>(model, ct_cache{}, pool->pool, *kernels);
+    const ct_cache empty{CT_F32, 1, 1, 0};  // one block table, which nobody reads
+    found->decoder = std::make_unique<Decoder>(model, empty, pool->pool, *kernels);
     found->decoder->reserve(MOST_ROWS_OF_EXPERTS);
     return found.release();
   } catch (const std::bad_alloc&) {
