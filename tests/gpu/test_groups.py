@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from engine import SamplingParams, build
+from engine.cache.host_memory import PromptCosts
 from engine.engine import Engine
+from tests.engine.keeping import answer, keep, saved
 from tests.gpu.engines import an_engine, random_tokens, started_apart
 from tests.models.checkpoints import write_checkpoint
 from tests.models.families import FUSED
@@ -94,3 +96,17 @@ def test_other_ways_of_prompts_and_of_rows(
         with an_engine(folder, **OPTIONS | options) as engine:
             found.append(drawn(engine, TEXTS[1:3]))
     assert found[0] == found[1]
+
+
+def test_after_a_restart_the_same_bits(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PromptCosts, "worth_it", True)
+    told, prompt = TEXTS[0][:512], [*TEXTS[0][:512], 7, 8, 9]
+    with an_engine(folder, **OPTIONS) as engine:
+        keep(engine, tmp_path / "kv")
+        engine.warm(told)
+        saved(engine, "talk", told)
+        expected = answer(engine, prompt, PARAMS)[0]
+    with an_engine(folder, **OPTIONS) as engine:
+        tier = keep(engine, tmp_path / "kv")
+        assert answer(engine, prompt, PARAMS) == (expected, 3)
+        assert (tier.restored, tier.problem) == (512, "")
