@@ -25,7 +25,7 @@ def long_ones(running: int) -> int:
     return max(_FEWEST, running // _SHORT)
 
 
-@options.takes(options.THINKING, options.MACHINE, without=("think", "no_server", "keep_alive"))
+@options.takes(options.THINKING, options.MACHINE, without=("no_server", "keep_alive"))
 def serve(
     invocation: typer.Context,
     model: Annotated[

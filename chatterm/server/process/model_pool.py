@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chatterm.backends.backend import ChatOptions, EngineError, ModelError, OnProgress
+from chatterm.backends.backend import ChatOptions, EngineError, ModelError, OnProgress, ThinkMode
 from chatterm.backends.local import Engines, OwnEngines
-from chatterm.server.service import ToolFormat
+from chatterm.server.service import Think, ToolFormat
 from chatterm.tool_calls.format import tool_format
 from engine.errors import GpuLostError
 from models.errors import NoRoomError
@@ -63,6 +63,8 @@ class PooledModel:
     loaded_at: float
     """Seconds since the epoch."""
     tool_format: ToolFormat | None = None
+    think: ThinkMode = "auto"
+    """Whether it thinks where a request does not say."""
     aliases: set[str] = field(default_factory=set)
     users: int = 0
     cleanups: int = 0
@@ -82,6 +84,11 @@ class PooledModel:
         """The device memory that it uses."""
         figures = self.engine.figures()
         return figures.weight_bytes - figures.host_bytes + figures.kv_bytes + figures.draft_bytes
+
+    def thinks(self, wanted: Think) -> bool | None:
+        """Return whether it is to think, as a request wants it or else as the server was started; None: as the model
+        does."""
+        return {"auto": None, "on": True, "off": False}[self.think if wanted == "auto" else wanted]
 
     def follow(self, leader: Any, begin: Callable[[], None]) -> bool:
         """Register `begin` to run once `leader` has its first token; return False if it has, or is over."""
@@ -284,6 +291,7 @@ class ModelPool:
                 self.keep_alive_s,
                 time.time(),
                 tool_format(engine.tokenizer),
+                self.options.think,
                 aliases,
                 users=1,
             )

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from models.text.tokenizer import Tokenizer
 
-THINK = {"auto": None, "on": True, "off": False}
 _COMPLETION = 256
 """Default limit of tokens for models without a chat template."""
 
@@ -70,7 +69,7 @@ def prepare_prompt(held: PooledModel, request: Generation) -> "PreparedPrompt":
         )
     return held.requests.asked(
         [template_message(message) for message in request.messages],
-        think=THINK[request.think],
+        think=held.thinks(request.think),
         tools=request.tools,
         names=request.template,
         shown=call_marks(engine.tokenizer) if request.tools else frozenset(),

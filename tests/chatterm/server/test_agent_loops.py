@@ -102,10 +102,7 @@ def test_a_loop_computes_only_results_and_glue(site: Site, format: Format, think
 
         def ask(text: str) -> Any:
             says(site, text)
-            thinking = {"chat_template_kwargs": {"enable_thinking": True}} if format.think == "on" else None
-            return client.chat.completions.create(
-                model="tiny", messages=messages, tools=TOOLS, extra_body=thinking
-            )
+            return client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS)
 
         def computed(answer: Any) -> int:
             return answer.usage.prompt_tokens - answer.usage.prompt_tokens_details.cached_tokens
