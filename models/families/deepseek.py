@@ -139,7 +139,7 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
         # The rotation is that of a log multiplier of 1; what the file has multiplies the scores.
         f"{scaling}yarn_log_multiplier": 1.0 if fields.raw.get(f"{scaling}yarn_log_multiplier") else 0.0,
     }
-    base = replace(config, fields=replace(fields, raw={**fields.raw, **changes}))
+    base = config.with_fields(changes)
     scoring = _gguf_scoring(config)
     version = 3 if scoring == _SIGMOID else 2
     spec = base_spec_of_gguf(f"DeepseekV{version}ForCausalLM", name, base, experts=True)

@@ -1,7 +1,7 @@
 """The definition of a model family: how its configs are read, and how its checkpoints name their tensors."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from models.families.fields import Fields
@@ -89,6 +89,10 @@ class GGUFConfig:
     """The values of rope_freqs.weight or rope_factors_short.weight."""
     long_factors: tuple[float, ...] | None = None
     """The values of rope_factors_long.weight."""
+
+    def with_fields(self, values: Mapping[str, Any]) -> "GGUFConfig":
+        """Return the description with these values of fields."""
+        return replace(self, fields=replace(self.fields, raw={**self.fields.raw, **values}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
     kinds = pattern if isinstance(pattern, list) and len(pattern) == layers else _local(layers)
     local = [bool(is_local) for is_local in kinds]
     changes = {f"{name}.feed_forward_length": sizes[0], f"{name}.attention.sliding_window_pattern": local}
-    config = replace(config, fields=replace(fields, raw={**fields.raw, **changes}))
+    config = config.with_fields(changes)
     spec = base_spec_of_gguf("Gemma3nForCausalLM", name, config)
     rope = unscaled_of_gguf(fields, name, fields.number(f"{name}.rope.freq_base_swa", 10_000.0))
     attentions = [

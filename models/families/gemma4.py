@@ -127,7 +127,7 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
         for key in ("attention.head_count_kv", "feed_forward_length")
     )
     first = {f"{name}.attention.head_count_kv": kv_heads[0], f"{name}.feed_forward_length": sizes[0]}
-    config = replace(config, fields=replace(fields, raw={**fields.raw, **first}))
+    config = config.with_fields(first)
     spec = base_spec_of_gguf("Gemma4ForCausalLM", name, config, experts=True)
     dim = fields.integer(f"{name}.attention.key_length_swa", spec.attention.head_dim)
     for key in (f"{name}.attention.value_length_swa", f"{name}.rope.dimension_count_swa"):
