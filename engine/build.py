@@ -179,6 +179,8 @@ def _no_states(spec: ModelSpec, options: BuildOptions) -> str | None:
         return "This model has recurrent layers alone, without attention; choose another model."
     if options.group is not None:
         return "This model has recurrent layers, which are not divided among GPUs; use one GPU."
+    if options.drafts_for:
+        return "This model has recurrent layers, so it cannot be a draft model."
     return None
 
 

@@ -187,6 +187,7 @@ class EngineCore:
             blocks_free=self._blocks.num_free,
             blocks_cached=self._blocks.num_cached,
             blocks_held=self._blocks.num_held,
+            marks=len(self._blocks.marks or ()),
             prefill_done=done,
             prefill_total=total,
             notes=sum((part.notes for part in parts if part is not None), fixed.notes),

@@ -57,6 +57,8 @@ class Cause(IntEnum):
     """The rows were cached and made room for others."""
     DRAFT = 9
     """The message was prewarmed while it was typed, and then changed."""
+    STATE = 10
+    """The rows were cached, but no state of the recurrent layers after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +306,12 @@ class Figures:
     """The format of the numbers in the KV cache: bfloat16, ..., fp8 or int8."""
     kv_token_bytes: int = 0
     """Bytes that a token takes in the KV cache, scales included, in the layers that keep every row."""
+    state_slots: int = 0
+    """How many states of recurrent layers there is room for; 0: there are no such layers."""
+    state_bytes: int = 0
+    """Bytes of one of them, for all layers."""
+    marks: int = 0
+    """How many of them belong to places of conversations where these can be continued."""
     kv_window_bytes: int = 0
     """Bytes of `kv_bytes` for layers that keep only the rows of their windows."""
     kv_share: float = 0.0

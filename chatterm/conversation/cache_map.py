@@ -76,6 +76,9 @@ def _about(found: BlockMap) -> list[Run]:
         runs.append((f"; {found.shared:,} shared with {others} and computed only once", "accent"))
     if found.hidden:
         runs.append((f"; {counted(found.hidden, 'token')} of thinking left out", "code-string"))
+    if found.marks is not None:
+        places = counted(found.marks, "mark")
+        runs.append((f"; {places} of the recurrent layers, from which it can be continued", "accent"))
     return [*runs, (".", "")]
 
 

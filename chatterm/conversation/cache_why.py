@@ -28,6 +28,7 @@ _CAUSES = {
     Cause.OPENED: "it was written before the model was loaded",
     Cause.EVICTED: "it was evicted to make room",
     Cause.DRAFT: "the draft was changed after it was prewarmed",
+    Cause.STATE: "no later mark of the recurrent layers was left on this path",
 }
 
 
@@ -140,6 +141,8 @@ def _reason(parting: Parting, models: Sequence[str], token_text: Callable[[int],
     if parting.cause is Cause.OPENED and models:
         cause = f"it was answered by {one_line(models[-1], 60)}, and models do not share a cache"
     at = f"token {parting.row + 1:,}"
+    if parting.cause is Cause.STATE:
+        return [(f"{where[0].upper()}{where[1:]} was computed again from {at} on: {cause}.", "muted")]
     if parting.cached < 0:
         return [(f"Nothing was cached from {at} on, in {where}: {cause}.", "muted")]
     return [

@@ -47,6 +47,8 @@ class BlockMap:
     """The format of the numbers in a block."""
     token_bytes: int = 0
     """Bytes per token."""
+    marks: int | None = None
+    """After how many tokens of the branch states of recurrent layers are kept; None: there are no such layers."""
 
     def count(self, state: BlockState) -> int:
         """Return how many blocks are in `state`."""
@@ -96,12 +98,19 @@ def block_map(blocks: BlockManager, keys: Sequence[Key]) -> BlockMap:
         shared=min(shared * size, present),
         hidden=hidden,
         others=others,
+        marks=_marks(blocks, keys),
     )
 
 
 def _agree(block: Block, keys: Sequence[Key]) -> bool:
     """Return whether the keys of `block` are the first of `keys`, or begin with all of them."""
     return list(keys[: len(block.keys)]) == block.keys[: len(keys)]
+
+
+def _marks(blocks: BlockManager, keys: Sequence[Key]) -> int | None:
+    if blocks.marks is None:
+        return None
+    return sum(1 for _ in blocks.marks.along([blocks.index.root, *blocks.index.chain(keys)], keys))
 
 
 def _masked_rows(keys: Sequence[Key]) -> tuple[list[int], int]:

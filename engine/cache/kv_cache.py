@@ -146,11 +146,14 @@ class KVCache:
     def figures(self, ranks: int) -> dict[str, Any]:
         """Return the fields of `engine.events.Figures` that describe the cache; each of `ranks` has one like it."""
         primary = sum(part.nbytes for part in self._group_parts(0))
+        states = self.states
         return {
+            "state_slots": states.slots if states is not None else 0,
+            "state_bytes": states.nbytes // states.slots if states is not None else 0,
             "kv_bytes": self.nbytes * ranks,
             "kv_dtype": self.row.name,
             "kv_token_bytes": self.token_bytes * ranks,
-            "kv_window_bytes": (self.nbytes - primary) * ranks,
+            "kv_window_bytes": (sum(part.nbytes for part in self.parts) - primary) * ranks,
         }
 
     @property

@@ -47,6 +47,9 @@ class LiveState:
 
     slot: int = NONE
     row: int = 0
+    fork: int = 0
+    """How many rows of the prompt were known when the table was opened: others may part from them there as well, so a
+    mark is taken."""
     target: int = NONE
     """NONE: no step is planned. It is `slot` itself if no mark has that."""
     stop: int = 0

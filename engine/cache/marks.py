@@ -53,6 +53,10 @@ class Marks:
         self._refs = [0] * num_slots
         """How many marks and tables, or the plans of these, hold each slot."""
         self._on: dict[Block, dict[tuple[Key, ...], Mark]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
 
     def __iter__(self) -> Iterator[Mark]:
         return (mark for marks in self._on.values() for mark in marks.values())
@@ -114,13 +118,13 @@ class Marks:
 
     # -- tables
 
-    def open(self, mark: Mark | None, now: int) -> LiveState:
-        """Return the state of a table that goes on from a mark, or from the first row."""
+    def open(self, mark: Mark | None, now: int, fork: int) -> LiveState:
+        """Return the state of a table that goes on from a mark, or from the first row. `fork`: as in `LiveState`."""
         if mark is None:
-            return LiveState()
+            return LiveState(fork=fork)
         mark.last_used = now
         self._refs[mark.slot] += 1
-        return LiveState(mark.slot, mark.row)
+        return LiveState(mark.slot, mark.row, fork)
 
     def plan(self, table: BlockTable, plan: StatePlan) -> bool:
         """Plan the states of a table's next step. Return False if there is no slot."""
@@ -136,7 +140,7 @@ class Marks:
         if target != state.slot:
             self._refs[target] += 1
         state.target, state.stop, state.is_brief = target, start + plan.rows, plan.is_brief
-        wanted = sorted({row for row in plan.at if start < row <= state.stop})
+        wanted = sorted({row for row in (*plan.at, state.fork) if start < row <= state.stop})
         state.marks_stop = state.stop in wanted
         for row in wanted[: len(wanted) - state.marks_stop]:
             slot = self._take(plan.idle)
@@ -213,6 +217,7 @@ class Marks:
         """Give up a mark. Its slot is free once no table holds it."""
         marks = self._on[mark.parent]
         del marks[mark.keys]
+        self._count -= 1
         if not marks:
             del self._on[mark.parent]
         self._release(mark.slot)
@@ -226,6 +231,7 @@ class Marks:
             self._release(slot)
             return None
         marks[keys] = mark = Mark(slot, row, parent, keys, now)
+        self._count += 1
         return mark
 
     def _thin(self, state: LiveState) -> None:
@@ -290,6 +296,7 @@ class Marks:
             for slot in (*held, *(slot for _, slot in state.saves)):
                 refs[slot] += 1
             assert table.firsts[-1] <= self.first(state.row) or not state.row
+        assert sum(1 for _ in self) == len(self)
         assert refs == self._refs, "a slot is held too often or not often enough"
         free = {slot for slot in range(self.num_slots) if not refs[slot]}
         assert set(self._free) == free, "a slot is lost, or free and held"

@@ -18,6 +18,8 @@ class PrefixHit:
     """How many of them idle work had computed since the previous answer."""
     own: int = 0
     """How many of them the request itself had computed."""
+    known: int = 0
+    """Leading rows of which all was present but the states of recurrent layers; 0 without such layers."""
     beside: Key | None = None
     """The key in the cache that follows the reused rows instead of the prompt's next key; None: there is none."""
     beside_warm: Key | None = None
@@ -36,7 +38,8 @@ def prefix_hit(blocks: BlockManager, table: BlockTable, keys: Sequence[Key], ori
     warmed = _last(blocks, path, rows - own, pause) if pause else 0
     beside = [key for key, by in _beside(blocks, path, keys, rows - own - warmed) if by != pause]
     beside_warm = [key for key, by in _beside(blocks, path, keys, rows) if by == pause]
-    return PrefixHit(rows, warmed, own, next(iter(beside), None), next(iter(beside_warm), None))
+    known = table.state.fork if table.state is not None else 0
+    return PrefixHit(rows, warmed, own, known, next(iter(beside), None), next(iter(beside_warm), None))
 
 
 def _last(blocks: BlockManager, path: Sequence[Block], end: int, origin: int) -> int:

@@ -15,6 +15,7 @@ class States:
     """The states of each recurrent layer, by its index: fp32 [slots, *state_shape]."""
 
     layers: dict[int, Tensor]
+    slots: int
     tail: int
     """How many rows before a row its recurrence reads."""
 
@@ -45,4 +46,4 @@ def make_states(spec: ModelSpec, slots: int, device: torch.device) -> States | N
         if isinstance(layer.mixer, Recurrence):
             layers[index] = torch.empty((slots, *layer.mixer.state_shape), dtype=torch.float32, device=device)
             tail = max(tail, layer.mixer.conv_width - 1)
-    return States(layers, tail) if layers else None
+    return States(layers, slots, tail) if layers else None

@@ -37,7 +37,9 @@ class TableStates:
             return None
         size = self._index.block_size
         _, mark = self.marks.resume([self._index.root, *path], len(path) * size + rows, keys, rows > 0)
-        return self.marks.open(mark, next(clock))
+        known = self._index.chain(keys)
+        _, more = self._index.go_on(known, keys, in_all=False)
+        return self.marks.open(mark, next(clock), len(known) * size + more)
 
     def plan(self, table: BlockTable, plan: StatePlan) -> bool:
         """Plan the states of the next step of `table`. Return False if there is no slot (see `Marks.plan`)."""

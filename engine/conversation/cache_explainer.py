@@ -62,6 +62,8 @@ class Explainer:
         message, in_answer = divmod(place, 2)
         start = edges[place - 1] if place else 0
         cached = _token(held)
+        if hit.known > hit.rows:
+            return Parting(row, message + 1, bool(in_answer), -1, _token(keys[row]), Cause.STATE)
         if not in_answer:
             cause = self._in_message(question, message, row == start, held)
         elif held is None and row == edges[-1] - 1 and _ends_uncomputed(question.before[message], masked):

@@ -9,10 +9,21 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
+from chatterm.conversation.cache_map import cache_lines
+from chatterm.conversation.cache_why import _reason
+from chatterm.conversation.figures import SessionStats
+from chatterm.conversation.stats import stats_lines
+from chatterm.markdown.lines import line_text
 from engine import ContextFullError, SamplingParams
+from engine.cache import kv_needs
+from engine.cache.block_map import BlockMap
+from engine.cache.prefix_hit import PrefixHit
 from engine.cache.rows import Rows
+from engine.conversation.cache_explainer import Explainer, Question
 from engine.conversation.chat import Turn
+from engine.events import Cause, Parting, TurnStats
 from models.reference.decoder import Decoder
+from models.units import counted
 from tests.engine.hybrid import hybrid_engine
 from tests.engine.keeping import GREEDY, answer, heard
 from tests.engine.test_chat_paths import copies
@@ -138,3 +149,44 @@ def test_only_what_is_new_is_computed_after_each_message() -> None:
         chat.prepare("a draft that goes on", wait=True)
         assert engine.scripted.rows_computed < 60
         engine.check()
+
+
+def test_a_fork_that_a_prompt_has_found_is_marked() -> None:
+    stem = text(5, 200)
+    with hybrid_engine() as engine:
+        told(engine, [*stem, *text(6, 100)])
+        found, computed = told(engine, [*stem, *text(7, 100)])
+        assert computed > 100, "no state was kept there"
+        assert told(engine, [*stem, *text(8, 100)])[1] == 100
+        assert found == expected(engine, [*stem, *text(7, 100)], len(found))
+
+
+def test_people_are_told_of_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_needs, "MOST_MARKS", 1)
+    greedy = SamplingParams(temperature=0.0, max_tokens=60)
+    with hybrid_engine() as engine:
+        chat = engine.chat()
+        list(chat.send("a message", greedy))
+        list(chat.send("another", greedy))
+        figures = engine.figures()
+        assert 0 < figures.marks <= figures.state_slots == 4
+        assert figures.state_bytes == 2 * 4 * 16 * 16 * 4
+        said = " ".join(map(line_text, stats_lines(300, None, SessionStats(), None, figures)))
+        assert f"{counted(figures.marks, 'mark')} to continue from, room for 4 of 8 kB each" in said
+        assert "of it for the log of recurrent layers" in said
+        seen: list[BlockMap] = []
+        engine.look_at_blocks(chat._history.rows(chat.turns).keys, seen.append)
+        engine.loop.call(lambda: None)
+        about = " ".join(map(line_text, cache_lines(seen[0], 200)))
+        assert f"{counted(seen[0].marks or 0, 'mark')} of the recurrent layers" in about
+
+
+def test_why_a_prompt_was_computed_again_is_told_in_words() -> None:
+    hit = PrefixHit(rows=8, known=30)
+    stats = TurnStats(prompt_tokens=40, cached_tokens=8)
+    explained = Explainer().explain(stats, Question((), "a message"), Rows.of(list(range(40))), hit)
+    assert explained.parting == Parting(8, 1, False, -1, 8, Cause.STATE)
+    (line,) = [line_text(_reason(explained.parting, [], lambda token: None))]
+    assert line == (
+        "Message 1 was computed again from token 9 on: no later mark of the recurrent layers was left on this path."
+    )
