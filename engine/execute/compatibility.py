@@ -47,6 +47,7 @@ NATIVE = frozenset(
         Feature.LOGIT_CAP,
         Feature.MIXED_LAYERS,
         Feature.CONVOLUTION,
+        Feature.LATENT,
         Feature.VALUE_NORM,
         Feature.VALUE_IS_KEY,
         Feature.MIXED_HEADS,
@@ -69,6 +70,7 @@ FUSED = NATIVE - {
     Feature.UNGATED,
     Feature.LAYER_NORM,
     Feature.PARALLEL,
+    Feature.LATENT,
     Feature.EXPERT_GROUPS,
     Feature.EXPERT_SCALE,
 }
@@ -133,7 +135,12 @@ def not_native(spec: ModelSpec) -> str | None:
         if isinstance(mixer, ShortConvolution):
             if mixer.size % 8:
                 return f"there are no native kernels for convolutions of {mixer.size} channels"
-        elif isinstance(mixer, Attention | LatentAttention) and mixer.head_dim % 8:
+        elif isinstance(mixer, LatentAttention):
+            if mixer.kv_rank % 8 or mixer.rope_dim % 8:
+                return (
+                    f"there are no native kernels for latents of {mixer.kv_rank} + {mixer.rope_dim} numbers"
+                )
+        elif isinstance(mixer, Attention) and mixer.head_dim % 8:
             return f"there are no native kernels for a head_dim of {mixer.head_dim}"
     for layer in set(spec.layers):
         feed = layer.feed_forward

@@ -87,7 +87,7 @@ class Runner:
         If they do not support `network`, return why, and let them compute only the products if the weights are
         quantised. Raises NativeError if the kernels cannot be set up after all.
         """
-        reason = unsupported(network.spec) if network.share is None else DIVIDED
+        reason = unsupported(network.spec, cache.row.kind) if network.share is None else DIVIDED
         if reason is None:
             self.pool = pool or Pool(threads)
             self._native = _native_decoder(network, cache, self.pool)

@@ -83,16 +83,7 @@ def _sparse_from_gguf(config: GGUFConfig) -> ModelSpec:
 
 def _from_gguf(architecture: str, name: str, config: GGUFConfig) -> ModelSpec:
     """Return the network with a dense feed-forward in every layer; convolutions are layers with 0 KV heads."""
-<<<<<<< HEAD
     config, counts = kv_heads_by_layer(config, name)
-=======
-    key, fields = f"{name}.attention.head_count_kv", config.fields
-    heads, layers = fields.raw.get(key), fields.integer(f"{name}.block_count", limit=1024)
-    counts = heads if isinstance(heads, list) and len(heads) == layers else [heads] * layers
-    kept = [count for count in counts if count != 0]
-    if kept and kept.count(kept[0]) == len(kept):
-        config = config.with_fields({key: kept[0]})
->>>>>>> aef4aee0 (Write the change of fields of a GGUF file once)
     spec = base_spec_of_gguf(architecture, name, config, head_norm=True, experts=name == "lfm2moe")
     bias = any(tensor.endswith(".shortconv.conv.bias") for tensor in config.tensors)
     width = config.fields.integer(f"{name}.shortconv.l_cache", limit=1024)

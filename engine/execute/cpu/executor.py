@@ -19,6 +19,7 @@ from engine.execute.compatibility import not_native
 from engine.execute.cpu.native_structs import NativeStructs
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, NativeLibrary, Pool
+from models.features import Feature, features
 from models.network import PLAIN, Network, Weight
 from models.spec import ModelSpec
 
@@ -30,8 +31,13 @@ BF16 = "avx512bf16"
 """The variant with instructions for bf16."""
 
 
-def unsupported(spec: ModelSpec) -> str | None:
-    """Return why the native kernels cannot run the network here, as the middle of a sentence; None if they can."""
+def unsupported(spec: ModelSpec, kv_kind: str = "plain") -> str | None:
+    """Return why the native kernels cannot run the network here, as the middle of a sentence; None if they can.
+
+    `kv_kind` is that of the rows in the KV cache (`engine.cache.kv_rows.KVRow`).
+    """
+    if kv_kind in QUANTIZED and Feature.LATENT in features(spec):
+        return f"there are no native kernels for latents in {kv_kind}; use --kv-dtype auto"
     return not_native(spec) or native.problem()
 
 
@@ -63,7 +69,7 @@ class NativeDecoder:
         layers = [told.layer(*pair, spec.layer_inputs) for pair in pairs]
         for layer, row, k, v, group in zip(layers, cache.rows, cache.k, cache.v, cache.groups, strict=True):
             layer.kept = native.Kept(k.data_ptr(), v.data_ptr(), slots=len(k), table=group)
-            if not row.has_v:
+            if layer.convolution.width:
                 layer.convolution.type = PLAIN[row.dtype]
         described = native.Model(
             layers=(native.Layer * len(layers))(*layers),

@@ -15,6 +15,7 @@ from models.network import (
     ExpertWeights,
     FeedForwardWeights,
     InputWeights,
+    LatentWeights,
     LayerWeights,
     Linear,
     Network,
@@ -26,6 +27,7 @@ from models.spec import (
     Attention,
     Experts,
     FeedForward,
+    LatentAttention,
     Layer,
     LayerInputs,
     Norm,
@@ -48,7 +50,6 @@ class NativeStructs:
             attention_post_norm=self.norm(spec.attention_post_norm, layer.attention_post_norm),
             mlp_norm=before if spec.parallel else self.norm(spec.feed_forward_norm, layer.feed_forward_norm),
             mlp_post_norm=self.norm(spec.feed_forward_post_norm, layer.feed_forward_post_norm),
-            qkv=self.linear(layer.projections),
             output=self.linear(layer.out),
             residual_scale=spec.residual_scale,
             scalar=1.0 if layer.scalar is None else layer.scalar.item(),
@@ -56,8 +57,15 @@ class NativeStructs:
         )
         if isinstance(spec.mixer, ShortConvolution):
             assert isinstance(layer.mixer, ConvolutionWeights)
+            found.qkv = self.linear(layer.mixer.inputs)
             found.convolution = self._convolution(spec.mixer, layer.mixer)
+        elif isinstance(spec.mixer, LatentAttention):
+            assert isinstance(layer.mixer, LatentWeights)
+            found.qkv = self._side_by_side(layer.mixer.q, layer.mixer.kv_a)
+            found.attention = self._absorbed(spec.mixer, layer.mixer)
+            found.latent = self._latent(spec.mixer, layer.mixer)
         else:
+            found.qkv = self.linear(layer.attention.qkv)
             found.attention = self._attention(spec.attention, layer.attention)
         feed, weights = spec.feed_forward, layer.feed_forward
         if isinstance(feed, Experts):
@@ -113,6 +121,33 @@ class NativeStructs:
             v_is_k=spec.v_is_k,
         )
 
+    def _absorbed(self, spec: LatentAttention, weights: LatentWeights) -> native.Attention:
+        """Describe the attention of all heads to the rows that are kept."""
+        return native.Attention(
+            rotary=None if weights.rotary is None else self._table(weights.rotary),
+            rotated=spec.rotated,
+            interleaved=spec.rope is not None and spec.rope.interleaved,
+            scale=spec.softmax_scale,
+            q_heads=spec.heads,
+            kv_heads=1,
+            head_dim=spec.row_size,
+        )
+
+    def _latent(self, spec: LatentAttention, weights: LatentWeights) -> native.Latent:
+        expands = weights.kv_b.view(spec.heads, spec.expanded_dim, spec.kv_rank)
+        keys, values = torch.split(expands, [spec.nope_dim, spec.v_dim], dim=1)
+        return native.Latent(
+            q_norm=self.norm(spec.norm, weights.q_norm),
+            kv_norm=self.norm(spec.norm, weights.kv_norm),
+            q_b=native.Linear() if weights.q_b is None else self.linear(weights.q_b),
+            k_b=self.linear(Linear((Weight.plain(keys.mT.contiguous().view(-1, spec.nope_dim)),))),
+            v_b=self.linear(Linear((Weight.plain(values.contiguous().view(-1, spec.kv_rank)),))),
+            kv_rank=spec.kv_rank,
+            nope=spec.nope_dim,
+            rope=spec.rope_dim,
+            values=spec.v_dim,
+        )
+
     def _convolution(self, spec: ShortConvolution, weights: ConvolutionWeights) -> native.Convolution:
         return native.Convolution(
             filters=self._numbers(weights.filters.T),
@@ -160,13 +195,15 @@ class NativeStructs:
 
     def _router(self, weights: ExpertWeights) -> native.Linear:
         """Describe the router, with the gate of the shared expert stacked below it."""
-        router, gate = weights.router, weights.shared_gate
-        if gate is None:
-            return self.linear(router)
-        biases = [
-            torch.zeros(each.rows) if each.bias is None else each.bias.float() for each in (router, gate)
-        ]
-        return self.linear(Linear((*router.parts, *gate.parts), torch.cat(biases)))
+        gate = weights.shared_gate
+        return self.linear(weights.router) if gate is None else self._side_by_side(weights.router, gate)
+
+    def _side_by_side(self, first: Linear, second: Linear) -> native.Linear:
+        """Describe two layers with the same input as one."""
+        both, bias = (first, second), None
+        if first.bias is not None or second.bias is not None:
+            bias = torch.cat([torch.zeros(x.rows) if x.bias is None else x.bias.float() for x in both])
+        return self.linear(Linear((*first.parts, *second.parts), bias))
 
     def _feed(self, spec: FeedForward, weights: FeedForwardWeights) -> native.Feed:
         alphas = torch.tensor(spec.alphas or (0.0, 0.0)) if weights.alphas is None else weights.alphas

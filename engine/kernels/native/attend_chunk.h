@@ -184,14 +184,15 @@ inline void mix_tiles(const float* weights, int32_t dim, const Tile& tile, Later
 
 template <typename Type>
 void attend_chunk_as(const AttendChunk& a, const CachedRows* later) {
-  const int32_t wide = padded(a.dim);  // length of a row of values and outputs
+  const int32_t wide = padded(a.v_dim);  // length of a row of values and outputs
   for (int32_t i = 0; i < a.queries; ++i) a.most[i] = -3.0e38f, a.sum[i] = 0.0f;
   for (int32_t i = 0; i < a.queries * wide; ++i) a.out[i] = 0.0f;
   const int32_t blocks = (a.queries + TOGETHER - 1) / TOGETHER;
-  const int32_t pieces = (a.dim + VECTORS * WIDTH - 1) / (VECTORS * WIDTH);
+  const int32_t pieces = (a.v_dim + VECTORS * WIDTH - 1) / (VECTORS * WIDTH);
   Tile k, v;
   Later later_k, later_v;
-  later_k.bytes = later_v.bytes = a.dim * Type::BYTES;
+  later_k.bytes = a.dim * Type::BYTES;
+  later_v.bytes = a.v_dim * Type::BYTES;
   auto look_ahead = [&](const CachedRows& there, int32_t first) {
     later_k.count = later_v.count = locate(there, first, later_k.rows, later_v.rows);
   };
@@ -228,8 +229,8 @@ void attend_chunk_as(const AttendChunk& a, const CachedRows* later) {
     by_queries(a.queries, [&](auto some, int32_t i) {
       const float* weights = a.scores + i * ATTEND_ROWS;
       float* out = a.out + i * wide;
-      if (i == 0) return mix_tiles<Type, some.value, true>(weights, a.dim, v, later_v, a.values, out);
-      mix_tiles<F32, some.value, false>(weights, a.dim, v, later_v, a.values, out);
+      if (i == 0) return mix_tiles<Type, some.value, true>(weights, a.v_dim, v, later_v, a.values, out);
+      mix_tiles<F32, some.value, false>(weights, a.v_dim, v, later_v, a.values, out);
     });
   }
 }

@@ -61,8 +61,9 @@ void Group::share_attention(Plan& plan) {
   }
   // Group so many queries that every thread finds some. Adjacent heads are read together, unless that leaves threads
   // without work; all groups of heads have one size.
-  const int32_t together = within(several / (TASKS_A_THREAD * working), LEAST_QUERIES, MOST_QUERIES);
-  const int32_t most_heads = within(up(single, most_tasks), 1, shape.kv_heads);
+  const int32_t most = shape.together(), least = LEAST_QUERIES < most ? LEAST_QUERIES : most;
+  const int32_t together = within(several / (TASKS_A_THREAD * working), least, most);
+  const int32_t most_heads = shape.queries > 0 ? 1 : within(up(single, most_tasks), 1, shape.kv_heads);
   const int32_t side_by_side = up(shape.kv_heads, up(shape.kv_heads, most_heads));
   plan.queries.clear();
   plan.tasks.clear();
@@ -170,12 +171,14 @@ void Group::attention(int32_t layer, Bench& bench) {
 // Returns the rows of a part of the context, from a KV head on.
 CachedRows Group::cached_rows(int32_t layer, const Queries& some, int32_t head, int32_t part) const {
   const Shape& shape = shape_at(layer);
-  const int64_t offset = int64_t(head) * shape.dim * decoder.number_bytes;
+  const bool latent = shape.queries > 0;  // then all heads have the same rows
+  const int64_t offset = latent ? 0 : int64_t(head) * shape.dim * decoder.number_bytes;
   const int32_t rows = some.row + some.count, start = part * PART_ROWS;
   const int32_t seen = first_seen(some.row, layer_at(layer).attention.window), before = seen > start ? seen - start : 0;
-  return {static_cast<const uint8_t*>(layer_at(layer).kept.k) + offset,
-          static_cast<const uint8_t*>(layer_at(layer).kept.v) + offset,
-          some.tables.at(layer_at(layer).kept.table),
+  const ct_kept& kept = layer_at(layer).kept;
+  return {static_cast<const uint8_t*>(kept.k) + offset,
+          static_cast<const uint8_t*>(latent ? kept.k : kept.v) + offset,
+          some.tables.at(kept.table),
           decoder.slot_bytes(shape),
           shape.kv_size + 4 * head - offset,
           decoder.cache.type,
@@ -191,7 +194,7 @@ void Group::attend(int32_t layer, const Task& task, const Task* next, Bench& ben
   const bool positioned = positions_first(layer_at(layer));
   const Kernels& kernels = decoder.kernels;
   const Shape& shape = shape_at(layer);
-  const int32_t dim = shape.dim, groups = shape.groups, queries = task.heads * groups;
+  const int32_t dim = shape.dim, v_dim = shape.v_dim, groups = shape.groups, queries = task.heads * groups;
   const int32_t first_head = task.head * groups;
   float* query = bench.query.as<float>();
   const float* sinks = how.sinks == nullptr ? nullptr : how.sinks + first_head;
@@ -200,7 +203,7 @@ void Group::attend(int32_t layer, const Task& task, const Task* next, Bench& ben
     if (!positioned) {
       for (int32_t g = 0; g < queries; ++g) position_head(layer, 0, first_head + g, out + g * dim);
     } else {
-      std::memcpy(out, heads(layer, some.first + r) + first_head * dim, size_t(queries * dim) * sizeof(float));
+      std::memcpy(out, query_heads(layer, some.first + r) + first_head * dim, size_t(queries * dim) * sizeof(float));
     }
     const float scale = scale_at(how, space.given[size_t(some.first + r)].position);
     for (int32_t i = 0; i < queries * dim; ++i) out[i] *= scale;
@@ -217,13 +220,13 @@ void Group::attend(int32_t layer, const Task& task, const Task* next, Bench& ben
     kernels.store(keys, task.heads, dim, type, k_row + numbers, k_row + scales);
     kernels.store(v, task.heads, dim, type, v_row + numbers, v_row + scales);
   }
-  const Sums all = some.apart ? space.sums.from(some.sums, dim) : bench.sums.from(0, dim);
+  const Sums all = some.apart ? space.sums.from(some.sums, v_dim) : bench.sums.from(0, v_dim);
   const int32_t kept_heads = some.apart ? shape.kv_heads : task.heads, kept_head = some.apart ? task.head : 0;
   for (int32_t part = task.part; part < task.end; ++part) {
     const CachedRows rows = cached_rows(layer, some, task.head, part);
     const int64_t place = (int64_t(part - some.part) * kept_heads + kept_head) * some.count * groups;
-    const Sums sums{all.out + place * padded(dim), all.most + place, all.sum + place};
-    if (some.count == 1) {
+    const Sums sums{all.out + place * padded(v_dim), all.most + place, all.sum + place};
+    if (some.count == 1 && shape.queries == 0) {
       kernels.attend({rows, query, task.heads, groups, dim, how.cap, bench.scores.as<float>(), sums.out, sums.most,
                       sums.sum});
       continue;
@@ -235,20 +238,20 @@ void Group::attend(int32_t layer, const Task& task, const Task* next, Bench& ben
     } else if (next != nullptr) {
       later = cached_rows(layer, plan_of(layer).queries[size_t(next->queries)], next->head, next->part);
     }
-    kernels.attend_chunk({rows, query, some.count * groups, groups, dim, some.row + some.count - 1, how.window, how.cap,
-                          bench.keys.as<float>(), bench.values.as<float>(), bench.scores.as<float>(), sums.out,
+    kernels.attend_chunk({rows, query, some.count * groups, groups, dim, v_dim, some.row + some.count - 1, how.window,
+                          how.cap, bench.keys.as<float>(), bench.values.as<float>(), bench.scores.as<float>(), sums.out,
                           sums.most, sums.sum},
                          last && next == nullptr ? nullptr : &later);
   }
   for (int32_t r = 0; r < some.count && !some.apart; ++r) {
-    combine(layer, some, r, all, sinks, kept_heads, task.heads, mixed(layer, some.first + r) + first_head * dim);
+    combine(layer, some, r, all, sinks, kept_heads, task.heads, mixed(layer, some.first + r) + first_head * v_dim);
   }
 }
 
 // Combines the sums of `heads` KV heads of a row, stored among those of `kept_heads`, with the sinks of their queries.
 void Group::combine(int32_t layer, const Queries& some, int32_t r, const Sums& sums, const float* sinks,
                     int32_t kept_heads, int32_t heads, float* out) const {
-  const int32_t dim = shape_at(layer).dim, groups = shape_at(layer).groups, stride = kept_heads * some.count * groups;
+  const int32_t dim = shape_at(layer).v_dim, groups = shape_at(layer).groups, stride = kept_heads * some.count * groups;
   for (int32_t h = 0; h < heads; ++h) {
     const int64_t place = int64_t(h * some.count + r) * groups;
     const float* own = sinks == nullptr ? nullptr : sinks + h * groups;

@@ -91,8 +91,26 @@ struct ct_convolution {
   int32_t unused;
 };
 
-// What a layer keeps of each token: K and V [slots, kv_heads, head_dim] of the cache's type, or the input of a
-// convolution [slots, size] in place of k, and no v. `table` is the number of the block table that says which slots.
+// Latent attention (DeepSeek-V2, 2024) without expanding the latents: a head's query is k_b(its first numbers), kv_rank
+// numbers, followed by its last ones, rotated; all heads attend to the rows that are kept, norm(latent) and the rotated
+// key, and what a head gets of their first kv_rank numbers is multiplied by v_b. The layer's first product has the
+// queries, or what q_b(q_norm()) makes them of, and kv_rank + rope numbers for the row. Its attention has one KV head of
+// that size, which is rotated from number kv_rank on.
+struct ct_latent {
+  ct_norm q_norm;  // q_b and the norm before it are zeros if the first product has the queries
+  ct_norm kv_norm;
+  ct_linear q_b;    // -> q heads * (nope + rope)
+  ct_linear k_b;    // [q heads * kv_rank, nope]
+  ct_linear v_b;    // [q heads * values, kv_rank]
+  int32_t kv_rank;  // 0: the layer has no latents
+  int32_t nope;     // how many numbers of a query come first and are not rotated
+  int32_t rope;
+  int32_t values;  // of each head
+};
+
+// What a layer keeps of each token: K and V [slots, kv_heads, head_dim] of the cache's type; or in place of k a row of
+// latent attention or the input of a convolution, [slots, size], and no v. `table` is the number of the block table that
+// says which slots.
 struct ct_kept {
   void* k;
   void* v;
@@ -162,6 +180,7 @@ struct ct_layer {
   ct_norm mlp_norm;
   ct_norm mlp_post_norm;
   ct_attention attention;      // zeros if there is a convolution
+  ct_latent latent;            // zeros if there is none
   ct_convolution convolution;  // zeros if there is none
   ct_kept kept;
   ct_linear qkv;
@@ -202,7 +221,7 @@ struct ct_model {
 
 // K and V are of `type` (CT_F32, CT_BF16 or CT_F16); a block is block_size slots, and a sequence has `tables` block
 // tables. If quantised (ct_kv_type), a slot holds the bytes of all heads, then fp32 [kv_heads], and begins at a multiple
-// of 16 bytes.
+// of 16 bytes; latents are never quantised.
 struct ct_cache {
   int32_t type;
   int32_t block_size;

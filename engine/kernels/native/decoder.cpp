@@ -24,11 +24,12 @@ bool fits(const ct_feed& feed, const Sizes& sizes) {
 
 namespace {
 
-constexpr int32_t MOST_DIM = 512;  // of a head
+constexpr int32_t MOST_DIM = 1024;  // of a head
 
 bool is_plain(const ct_layer& layer) {
   const int32_t feed = layer.experts != nullptr ? forms_of(*layer.experts) : forms_of(layer.feed);
-  return (forms_of(layer.qkv) | forms_of(layer.output) | feed | forms_of(layer.input.feed)) & FORM_FLOAT;
+  const int32_t latent = forms_of(layer.latent.q_b) | forms_of(layer.latent.k_b) | forms_of(layer.latent.v_b);
+  return (forms_of(layer.qkv) | forms_of(layer.output) | latent | feed | forms_of(layer.input.feed)) & FORM_FLOAT;
 }
 
 bool has_plain(const ct_model& model) {
@@ -55,13 +56,26 @@ bool has_parts_beside(const ct_model& model) {
   });
 }
 
+// Whether the parts of latent attention fit together, if there are any.
+bool latent_fits(const ct_latent& latent, const ct_attention& attention) {
+  const int32_t heads = attention.q_heads, rank = latent.kv_rank, q_rank = rank_of(latent);
+  if (rank == 0) return true;
+  return rank > 0 && rank % 8 == 0 && latent.nope > 0 && latent.rope > 0 && latent.values > 0 &&
+         attention.kv_heads == 1 && attention.head_dim == rank + latent.rope && attention.rotated <= latent.rope &&
+         latent.kv_norm.weight != nullptr && latent.k_b.count == 1 && fits(latent.k_b, latent.nope, heads * rank) &&
+         latent.v_b.count == 1 && fits(latent.v_b, rank, heads * latent.values) &&
+         (q_rank == 0 ||
+          (latent.q_norm.weight != nullptr && fits(latent.q_b, q_rank, heads * (latent.nope + latent.rope))));
+}
+
 bool fits_together(const ct_layer& layer, const ct_model& model, const Sizes& sizes) {
   const ct_attention& attention = layer.attention;
   const ct_convolution& convolution = layer.convolution;
   const ct_feed& input = layer.input.feed;
   const Shape shape(layer);
   const int32_t size = model.inputs.size;
-  return fits(layer.qkv, sizes.hidden, shape.projected) && fits(layer.output, shape.mixed, sizes.hidden) &&
+  return fits(layer.qkv, sizes.hidden, shape.projected) && fits(layer.output, shape.out, sizes.hidden) &&
+         latent_fits(layer.latent, attention) &&
          (layer.experts != nullptr || fits(layer.feed, sizes)) && attention.rotated >= 0 &&
          attention.rotated <= shape.dim && attention.rotated % 2 == 0 && attention.window >= 0 &&
          (attention.beta == 0.0f || attention.original > 0) && convolution.width >= 0 && convolution.size % 8 == 0 &&
@@ -76,7 +90,7 @@ const char* misfit(const ct_attention& attention) {
     return "the query heads are no multiple of the KV heads";
   }
   if (attention.head_dim < 8 || attention.head_dim % 8 || attention.head_dim > MOST_DIM) {
-    return "the size of a head is no multiple of 8, or above 512";
+    return "the size of a head is no multiple of 8, or above 1024";
   }
   return nullptr;
 }
@@ -93,6 +107,7 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
     if (kept.table < 0 || kept.table >= cache.tables) return "the KV cache has no such block table";
     if (model.layers[i].convolution.width > 0) continue;
     if (const char* wrong = misfit(model.layers[i].attention)) return wrong;
+    if (model.layers[i].latent.kv_rank > 0 && number_bytes(cache.type) == 1) return "a KV cache of latents is quantised";
   }
   const Sizes sizes(model);
   for (int32_t i = 0; i < model.layer_count; ++i) {
@@ -168,10 +183,12 @@ Decoder::Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Ke
     most = std::min(most, layer.kept.slots / kv.block_size);
     const ct_attention& own = layer.attention;
     size_t number = 0;
-    auto as_planned = [&](const ct_attention& other) {
-      return other.window == own.window && other.q_heads == own.q_heads && other.kv_heads == own.kv_heads;
+    auto as_planned = [&](const ct_layer& given) {
+      const ct_attention& other = given.attention;
+      return other.window == own.window && other.q_heads == own.q_heads && other.kv_heads == own.kv_heads &&
+             given.latent.kv_rank == layer.latent.kv_rank;
     };
-    while (number < planned.size() && !as_planned(layers[size_t(planned[number])].attention)) ++number;
+    while (number < planned.size() && !as_planned(layers[size_t(planned[number])])) ++number;
     if (number == planned.size() && own.kv_heads > 0) planned.push_back(int32_t(shapes.size()));
     plans.push_back(number);
     shapes.emplace_back(layer);
@@ -205,6 +222,11 @@ void Decoder::note_mapped() {
   for (ct_layer& layer : layers) {
     interleaver.add(layer.qkv);
     interleaver.add(layer.output);
+    interleaver.add(layer.latent.q_b);
+    if (layer.latent.kv_rank % PANEL == 0 && layer.latent.values % PANEL == 0) {  // a head has whole panels
+      interleaver.add(layer.latent.k_b);
+      interleaver.add(layer.latent.v_b);
+    }
     interleaver.add(layer.input.feed.gate_up);
     interleaver.add(layer.input.feed.down);
     if (layer.experts == nullptr) {

@@ -15,36 +15,77 @@ namespace chatterm {
 constexpr int32_t MOST_ROWS = 128;             // with more, unpacking costs no less per row, and the rows leave the cache
 constexpr int32_t MOST_ROWS_OF_EXPERTS = 512;  // because only some of the rows read each expert
 constexpr int32_t MOST_QUERIES = 32;           // rows whose queries read K and V together
+constexpr int32_t MOST_SUMS = 1 << 17;         // numbers of the sums of such rows
 constexpr int32_t TASKS_A_THREAD = 4;          // tasks of attention per thread
 constexpr int32_t SOME_ROWS = 8;               // rows of activations that a thread takes at once
 constexpr int32_t QUANTIZED = 32;              // numbers that are rounded to int8 together
 
 inline int32_t inner_of(const ct_feed& feed) { return feed.down.parts[0].columns; }
 
+// Latents are attended to by this many queries of a row together at most, so that several threads share those of one row.
+constexpr int32_t MOST_OF_LATENT = 10;
+
+// The number of inputs of q_b, 0 if there is none.
+inline int32_t rank_of(const ct_latent& latent) { return latent.q_b.count > 0 ? latent.q_b.parts[0].columns : 0; }
+
+// How many query heads attend to a KV head together.
+inline int32_t groups_of(const ct_layer& layer) {
+  const ct_attention& how = layer.attention;
+  if (how.kv_heads == 0) return 0;
+  if (layer.latent.kv_rank == 0) return how.q_heads / how.kv_heads;
+  int32_t groups = how.q_heads < MOST_OF_LATENT ? how.q_heads : MOST_OF_LATENT;
+  while (how.q_heads % groups != 0) --groups;
+  return groups;
+}
+
 // The sizes of a layer's attention, all zeros if it has none, and of the inputs and outputs of attention or convolution.
+// The heads that share latents are divided into several KV heads, which are the same rows.
 struct Shape {
-  int32_t q_heads, kv_heads, groups, dim, q_size, kv_size, projected, mixed;
+  int32_t q_heads, groups, kv_heads, dim, q_size, kv_size;
+  int32_t v_dim;  // the numbers of V in a head
+  int32_t projected, mixed, out;
+  int32_t queries = 0;  // the numbers of all queries that attend to latents
 
   explicit Shape(const ct_layer& layer)
       : q_heads(layer.attention.q_heads),
-        kv_heads(layer.attention.kv_heads),
-        groups(kv_heads > 0 ? q_heads / kv_heads : 0),
+        groups(groups_of(layer)),
+        kv_heads(groups > 0 ? q_heads / groups : 0),
         dim(layer.attention.head_dim),
         q_size(q_heads * dim),
-        kv_size(kv_heads * dim),
+        kv_size(layer.attention.kv_heads * dim),
+        v_dim(dim),
         projected(3 * layer.convolution.size),
-        mixed(layer.convolution.size) {
+        mixed(layer.convolution.size),
+        out(mixed) {
     if (kv_heads == 0) return;
     projected = q_size + (layer.attention.shares_kv ? 0 : layer.attention.v_is_k ? kv_size : 2 * kv_size);
-    mixed = q_size;
+    mixed = out = q_size;
+    if (layer.latent.kv_rank > 0) take(layer.latent);
+  }
+
+  // The most rows whose queries read K and V together: their sums take memory for each part of the context.
+  int32_t together() const {
+    const int32_t most = MOST_SUMS / (groups * v_dim);
+    return most < 1 ? 1 : most < MOST_QUERIES ? most : MOST_QUERIES;
+  }
+
+ private:
+  void take(const ct_latent& latent) {
+    const int32_t given = q_heads * (latent.nope + latent.rope), q_rank = rank_of(latent);
+    v_dim = latent.kv_rank;
+    projected = (q_rank > 0 ? q_rank : given) + dim;
+    mixed = std::max(given, q_heads * v_dim);
+    out = q_heads * latent.values;
+    queries = std::max(q_size, q_rank);
   }
 };
 
 // The sizes that memory depends on: the largest of all layers, and their inputs together.
 struct Sizes {
-  int32_t hidden, inputs, inner = 0, projected, mixed, dim = 0;
+  int32_t hidden, inputs, inner = 0, projected, mixed, queries = 0, dim = 0;
   int32_t q_heads = 0, groups = 0;     // of a row, and of one KV head
   int32_t of_heads = 0, of_group = 0;  // the numbers in a row's q, k and v, and in the query heads of one KV head
+  int32_t of_latent = 0;               // the inputs of k_b and v_b for a head
 
   explicit Sizes(const ct_model& model)
       : hidden(model.hidden),
@@ -53,8 +94,10 @@ struct Sizes {
         mixed(model.inputs.size) {
     for (int32_t i = 0; i < model.layer_count; ++i) {
       const Shape shape(model.layers[i]);
-      projected = std::max(projected, shape.projected);
+      projected = std::max(projected, std::max(shape.projected, shape.out));
       mixed = std::max(mixed, shape.mixed);
+      queries = std::max(queries, shape.queries);
+      of_latent = std::max(of_latent, std::max(model.layers[i].latent.nope, model.layers[i].latent.kv_rank));
       dim = std::max(dim, shape.dim);
       q_heads = std::max(q_heads, shape.q_heads);
       of_heads = std::max(of_heads, shape.q_size + 2 * shape.kv_size);
@@ -68,19 +111,21 @@ struct Sizes {
       if (experts != nullptr && experts->shared != nullptr) inner = std::max(inner, inner_of(*experts->shared));
     }
   }
-  int32_t widest() const { return std::max(std::max(hidden, inner), mixed); }
+  int32_t widest() const { return std::max(std::max(hidden, inner), std::max(mixed, queries)); }
 };
 
 // Scratch memory of one thread, for up to `rows` rows computed together.
 struct Bench {
-  InputsRoom own;  // for one row, and once more for that of a shared expert
-  Buffer row, rows, tile, other, query, scores, keys, values;
+  InputsRoom own;      // for one row, and once more for that of a shared expert
+  InputsRoom of_head;  // for the rows of one head that attends to latents
+  Buffer row, rows, tile, other, query, scores, keys, values, numbers;
   SumsRoom sums;
   Multiplier multiplier;
   Visits visits;
 
   Bench(const Kernels& kernels, const Sizes& sizes, const MixtureSizes& mixture, int32_t rows)
       : own(mixture.taken ? 2 : 1, sizes.widest()),
+        of_head(sizes.of_latent > 0 ? rows : 0, sizes.of_latent),
         row(room<float>(size_t(sizes.widest()))),
         rows(room<float>(mixture.taken ? SOME_ROWS * size_t(sizes.hidden) : 0)),
         tile(room<float>(tile_of(rows))),
@@ -89,6 +134,7 @@ struct Bench {
         scores(room<float>(std::max(size_t(sizes.q_heads), together(rows) * size_t(sizes.groups)) * ATTEND_ROWS)),
         keys(room<float>(size_t(sizes.dim) * ATTEND_ROWS)),
         values(room<float>(size_t(padded(sizes.dim)) * ATTEND_ROWS)),
+        numbers(room<float>(size_t(rows) * size_t(sizes.of_latent))),
         multiplier(kernels, sizes.widest(), rows),
         visits(mixture, rows) {}
 
@@ -162,8 +208,8 @@ struct Workspace {
   int32_t rows;
   // fp32 [rows][...]: `normed` and `inner` are for plain weights, `added` for outputs that are normed before they are
   // added to x, and `beside` for those of a part beside another one. `heads` and `mixed` are the inputs and outputs of
-  // attention or of a convolution, `inputs` those of all layers.
-  Buffer x, inputs, heads, mixed, normed, inner, added, beside;
+  // attention or of a convolution, `inputs` those of all layers, and `queries` those that attend to latents.
+  Buffer x, inputs, heads, mixed, queries, normed, inner, added, beside;
   InputsRoom shared, gated;
   SumsRoom sums;
   std::vector<Bench> benches;
@@ -180,6 +226,7 @@ struct Workspace {
         inputs(floats(sizes.inputs)),
         heads(floats(sizes.projected)),
         mixed(floats(sizes.mixed)),
+        queries(floats(sizes.queries)),
         normed(floats(plain || experts.taken ? sizes.hidden : 0)),
         inner(floats(plain ? sizes.inner : 0)),
         added(floats(norms_after ? sizes.hidden : 0)),

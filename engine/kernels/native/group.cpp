@@ -62,7 +62,7 @@ Inputs Group::put_together(int32_t layer, int32_t forms, Bench& bench) {
     const Queries& some = plan.queries[size_t(plan.of_row[size_t(r)])];
     if (!some.apart) return from(r);
     float* out = count == 1 ? spare : from(r);
-    const Sums sums = space.sums.from(some.sums, shape.dim);
+    const Sums sums = space.sums.from(some.sums, shape.v_dim);
     combine(layer, some, r - some.first, sums, sinks, shape.kv_heads, shape.kv_heads, out);
     return out;
   });
@@ -187,9 +187,13 @@ void Group::run(int32_t thread) {
     const bool last = index + 1 == model.layer_count;
     const ct_linear& later = last ? model.head : decoder.layers[size_t(index) + 1].qkv;
     Inputs given = normed(layer.input_norm, forms_of(layer.qkv), nullptr, bench);
-    multiply(layer.qkv, given, begin(layer.output, sizes.hidden, GRAIN, thread), heads(index, 0), 0.0f, thread);
+    const bool latent = layer.latent.kv_rank > 0;
+    const uint8_t* after = latent ? row_of(layer.latent.k_b, 0) : begin(layer.output, sizes.hidden, GRAIN, thread);
+    multiply(layer.qkv, given, after, heads(index, 0), 0.0f, thread);
     if (layer.convolution.width > 0) {
       given = convolve(index, forms_of(layer.output), bench);
+    } else if (latent) {
+      given = attend_to_latents(index, forms_of(layer.output), thread);
     } else {
       if (positions_first(layer)) {
         position(index, bench);

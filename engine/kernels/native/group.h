@@ -4,7 +4,7 @@
 // (a norm, combined attention) for itself, and positions the heads that it attends with.
 //
 //   qkv        norm, products                  x -> heads
-//   (a short convolution takes the place of the next part: see convolution.cpp)
+//   (a short convolution takes the place of the next part: see convolution.cpp; for latents see latent.cpp)
 //   attention  head norms, RoPE, KV write      heads -> heads, cache
 //              attention                       heads -> mixed, or sums of parts
 //   output     combination of sums             sums -> mixed
@@ -45,6 +45,11 @@ class Group {
   }
   float* mixed(int32_t layer, int32_t r) const {
     return space.mixed.as<float>() + int64_t(r) * shape_at(layer).mixed;
+  }
+  // The queries that attend.
+  float* query_heads(int32_t layer, int32_t r) const {
+    const Shape& shape = shape_at(layer);
+    return shape.queries == 0 ? heads(layer, r) : space.queries.as<float>() + int64_t(r) * shape.q_size;
   }
   float* added(int32_t r) const { return space.added.as<float>() + int64_t(r) * sizes.hidden; }
   float* beside(int32_t r) const { return space.beside.as<float>() + int64_t(r) * sizes.hidden; }
@@ -122,10 +127,22 @@ class Group {
   Inputs gated(const Visit& visit) const;
 
   // Whether q and k are normed and rotated for all threads before the attention, instead of by the threads that attend.
-  bool positions_first(const ct_layer& layer) const { return count > 1 || layer.attention.together; }
+  bool positions_first(const ct_layer& layer) const {
+    return count > 1 || layer.attention.together || layer.latent.kv_rank > 0;
+  }
   Plan& plan_of(int32_t layer) const { return space.plans[decoder.plans[size_t(layer)]]; }
   // Writes the inputs of a convolution into the cache, then returns what it makes of each row.
   Inputs convolve(int32_t layer, int32_t forms, Bench& bench);
+  // Computes latent attention, and returns its values.
+  Inputs attend_to_latents(int32_t layer, int32_t forms, int32_t thread);
+  void keep_latents(int32_t layer, Bench& bench);
+  // Returns the queries [rows][q heads][nope + rope], and in `stride` their numbers from row to row.
+  const float* unabsorbed(int32_t layer, int32_t thread, int32_t& stride);
+  // Multiplies each head by its own part of a layer, whose outputs are those of all heads. give(r, head, first, out)
+  // writes the inputs for the outputs from `first` on of row r and a head to `out`; take(r, head) returns where the
+  // outputs of a head go.
+  template <typename Give, typename Take>
+  void multiply_heads(const ct_linear& linear, int32_t heads, Bench& bench, Give give, Take take);
   void share_attention(Plan& plan);
   void add_tasks(Plan& plan, int32_t index, int32_t heads);
   // Norms and rotates q and k in place, and writes K and V.

@@ -96,13 +96,14 @@ struct AttendChunk : CachedRows {
   int32_t queries;
   int32_t heads;
   int32_t dim;
+  int32_t v_dim;   // of V
   int32_t newest;
   int32_t window;  // 0: none
   float cap;
   float* keys;    // scratch: [ATTEND_ROWS, dim]
-  float* values;  // scratch: [ATTEND_ROWS, padded(dim)]
+  float* values;  // scratch: [ATTEND_ROWS, padded(v_dim)]
   float* scores;  // scratch: [queries, ATTEND_ROWS]
-  float* out;     // [queries, padded(dim)], not divided by the sum
+  float* out;     // [queries, padded(v_dim)], not divided by the sum
   float* most;    // [queries]: the largest score
   float* sum;     // [queries]: sum of exp(score - most)
 };

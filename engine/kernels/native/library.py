@@ -86,6 +86,16 @@ class Attention(ctypes.Structure):
     ]
 
 
+class Latent(ctypes.Structure):
+    """ct_latent: what latent attention multiplies by; all zeros mean that a layer has none."""
+
+    _fields_: ClassVar = [
+        *_fields_of_type(Norm, "q_norm", "kv_norm"),
+        *_fields_of_type(Linear, "q_b", "k_b", "v_b"),
+        *_fields_of_type(_Int, "kv_rank", "nope", "rope", "values"),
+    ]
+
+
 class Convolution(ctypes.Structure):
     """ct_convolution: a short convolution in place of attention; all zeros mean none."""
 
@@ -146,6 +156,7 @@ class Layer(ctypes.Structure):
     _fields_: ClassVar = [
         *_fields_of_type(Norm, "input_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
         ("attention", Attention),
+        ("latent", Latent),
         ("convolution", Convolution),
         ("kept", Kept),
         *_fields_of_type(Linear, "qkv", "output"),
