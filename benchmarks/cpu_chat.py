@@ -43,7 +43,10 @@ PREFILLS = (32, 512, 2048)
 DECODE_TOKENS = 32
 PAUSE = 0.1
 """Seconds between two turns: the threads of the previous side may spin for some milliseconds more."""
-MODELS = ("smollm2", "q8_0", "q4_0", "moe_q8_0", "moe_q4_0", "lfm2_q8_0", "lfm2_q4_0")
+MODELS = (
+    *("smollm2", "q8_0", "q4_0", "moe_q8_0", "moe_q4_0", "lfm2_q8_0", "lfm2_q4_0"),
+    *("glm_q8_0", "glm_q4_0", "deepseek_q8_0", "deepseek_q4_0"),
+)
 
 
 def use_variant(name: str | None) -> None:
@@ -174,12 +177,14 @@ def model_file(name: str) -> Iterator[Path]:
         return
     from gguf import GGMLQuantizationType
 
-    from benchmarks.random_gguf import MOE, write_random_gguf
+    from benchmarks.random_gguf import LATENTS, MOE, write_random_gguf
     from benchmarks.shapes import SHAPES
     from engine.machine.shapes import known_shape
 
-    family, kind = name.split("_", 1) if name.startswith(("moe_", "lfm2_")) else ("qwen3", name)
-    spec = {"qwen3": SHAPES["0.6B"], "moe": MOE, "lfm2": known_shape("lfm2.5:1.2b")}[family]
+    *families, number, part = name.split("_")
+    family, kind = families[0] if families else "qwen3", f"{number}_{part}"
+    shapes = {"qwen3": SHAPES["0.6B"], "moe": MOE, "lfm2": known_shape("lfm2.5:1.2b")} | LATENTS
+    spec = shapes[family]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{family}-{kind}.gguf"
         write_random_gguf(path, spec, GGMLQuantizationType[kind.upper()], 4096)

@@ -1,7 +1,8 @@
-"""Write a GGUF file with the shapes of Qwen3, Gemma 4 or LFM2 and random quantised weights. Any program that reads GGUF
-can run it."""
+"""Write a GGUF file with the shapes of Qwen3, Gemma 4, LFM2 or DeepSeek and random quantised weights. Any program that
+reads GGUF can run it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,17 @@ from gguf import GGMLQuantizationType as Kind
 
 from models.families.common import pre_norm_layer, uniform
 from models.families.registry import FAMILIES
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, ShortConvolution
+from models.spec import (
+    Attention,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    ModelSpec,
+    Norm,
+    Rope,
+    ShortConvolution,
+)
 from models.weights.slots import Slot, slots
 
 _STD = 0.02
@@ -32,10 +43,38 @@ MOE = uniform(
 """A small mixture of experts: 0.74 billion weights, of which a token reads 0.29 billion."""
 
 
+def latent_moe(latent: LatentAttention, chosen: int, inner: int, layers: int, shared: int) -> ModelSpec:
+    """Return a network with latent attention and 2,048 hidden numbers, as those of DeepSeek-V2-Lite and GLM-4.7-Flash:
+    16 experts in all layers but the first, and `shared` more that every token uses."""
+    expert = FeedForward(inner)
+    experts = Experts(
+        16,
+        chosen,
+        expert,
+        exact_router=True,
+        shared=FeedForward(shared * inner),
+        scoring="sigmoid",
+        scale=1.8,
+    )
+    experts = replace(experts, selection_bias=True, group_best=2)
+    first = Layer(latent, FeedForward(10_240))
+    rest = (Layer(latent, experts),) * (layers - 1)
+    return ModelSpec("DeepseekV3ForCausalLM", 49_152, 2048, 32_768, (first, *rest))
+
+
+_ROPE = Rope(1e6, interleaved=True)
+LATENTS = {
+    "glm": latent_moe(LatentAttention(20, 768, 512, 192, 64, 256, rope=_ROPE), 4, 1536, 12, 1),
+    "deepseek": latent_moe(LatentAttention(16, None, 512, 128, 64, 128, rope=_ROPE), 6, 1408, 27, 2),
+}
+"""The layers of GLM-4.7-Flash, and those of DeepSeek-V2-Lite with the experts of V3; fewer experts to choose from, so
+that the files are small, and a smaller vocabulary."""
+
+
 def write_random_gguf(
     path: Path, spec: ModelSpec, kind: Kind, context: int, tokenizer: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a model of `spec` (Qwen3, dense or with experts, Gemma 4 or LFM2) with matrices of `kind`, Q8_0 or Q4_0.
+    """Write a model of `spec` (Qwen3, Gemma 4, LFM2 or DeepSeek) with matrices of `kind`, Q8_0 or Q4_0.
 
     `tokenizer` is the metadata of a GGUF file whose tokenizer it gets; None: one that is made up. The router is random,
     too, so that experts are chosen by the content of a row.
@@ -61,13 +100,23 @@ def write_random_gguf(
             experts = spec.layers[slot.layer].feed_forward
             assert isinstance(experts, Experts)
             name, shape = name.replace(".0.weight", "_exps.weight"), (experts.count, *shape)
-        if slot.is_matrix:
+        if slot.part == "kv_b" and slot.layer is not None:
+            latent = spec.layers[slot.layer].mixer
+            assert isinstance(latent, LatentAttention)
+            for part, *sizes in (
+                ("k_b", latent.kv_rank, latent.nope_dim),
+                ("v_b", latent.v_dim, latent.kv_rank),
+            ):
+                blocks = _blocks(random, kind, latent.heads, *sizes)
+                writer.add_tensor(name.replace("kv_b", part), blocks, raw_dtype=kind)
+        elif slot.is_matrix:
             writer.add_tensor(name, _blocks(random, kind, *shape), raw_dtype=kind)
         elif len(shape) == 1:
             writer.add_tensor(name, np.full(shape, _fill(spec, slot), dtype=np.float32))
         else:
             writer.add_tensor(name, random.standard_normal(shape, dtype=np.float32) * _STD)
-    if (rope := _widest(spec).rope) is not None and rope.frequency_factors is not None:
+    rope = _widest(spec).rope if spec.attentions else None
+    if rope is not None and rope.frequency_factors is not None:
         # llama.cpp divides by these, so a very large number takes the place of infinity.
         writer.add_tensor(
             "rope_freqs.weight", np.minimum(np.float32(rope.frequency_factors), np.float32(1e30))
@@ -98,27 +147,19 @@ def _widest(spec: ModelSpec) -> Attention:
 
 def _fields(spec: ModelSpec, context: int) -> dict[str, Any]:
     """Return the metadata of the network, without the name of the architecture in the keys."""
-    whole = _widest(spec)
-    assert whole.rope is not None
     feeds = [layer.feed_forward for layer in spec.layers]
     mixtures = [feed for feed in feeds if isinstance(feed, Experts)]
     # What is dense in each layer: all of its feed-forward, or the shared expert.
     dense = [feed.shared if isinstance(feed, Experts) else feed for feed in feeds]
     sizes = [feed.size for feed in dense if feed is not None] or [feed.expert.size for feed in mixtures]
-    heads = [spec.attentions[i].kv_heads if i in spec.attentions else 0 for i in range(len(spec.layers))]
     found: dict[str, Any] = {
         "block_count": len(spec.layers),
         "context_length": context,
         "vocab_size": spec.vocab_size,
         "embedding_length": spec.hidden_size,
         "feed_forward_length": sizes if len(set(sizes)) > 1 else sizes[0],
-        "attention.head_count": whole.heads,
-        "attention.head_count_kv": heads if len(set(heads)) > 1 else heads[0],
-        "attention.key_length": whole.head_dim,
-        "attention.value_length": whole.head_dim,
         "attention.layer_norm_rms_epsilon": spec.final_norm.eps,
-        "rope.freq_base": whole.rope.theta,
-        "rope.dimension_count": whole.head_dim,
+        **_head_fields(spec),
     }
     if mixtures:
         found["expert_count"] = mixtures[0].count
@@ -126,6 +167,8 @@ def _fields(spec: ModelSpec, context: int) -> dict[str, Any]:
         found["expert_feed_forward_length"] = mixtures[0].expert.size
     if mixtures and mixtures[0].scoring == "sigmoid":
         found["expert_gating_func"] = 2
+        found["expert_weights_norm"] = mixtures[0].renormalise
+        found["expert_weights_scale"] = mixtures[0].scale
         found["leading_dense_block_count"] = len(feeds) - len(mixtures)
     for layer in spec.layers:
         if isinstance(layer.mixer, ShortConvolution):
@@ -135,6 +178,44 @@ def _fields(spec: ModelSpec, context: int) -> dict[str, Any]:
     if spec.logit_cap is not None:
         found["final_logit_softcapping"] = spec.logit_cap
     return found | _window_fields(spec)
+
+
+def _head_fields(spec: ModelSpec) -> dict[str, Any]:
+    """Return the metadata of heads, or of latents in all layers and what is beside them."""
+    if isinstance(latent := spec.layers[0].mixer, LatentAttention):
+        return _latent_fields(spec, latent)
+    whole = _widest(spec)
+    assert whole.rope is not None
+    heads = [spec.attentions[i].kv_heads if i in spec.attentions else 0 for i in range(len(spec.layers))]
+    return {
+        "attention.head_count": whole.heads,
+        "attention.head_count_kv": heads if len(set(heads)) > 1 else heads[0],
+        "attention.key_length": whole.head_dim,
+        "attention.value_length": whole.head_dim,
+        "rope.freq_base": whole.rope.theta,
+        "rope.dimension_count": whole.head_dim,
+    }
+
+
+def _latent_fields(spec: ModelSpec, latent: LatentAttention) -> dict[str, Any]:
+    first, last = (spec.layers[index].feed_forward for index in (0, -1))
+    assert latent.rope is not None
+    assert isinstance(first, FeedForward)
+    assert isinstance(last, Experts)
+    ranks = {} if latent.q_rank is None else {"attention.q_lora_rank": latent.q_rank}
+    return ranks | {
+        "feed_forward_length": first.size,
+        "expert_shared_count": 0 if last.shared is None else last.shared.size // last.expert.size,
+        "attention.head_count": latent.heads,
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": latent.kv_rank,
+        "attention.key_length": latent.row_size,
+        "attention.value_length": latent.kv_rank,
+        "attention.key_length_mla": latent.head_dim,
+        "attention.value_length_mla": latent.v_dim,
+        "rope.freq_base": latent.rope.theta,
+        "rope.dimension_count": latent.rope_dim,
+    }
 
 
 def _window_fields(spec: ModelSpec) -> dict[str, Any]:

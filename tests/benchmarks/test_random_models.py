@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.kv_memory import our_bytes, transformers_bytes
 from benchmarks.random_checkpoint import hf_config, shortened, with_vocabulary, write_checkpoint
-from benchmarks.random_gguf import write_random_gguf
+from benchmarks.random_gguf import LATENTS, write_random_gguf
 from engine import Engine, SamplingParams
+from engine.execute.compatibility import not_native
 from engine.machine.shapes import CONFIGS, known_shape
 from models.families.registry import load_spec, spec_of_hf
 from models.files import ModelFiles
@@ -76,6 +77,16 @@ def test_a_gguf_file_has_the_network_that_was_asked_for(name: str, layers: int, 
     assert slots_of(found) == slots_of(replace(spec, vocab_size=found.vocab_size))
     assert kv_sources(found) == kv_sources(spec)
     assert [layer.mixer.window for layer in found.layers] == [layer.mixer.window for layer in spec.layers]
+
+
+@pytest.mark.parametrize("name", LATENTS)
+def test_so_it_has_with_latent_attention(name: str, tmp_path: Path) -> None:
+    spec = replace(LATENTS[name], layers=LATENTS[name].layers[:2], vocab_size=512)
+    path = tmp_path / "random.gguf"
+    write_random_gguf(path, spec, GGMLQuantizationType.Q4_0, 2048)
+    found = load_spec(ModelFiles(name, gguf=path))
+    assert slots_of(found) == slots_of(replace(spec, vocab_size=found.vocab_size))
+    assert not_native(found) is None
 
 
 def slots_of(spec: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
