@@ -71,6 +71,7 @@ HUB_NAMES = QWEN3 | {
     "hunyuan:4b": "tencent/Hunyuan-4B-Instruct",
     "hunyuan:7b": "tencent/Hunyuan-7B-Instruct",
     "command-r:7b": "CohereLabs/c4ai-command-r7b-12-2024",
+    "glm4.7-flash": "zai-org/GLM-4.7-Flash",
     "gpt2": "openai-community/gpt2",
     "gpt-oss:20b": "openai/gpt-oss-20b",
 }

@@ -204,6 +204,7 @@ PARAMETERS = {
     "lfm2.5:8b-a1b": 8_467_856_832,
     "gpt2": 124_439_808,
     "gpt-oss:20b": 20_914_757_184,
+    "glm4.7-flash": 29_943_393_920,
 }
 """As their makers count them."""
 
