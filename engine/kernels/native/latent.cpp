@@ -59,7 +59,7 @@ void Group::keep_latents(int32_t index, Bench& bench) {
       decoder.kernels.rotate(kept + shape.v_dim, how.rotary + int64_t(row.position) * how.rotated, how.rotated,
                              how.interleaved != 0);
     }
-    uint8_t* place = static_cast<uint8_t*>(layer.kept.k) + row.slot * decoder.slot_bytes(shape);
+    uint8_t* place = static_cast<uint8_t*>(layer.kept.k) + slot_at(index, r) * decoder.slot_bytes(shape);
     decoder.kernels.store(kept, 1, shape.dim, decoder.cache.type, place, nullptr);
   });
   decoder.pool.barrier();
