@@ -13,6 +13,7 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.style import Style
 from textual.visual import Visual
+from textual.widget import Widget
 
 
 class Backdrop:
@@ -22,6 +23,9 @@ class Backdrop:
     """
 
     _was_shown = False
+    _layout_required: bool
+    _repaint_required: bool
+    _dirty_widgets: set[Widget]
 
     def render(self) -> Any:
         shown = super().render()  # type: ignore[misc]
@@ -35,7 +39,7 @@ class Backdrop:
     def _on_timer_update(self) -> None:
         """Draw one frame where both the layout and what it shows have changed: Textual draws two."""
         if self._layout_required and self._repaint_required:
-            self._dirty_widgets.add(self)  # what is dirty is drawn with the layout
+            self._dirty_widgets.add(self)  # type: ignore[arg-type]  # what is dirty is drawn with the layout
             self._repaint_required = False
         super()._on_timer_update()  # type: ignore[misc]
 
