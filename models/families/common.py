@@ -118,7 +118,7 @@ def kv_heads_by_layer(config: GGUFConfig, name: str) -> tuple[GGUFConfig, list[i
     counts: list[Any] = heads if isinstance(heads, list) and len(heads) == layers else [heads] * layers
     kept = [count for count in counts if count != 0]
     if kept and kept.count(kept[0]) == len(kept):
-        config = replace(config, fields=replace(fields, raw={**fields.raw, key: kept[0]}))
+        config = config.with_fields({key: kept[0]})
     return config, counts
 
 
