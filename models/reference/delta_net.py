@@ -21,8 +21,12 @@ def walk(spec: DeltaNet, weights: DeltaNetWeights, rows: Tensor, state: Tensor) 
     """
     inputs = convolved(rows[:, : spec.conv_size], weights.filters, None).float()
     q, k, v = torch.split(inputs, [spec.key_size, spec.key_size, spec.output_size], dim=-1)
-    q, k = (_by_value_head(spec, _unit(part.unflatten(-1, (spec.key_heads, -1)))) for part in (q, k))
-    texts = (q * spec.key_dim**-0.5).unsqueeze(2), k.unsqueeze(2), v.unflatten(-1, (spec.value_heads, 1, -1))
+    q, k = (_by_value_head(spec, _unit(part.view(-1, spec.key_heads, spec.key_dim))) for part in (q, k))
+    texts = (
+        (q * spec.key_dim**-0.5).unsqueeze(2),
+        k.unsqueeze(2),
+        v.view(-1, spec.value_heads, 1, spec.value_dim),
+    )
     gates = rows[spec.conv_width - 1 :, spec.conv_size :]
     state, outs = state.clone(), rows.new_empty(len(inputs), spec.value_heads, 1, spec.value_dim)
     for *given, own, out in zip(*texts, gates, outs, strict=True):
