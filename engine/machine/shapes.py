@@ -88,6 +88,14 @@ def _hunyuan(sizes: tuple[int, int, int, int, int, int]) -> dict[str, Any]:
     )
 
 
+def _qwen3_5(sizes: tuple[int, int, int, int, int, int], tied: bool, **more: Any) -> dict[str, Any]:
+    """Build a config with gated delta nets in all layers but the last of each four."""
+    kinds = ["linear_attention" if layer % 4 else "full_attention" for layer in range(1, sizes[2] + 1)]
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    fields = {"head_dim": 256, "layer_types": kinds, "rope_parameters": rope, **more}
+    return _config("Qwen3_5ForCausalLM", sizes, 262_144, tied, **fields)
+
+
 def _lfm2(
     architecture: str,
     sizes: tuple[int, int, int, int, int, int],
@@ -117,6 +125,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3:8b": _qwen3(4096, 12_288, 36, 32, False),
     "qwen3:14b": _qwen3(5120, 17_408, 40, 40, False),
     "qwen3:32b": _qwen3(5120, 25_600, 64, 64, False),
+    "qwen3.5:0.8b": _qwen3_5((1024, 3584, 24, 8, 2, 248_320), True, linear_num_value_heads=16),
+    "qwen3.5:4b": _qwen3_5((2560, 9216, 32, 16, 4, 248_320), True),
+    "qwen3.5:9b": _qwen3_5((4096, 12_288, 32, 16, 4, 248_320), False),
+    "qwen3.5:35b-a3b": _qwen3_5(
+        (2048, 512, 40, 16, 2, 248_320),
+        False,
+        architectures=["Qwen3_5MoeForCausalLM"],
+        num_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+    ),
     "qwen3:30b-a3b": _config(
         "Qwen3MoeForCausalLM",
         (2048, 6144, 48, 32, 4, 151_936),

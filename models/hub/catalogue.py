@@ -35,6 +35,10 @@ QWEN3 = {
 
 HUB_NAMES = QWEN3 | {
     "qwen3:30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "qwen3.5:0.8b": "Qwen/Qwen3.5-0.8B",
+    "qwen3.5:4b": "Qwen/Qwen3.5-4B",
+    "qwen3.5:9b": "Qwen/Qwen3.5-9B",
+    "qwen3.5:35b-a3b": "Qwen/Qwen3.5-35B-A3B",
     "qwen2.5:0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
     "qwen2.5:1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
     "qwen2.5-coder:1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
