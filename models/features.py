@@ -80,6 +80,7 @@ class Feature(Enum):
     LATENT = "multi-head latent attention"
     CONVOLUTION = "short convolutions in place of attention"
     RECURRENCE = "recurrent layers"
+    BESIDE = "mixers beside each other"
     HALF_LAYERS = "layers without attention or without a feed-forward"
 
 
@@ -101,7 +102,9 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
     for layer in set(spec.layers):
         parts = (layer.mixer, layer.feed_forward)
         before = (layer.attention_norm, layer.attention_norm if layer.parallel else layer.feed_forward_norm)
-        is_bare = any(part and norm is None for part, norm in zip(parts, before, strict=True))
+        is_bare = (
+            any(part and norm is None for part, norm in zip(parts, before, strict=True)) and not layer.beside
+        )
         after = (layer.attention_post_norm, layer.feed_forward_post_norm)
         asked |= _true(
             {
@@ -109,6 +112,7 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
                 Feature.LAYER_SCALE: layer.scalar,
                 Feature.LAUREL: layer.laurel is not None,
                 Feature.PARALLEL: layer.parallel,
+                Feature.BESIDE: layer.beside,
                 Feature.NORM_PLACE: is_bare or after != (None, None),
             }
         )

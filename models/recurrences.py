@@ -33,6 +33,8 @@ class Mamba2:
     """The least and the greatest t."""
     norm_eps: float | None = 1e-5
     """The epsilon of the RMSNorm; None: y * silu(z) is not normed."""
+    multipliers: tuple[float, float, float, float, float] | None = None
+    """Multiply z, x, B, C and dt where they are projected; None: nothing is multiplied."""
     norms_first: bool = False
     """Whether y is normed before it is multiplied by silu(z)."""
     window: ClassVar[None] = None

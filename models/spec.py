@@ -329,6 +329,8 @@ class Layer:
     parallel: bool = False
     laurel: Laurel | None = None
     """Added to the sum with the mixer, which is then divided by 2 ** 0.5; None: nothing is."""
+    beside: bool = False
+    """Whether the mixer reads what that of the layer before reads; there is no norm before it."""
 
     @property
     def attention(self) -> Attention:
@@ -423,22 +425,6 @@ class ModelSpec:
 def reach(mixer: Mixer) -> int | None:
     """Return the most rows that a row sees in a layer, itself included; None if it sees all rows before it."""
     return mixer.chunk if isinstance(mixer, Attention) and mixer.chunk is not None else mixer.window
-
-
-def for_context(spec: ModelSpec, context: int) -> ModelSpec:
-    """Return `spec` for texts of at most `context` tokens: longrope keeps only its short divisors if those suffice, and
-    chunks that are as long as a text are left out."""
-
-    def fitted(mixer: Mixer | None) -> Mixer | None:
-        if isinstance(mixer, Attention) and mixer.chunk is not None and mixer.chunk >= context:
-            mixer = replace(mixer, chunk=None)
-        if not isinstance(mixer, Attention | LatentAttention) or (rope := mixer.rope) is None:
-            return mixer
-        if rope.long_factors is None or context > rope.original_positions:
-            return mixer
-        return replace(mixer, rope=replace(rope, long_factors=rope.frequency_factors))
-
-    return each_layer(spec, lambda _, layer: replace(layer, mixer=fitted(layer.mixer)))
 
 
 def same_heads(spec: ModelSpec) -> bool:

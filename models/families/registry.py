@@ -10,6 +10,7 @@ from models.families import (
     deepseek,
     ernie,
     exaone4,
+    falcon_h1,
     gemma,
     gemma3n,
     gemma4,
@@ -82,6 +83,7 @@ FAMILIES: tuple[Family, ...] = (
     deepseek.V3,
     deepseek.GLM,
     bamba.FAMILY,
+    falcon_h1.FAMILY,
     nemotron_h.FAMILY,
     nemotron_h.SPARSE_GGUF,
 )

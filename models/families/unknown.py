@@ -78,7 +78,6 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "diffllama": ("differential attention",),
     "doge": ("attention with a learned mask",),
     "emu3": ("images",),
-    "falcon_h1": ("state-space layers beside attention",),
     "flaubert": (_SUM_NORMS,),
     "fuyu": ("images",),
     "gemma4_assistant": ("guesses from another model's hidden states",),

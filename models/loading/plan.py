@@ -14,7 +14,8 @@ from models.families.fields import Fields
 from models.families.registry import spec_of_gguf, spec_of_hf
 from models.families.rope import replaced_theta
 from models.files import ModelFiles, read_json
-from models.spec import ModelSpec, for_context, ropes
+from models.loading.context import for_context
+from models.spec import ModelSpec, ropes
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors

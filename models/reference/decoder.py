@@ -93,14 +93,15 @@ class Decoder:
         inputs = self.layer_inputs(token_ids, x)
         if network.streams is not None:
             x = self._spread(network.streams, x)
+        read: Tensor | None = None
         for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
             given = None if inputs is None else inputs[:, index]
             if weights.altup is not None:
                 predicted = self._predict(weights.altup, x)
-                out = self._layer(index, layer, weights, predicted[0], step, attention)
+                out, read = self._layer(index, layer, weights, predicted[0], step, attention, read)
                 x = self._correct(weights, predicted, out, given)
                 continue
-            x = self._layer(index, layer, weights, x, step, attention)
+            x, read = self._layer(index, layer, weights, x, step, attention, read)
             if given is not None:
                 x = x + self._of_input(weights, x, given)
             if weights.scalar is not None:
@@ -210,9 +211,13 @@ class Decoder:
         x: Tensor,
         step: StepPositions,
         attention: Attention,
-    ) -> Tensor:
-        """Compute a layer: [T, hidden_size] -> the same shape."""
-        given = _norm(spec.attention_norm, weights.attention_norm, x)
+        read: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute a layer, with what the mixer of the one before has read: return the result and what its mixer has
+        read, all of them [T, hidden_size]."""
+        if not spec.beside or read is None:
+            read = _norm(spec.attention_norm, weights.attention_norm, x)
+        given = read
         if isinstance(spec.mixer, ShortConvolution):
             assert isinstance(weights.mixer, ConvolutionWeights)
             out = self._convolve(index, spec.mixer, weights.mixer, given, attention)
@@ -239,9 +244,9 @@ class Decoder:
             assert isinstance(parts, FeedForwardWeights)
             out = self._sum(self._feed(feed, parts, given))
         else:
-            return x
+            return x, read
         out = _norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, out)
-        return x + _scale(out, spec.residual_scale)
+        return x + _scale(out, spec.residual_scale), read
 
     def _beside(self, spec: Laurel, weights: LaurelWeights, x: Tensor) -> Tensor:
         """Compute the residual beside a mixer from the mixer's input: [T, hidden_size] -> the same shape."""
@@ -336,6 +341,7 @@ class Decoder:
         given = self._linear(weights.inputs, x)
         if isinstance(spec, Mamba2):
             assert isinstance(weights, Mamba2Weights)
+            given = mamba2.multiplied(spec, given)
             z, rows = torch.split(given, [spec.output_size, spec.log_size], dim=-1)
             out = backend.recur(index, rows, partial(mamba2.walk, spec, weights))
             return self._linear(weights.out, mamba2.gated_norm(spec, weights, out, z))

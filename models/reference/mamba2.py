@@ -32,6 +32,15 @@ def walk(spec: Mamba2, weights: Mamba2Weights, rows: Tensor, state: Tensor) -> t
     return outs.flatten(1), state
 
 
+def multiplied(spec: Mamba2, projected: Tensor) -> Tensor:
+    """Multiply z, x, B, C and dt [n, all of them] by the multipliers: -> the same shape."""
+    if spec.multipliers is None:
+        return projected
+    sizes = [spec.output_size, *_sizes(spec), spec.heads]
+    parts = zip(torch.split(projected, sizes, dim=-1), spec.multipliers, strict=True)
+    return torch.cat([part * multiplier for part, multiplier in parts], dim=-1)
+
+
 def gated_norm(spec: Mamba2, weights: Mamba2Weights, y: Tensor, z: Tensor) -> Tensor:
     """Gate and norm y fp32 [n, output_size] with z [n, output_size]: -> the same shape, in the dtype of z.
 

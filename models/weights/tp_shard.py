@@ -20,6 +20,7 @@ _UNDIVIDED = frozenset(
         Feature.LATENT,
         Feature.SPARSE_GATE,
         Feature.STREAMS,
+        Feature.BESIDE,
         Feature.HALF_LAYERS,
         Feature.RECURRENCE,
     }

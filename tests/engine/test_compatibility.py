@@ -103,6 +103,9 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.ACTIVATION: changed(a_spec(), feed_forward=FeedForward(64, "relu")),
     Feature.LEARNED_ACTIVATION: changed(a_spec(), feed_forward=FeedForward(64, "xielu", gated=False)),
     Feature.SQUARED_RELU: changed(a_spec(), feed_forward=FeedForward(64, "relu2")),
+    Feature.BESIDE: replace(
+        a_spec(), layers=(a_spec().layers[0], replace(a_spec().layers[0], beside=True, attention_norm=None))
+    ),
     Feature.HALF_LAYERS: changed(a_spec(), feed_forward=None, feed_forward_norm=None),
     Feature.UNGATED: changed(a_spec(), feed_forward=FeedForward(64, gated=False)),
     Feature.FEED_FORWARD_BIAS: changed(a_spec(), feed_forward=FeedForward(64, bias=True)),

@@ -13,6 +13,7 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3nTextConfig,
     Gemma3TextConfig,
@@ -312,6 +313,26 @@ def tiny_granite_hybrid(**changes: Any) -> GraniteMoeHybridConfig:
     return tiny_granite4(**values | changes)
 
 
+def tiny_falcon_h1(**changes: Any) -> FalconH1Config:
+    """Return three layers with every multiplier."""
+    values = MAMBA2 | {
+        "mamba_d_ssm": 60,
+        "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.25,
+        "attention_in_multiplier": 1.5,
+        "attention_out_multiplier": 0.5,
+        "key_multiplier": 0.5,
+        "mlp_multipliers": [0.5, 3.0],
+        "ssm_in_multiplier": 1.25,
+        "ssm_out_multiplier": 0.75,
+        "ssm_multipliers": [0.5, 1.5, 2.0, 0.75, 1.25],
+        "mamba_norm_before_gate": False,
+        "mamba_rms_norm": True,
+    }
+    found: FalconH1Config = tiny(FalconH1Config, **values | changes)
+    return found
+
+
 def tiny_nemotron_h(**changes: Any) -> NemotronHConfig:
     """Return six layers, each Mamba-2, attention, a dense feed-forward or eight experts alone."""
     values: dict[str, Any] = {
@@ -581,6 +602,18 @@ RECURRENT: dict[str, Any] = {
     ),
     "granite4 hybrid": tiny_granite_hybrid(),
     "granite4 hybrid dense": tiny_granite_hybrid(num_local_experts=0, position_embedding_type="rope"),
+    "falcon h1": tiny_falcon_h1(),
+    "falcon h1 no norm": tiny_falcon_h1(mamba_rms_norm=False, mamba_d_ssm=None, projectors_bias=True),
+    "falcon h1 biases": tiny_falcon_h1(
+        mamba_norm_before_gate=True,
+        attention_bias=True,
+        mlp_bias=True,
+        mamba_proj_bias=True,
+        attention_in_multiplier=1.0,
+        key_multiplier=1.0,
+        mlp_multipliers=None,
+        ssm_in_multiplier=1.0,
+    ),
     "nemotron h": tiny_nemotron_h(),
     "nemotron h latent": tiny_nemotron_h(
         moe_latent_size=20,

@@ -32,6 +32,8 @@ class PlainNetwork:
 
     spec: ModelSpec
     tensors: Mapping[str, Tensor]
+    read: Tensor = field(default_factory=lambda: torch.empty(0))
+    """What the mixer of the last layer has read."""
     router_gap: float = field(default=math.inf)
     """The smallest gap between the scores of the last expert that was chosen and the first that was not."""
 
@@ -127,7 +129,9 @@ class PlainNetwork:
 
     def _layer(self, index: int, layer: Layer, x: Tensor, kept: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
         at = f"layers.{index}."
-        given = self._norm(f"{at}attention_norm", layer.attention_norm, x)
+        if not layer.beside:
+            self.read = self._norm(f"{at}attention_norm", layer.attention_norm, x)
+        given = self.read
         if isinstance(layer.mixer, ShortConvolution):
             out = self._convolution(at, layer.mixer, given)
         elif isinstance(layer.mixer, DeltaNet):
@@ -247,6 +251,9 @@ class PlainNetwork:
     def _mamba2(self, at: str, spec: Mamba2, x: Tensor) -> Tensor:
         """Compute the formula of the paper, one head after the other."""
         inner, size = self._linear(f"{at}ssm_in", x, spec.in_bias), spec.heads * spec.head_dim
+        if spec.multipliers is not None:
+            sizes = [size, size, *[spec.groups * spec.state_size] * 2, spec.heads]
+            inner = inner * torch.tensor(spec.multipliers).double().repeat_interleave(torch.tensor(sizes))
         z, xbc, dt = inner.split([size, inner.shape[-1] - size - spec.heads, spec.heads], -1)
         convolved = self._convolved(at, xbc, spec.conv_width, spec.conv_bias)
         heads, b, c = convolved.split([size, *[spec.groups * spec.state_size] * 2], -1)

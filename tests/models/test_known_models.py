@@ -12,6 +12,7 @@ from engine.cache.kv_rows import token_bytes
 from models.errors import ModelError
 from models.families.registry import spec_of_hf
 from models.features import Feature, features
+from models.loading.context import for_context
 from models.recurrences import Mamba2
 from models.spec import (
     Attention,
@@ -23,7 +24,6 @@ from models.spec import (
     QueryScaling,
     Rope,
     ShortConvolution,
-    for_context,
 )
 from models.weights.slots import parameters
 from tests.models.known_configs import ERNIE, ERNIE_MOE, GEMMA2, GEMMA3, GPT2, GPT_OSS, QWEN3_MOE

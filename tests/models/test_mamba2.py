@@ -168,7 +168,10 @@ def test_what_comes_later_changes_nothing_and_what_came_before_does() -> None:
 @pytest.mark.parametrize("norms_first", [True, False, None])
 def test_a_network_computes_the_formula_of_the_paper(norms_first: bool | None) -> None:
     eps = None if norms_first is None else 1e-2
-    mixer = Mamba2(6, 4, 5, 2, 3, norm_eps=eps, norms_first=bool(norms_first), out_bias=True)
+    multipliers = (0.5, 2.0, 0.75, 1.5, 1.25)
+    mixer = Mamba2(
+        6, 4, 5, 2, 3, multipliers=multipliers, norm_eps=eps, norms_first=bool(norms_first), out_bias=True
+    )
     layers = tuple(Layer(each, FeedForward(24)) for each in (mixer, Attention(2, 1, 8, rope=Rope()), mixer))
     spec = ModelSpec("Mamba", 32, 16, 64, layers)
     tensors, names = checkpoint(spec, 0)

@@ -275,6 +275,7 @@ def specs(
     drawn = draw(st.lists(layers, min_size=1, max_size=3))
     if mixed:
         drawn = halved(drawn, draw(st.lists(st.sampled_from(["", "", *HALVES]), min_size=3, max_size=3)))
+        drawn = beside(drawn, draw(st.lists(st.booleans(), min_size=3, max_size=3)))
     return ModelSpec(
         "Random",
         VOCAB,
@@ -315,6 +316,17 @@ def halved(layers: list[Layer], wanted: list[str]) -> list[Layer]:
     """Make halves of layers where it is wanted, but leave one mixer."""
     found = [replace(layer, **HALVES.get(half, {})) for layer, half in zip(layers, wanted, strict=False)]
     return found if any(layer.mixer for layer in found) else [*found[:-1], layers[-1]]
+
+
+def beside(layers: list[Layer], wanted: list[bool]) -> list[Layer]:
+    """Have mixers where it is wanted read what the mixer of the layer before reads."""
+    pairs = zip([None, *layers], layers, wanted, strict=False)
+    return [
+        replace(layer, beside=True, attention_norm=None)
+        if is_wanted and before is not None and before.mixer and layer.mixer
+        else layer
+        for before, layer, is_wanted in pairs
+    ]
 
 
 def shared(layers: list[Layer], wanted: list[bool]) -> list[Layer]:
