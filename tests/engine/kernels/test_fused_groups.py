@@ -49,16 +49,16 @@ __all__ = ["case"]
 class Grouped:
     """A cache with the rows of a case, in which layers with a window have those alone that the texts still see."""
 
-    def __init__(self, case: Case, ends: list[int]) -> None:
-        """Each text has so many rows; the next ones are to be computed."""
+    def __init__(self, case: Case, ends: list[int], kind: str = "auto", in_groups: bool = True) -> None:
+        """Each text has so many rows; the next ones are to be computed. `kind` is as in `kv_row`."""
         spec, sources = case.network.spec, kv_sources(case.network.spec)
-        groups = layer_groups(spec, torch.float32)
-        assert groups
+        groups = layer_groups(spec, torch.float32) if in_groups else []
+        assert bool(groups) is in_groups
         pools = [(group.layers, GroupPool(20, Window(group.window, STEP))) for group in groups]
-        rows = layer_rows(spec, torch.float32, CPU)
+        rows = layer_rows(spec, torch.float32, CPU, kind)
         self.cache = KVCache(rows, 48, BLOCK, torch.float32, CPU, sources=sources, pools=pools)
-        for part in self.cache.parts:
-            part[part != 0] = float("nan")
+        for part in self.cache.parts if kind == "auto" else ():
+            part[:, :, : -BLOCK if part.shape[2] < 48 * BLOCK else None] = float("nan")
         self.tables = [BlockTable(list(table), end) for table, end in zip(case.tables, ends, strict=True)]
         held = Groups(self.cache.pools, BLOCK)
         for table in self.tables:
@@ -77,8 +77,11 @@ class Grouped:
         first = table.firsts[group - 1] * BLOCK if group else 0
         source = given.every_slot(table.blocks, first, table.length)
         target = self.cache.every_slot(table.blocks, first, table.length, group)
-        for mine, theirs in ((self.cache.k, given.k), (self.cache.v, given.v)):
-            mine[layer][target] = theirs[layer][source]
+        k, v = given.k[layer][source], given.v[layer][source]
+        if self.cache.rows[layer].has_v:
+            self.cache.write(layer, target, k, v)
+        else:
+            self.cache.k[layer][target] = k
 
     def slots(self, case: Case) -> Slots:
         held = Slots(3, 32, 12, torch.tensor([text[-1] for text in case.texts]), self.cache.pools)
@@ -105,7 +108,24 @@ def test_a_step_finds_the_rows_of_windows(case: Case, rows: int) -> None:
     assert given.blanks_are_zeros()
 
 
-@pytest.mark.parametrize("case", ["gemma4", "lfm2 biases"], indirect=True)
+@pytest.mark.parametrize(
+    ("case", "kind"), [("gemma4", "int8"), ("gpt-oss", "fp8"), ("lfm2 biases", "int8")], indirect=["case"]
+)
+def test_a_step_has_the_bits_that_it_has_with_all_rows(case: Case, kind: str) -> None:
+    found = []
+    for in_groups in (True, False):
+        given = Grouped(case, LENGTHS, kind, in_groups)
+        slots = given.slots(case)
+        slots.activate([2, 0, 1], 4)
+        slots.send()
+        with torch.inference_mode():
+            program = FusedDecoder(case.network, given.cache, slots.given, pdl=False)
+            found.append(program.run(4, context_limit(max(LENGTHS)))[:3].clone())
+    assert torch.equal(*found)
+    assert found[0].isfinite().all()
+
+
+@pytest.mark.parametrize("case", ["gemma3", "lfm2 biases"], indirect=True)
 def test_a_step_that_checks_guesses_finds_the_rows_of_windows(case: Case) -> None:
     found = []
     for together in (False, True):
