@@ -26,6 +26,7 @@ from models.reference.decoder import Decoder
 from models.units import counted
 from tests.engine.hybrid import hybrid_engine
 from tests.engine.keeping import GREEDY, answer, heard
+from tests.engine.speculation import Oracle, speculate
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_chat_random import OPERATIONS, one
 from tests.engine.tiny import TinyEngine, say, tiny_engine
@@ -102,8 +103,10 @@ def test_a_prefix_is_reused_to_the_row() -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(6))
-def test_random_conversations(seed: int) -> None:
+def test_random_conversations(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = Random(seed)
+    monkeypatch.setattr(kv_needs, "MOST_MARKS", rng.choice([0, 2, 8, 48]))
+    monkeypatch.setattr(kv_needs, "BRANCH_WINDOWS", rng.choice([(0,), (8, 1, 0)]))
     options: dict[str, Any] = {"num_blocks": rng.choice([None, 110]), "max_chunk": rng.choice([16, 64])}
     with hybrid_engine(**options) as engine:
         chat = engine.chat(think_cache=rng.choice(["exact", "mask"]))
@@ -149,6 +152,39 @@ def test_only_what_is_new_is_computed_after_each_message() -> None:
         chat.prepare("a draft that goes on", wait=True)
         assert engine.scripted.rows_computed < 60
         engine.check()
+
+
+@pytest.mark.parametrize("seed", seeds(3))
+def test_guesses_change_no_token_and_cost_no_state(seed: int) -> None:
+    rng, stem = Random(seed), text(seed, 120)
+    params = SamplingParams(temperature=0.0, max_tokens=30, speculation="suffix")
+    prompts = [stem[: rng.randint(1, 120)] + text(at, rng.randint(1, 9)) for at in range(8)]
+    with hybrid_engine(max_chunk=32) as engine:
+        answers = {at: [*prompt, *expected(engine, prompt, 30)] for at, prompt in enumerate(prompts)}
+        speculate(engine, Oracle(answers=dict(answers), random=rng, vocab=250))
+        asked = []
+        for at, prompt in enumerate(prompts):
+            pair = [engine.start(Rows.of(prompt), params) for _ in range(2)]
+            for sequence in pair:
+                found = [token for token, _ in heard(engine, sequence)]
+                assert [*prompt, *found] == answers[at][: len(prompt) + len(found)]
+            asked += pair
+        assert sum(sequence.guessed for sequence in asked) > sum(sequence.accepted for sequence in asked) > 50
+        engine.check()
+
+
+def test_the_end_of_a_cancelled_answer_is_taken_back_at_no_cost() -> None:
+    prompt = text(4, 60)
+    with hybrid_engine() as engine:
+        said = expected(engine, prompt, 60)
+        events = engine.stream(prompt, SamplingParams(temperature=0.0, max_tokens=60))
+        for _ in range(50):
+            next(events)
+        events.close()  # type: ignore[attr-defined]
+        for kept in (49, 40, 20):
+            found, computed = told(engine, [*prompt, *said[:kept], 7])
+            assert computed == 1, f"{kept} tokens of the answer are kept"
+            assert found == expected(engine, [*prompt, *said[:kept], 7], len(found))
 
 
 def test_a_fork_that_a_prompt_has_found_is_marked() -> None:
