@@ -59,8 +59,20 @@ class RecurringStep(LatentStep):
         before the first row of the sequence."""
         cache, first = self.cache, max(moves.row - tail, 0)
         if first < span.start:
-            slots = cache.every_slot(span.blocks, first, span.start, cache.groups[layer]).to(cache.device)
-            rows = cache.k[layer][slots].flatten(1)
+            rows = cache.k[layer][self._log_slots(span, first, cache.groups[layer])].flatten(1)
         else:
             rows = cache.k[layer][:0].flatten(1)
         return F.pad(rows, (0, 0, max(tail - moves.row, 0), 0))
+
+    def _log_slots(self, span: Span, first: int, group: int) -> Tensor:
+        """Return the slots of the log rows of a span from `first` to its start, int64 [rows]."""
+        key = id(span), group
+        if key not in self._earlier_slots:  # the same in all such layers
+            slots = self.cache.every_slot(span.blocks, first, span.start, group)
+            self._earlier_slots[key] = slots.to(self.cache.device, non_blocking=True)
+        return self._earlier_slots[key]
+
+    @cached_property
+    def _earlier_slots(self) -> dict[tuple[int, int], Tensor]:
+        """What `_log_slots` returned, by span and group."""
+        return {}

@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, repeat
 from math import inf
 from sys import maxsize
@@ -12,6 +12,7 @@ from engine.batch import Recorded, Span
 from engine.cache.block import Key
 from engine.cache.block_table import BlockTable
 from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.live_state import StatePlan
 from engine.cache.prefix_hit import prefix_hit
 from engine.cache.rows import Rows
 from engine.errors import EngineError
@@ -267,15 +268,24 @@ class Scheduler:
             keys = sequence.rows.keys[start : start + count]
             self.blocks.commit(sequence.table, keys, repeat(sequence.origin))
 
-    def reserve(self, table: BlockTable, rows: int, idle: bool = False, is_bare: bool = False) -> None:
+    def reserve(
+        self,
+        table: BlockTable,
+        rows: int,
+        idle: bool = False,
+        is_bare: bool = False,
+        plan: StatePlan | None = None,
+    ) -> None:
         """Make room for `rows` more rows in a table, preempting idle work if necessary, unless it is `idle` itself.
 
-        `is_bare` and what is raised are as in `BlockManager.reserve`.
+        With a `plan`, there is room for its states, too. `is_bare` and what is raised are as in `BlockManager.reserve`.
         """
         while True:
             others = [s for s in self._idle_work if s.table is not table]
+            spares = idle or bool(others)
             try:
-                return self.blocks.reserve(table, rows, idle or bool(others), is_bare)
+                self.blocks.reserve(table, rows, spares, is_bare)
+                return None if plan is None else self.blocks.plan(table, replace(plan, idle=spares))
             except OutOfBlocksError:
                 if idle or not others:
                     raise
@@ -369,8 +379,8 @@ class Scheduler:
             return False
         while True:
             try:
-                self.reserve(sequence.table, rows, sequence.priority is Priority.IDLE)
-                self.blocks.plan(sequence.table, state_plan(sequence, rows))
+                idle = sequence.priority is Priority.IDLE
+                self.reserve(sequence.table, rows, idle, plan=state_plan(sequence, rows))
                 return True
             except OutOfBlocksError:
                 alone = sequence.priority is Priority.IDLE or self.running == [sequence]

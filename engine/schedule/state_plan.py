@@ -2,7 +2,7 @@
 
 from engine.cache.live_state import StatePlan
 from engine.cache.marks import LOG_ROWS
-from engine.schedule.sequence import Priority, Sequence
+from engine.schedule.sequence import Sequence
 
 INTERVAL = 512
 """In a long text there is a mark after so many rows, until there are too many."""
@@ -16,11 +16,11 @@ the oldest of the last LOG_ROWS."""
 
 def state_plan(sequence: Sequence, rows: int) -> StatePlan:
     """Return the plan of a step that computes the next `rows` rows of a sequence, without those of guesses."""
-    start, idle = sequence.computed, sequence.priority is Priority.IDLE
+    start = sequence.computed
     stop = start + rows
     if sequence.decodes:
         at = tuple(row for row in range(start + 1, stop + 1) if row % BACK == 0)
-        return StatePlan(rows, at, idle, is_brief=True)
+        return StatePlan(rows, at, is_brief=True)
     edges = (row for row in sequence.rows.edges if start < row <= stop)
     spaced = range((start // INTERVAL + 1) * INTERVAL, stop + 1, INTERVAL)
-    return StatePlan(rows, (*edges, *spaced, sequence.prompt_tokens - BEFORE_ANSWER), idle)
+    return StatePlan(rows, (*edges, *spaced, sequence.prompt_tokens - BEFORE_ANSWER))

@@ -13,7 +13,10 @@ from engine.cache.copies import Copy, RowCopy
 from engine.cache.group_pool import GroupPool
 from engine.cache.live_state import StatePlan
 from engine.cache.marks import LOG_ROWS, Marks
+from engine.cache.rows import Rows
 from engine.cache.window import Window
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.sequence import Priority, Sequence, SequenceStatus
 
 SIZE, STEP = 4, 6
 
@@ -249,3 +252,19 @@ def test_a_state_that_a_failed_step_may_have_spoilt_is_not_used_again() -> None:
     memory.manager.close(table)
     assert not [*memory.marks]
     assert memory.manager.match(keys) == 6, "the log begins with the path"
+
+
+def test_a_person_takes_the_states_of_idle_work() -> None:
+    memory = Memory(64, 60, 1)
+    scheduler = Scheduler(memory.manager, max_chunk=8, idle_chunk=8)
+    idle = Sequence(Rows.of(list(range(40))), Priority.IDLE)
+    scheduler.add(idle)
+    scheduler.done(scheduler.next_step())
+    assert idle.computed == 8
+    person = Sequence(Rows.of(list(range(100, 120))), Priority.PERSON)
+    scheduler.add(person)
+    step = scheduler.next_step()
+    assert [chunk.sequence for chunk in step.chunks] == [person]
+    assert idle.status is SequenceStatus.PREEMPTED
+    scheduler.done(step)
+    memory.manager.check()
