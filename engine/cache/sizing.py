@@ -201,7 +201,8 @@ def gb_to_bytes(gb: float) -> int:
 
 def kv_refused(plan: KVPlan, available: int) -> OutOfRoomError:
     """Return the error for a cache that was planned but could not be allocated; `available` bytes are free now."""
-    fits = plan.needs.tokens_in(available // 2, plan.slots)
+    states = plan.states * plan.needs.state_bytes
+    fits = plan.needs.tokens_in(max(available // 2 - states, 0), plan.slots)
     return OutOfRoomError(
         f"Out of memory: the KV cache of {bytes_text(plan.nbytes)} could not be allocated, {bytes_text(available)} are "
         f"free now. {_way_out(min(fits, plan.context_length))}"

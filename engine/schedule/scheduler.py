@@ -380,7 +380,8 @@ class Scheduler:
         while True:
             try:
                 idle = sequence.priority is Priority.IDLE
-                self.reserve(sequence.table, rows, idle, plan=state_plan(sequence, rows))
+                plan = state_plan(sequence, rows) if self.blocks.marks is not None else None
+                self.reserve(sequence.table, rows, idle, plan=plan)
                 return True
             except OutOfBlocksError:
                 alone = sequence.priority is Priority.IDLE or self.running == [sequence]
