@@ -17,7 +17,7 @@ from models.loading.load import load_model
 from tests.engine.test_exactness import CONTEXT, Fire
 from tests.engine.tiny import TinyEngine, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import files_of, random_model, run_reference, write_checkpoint
-from tests.models.families import FAMILIES
+from tests.models.families import FAMILIES, RECURRENT
 
 CPU = torch.device("cpu")
 STEPS = int(os.environ.get("CHATTERM_FAMILY_STEPS", "8"))
@@ -26,11 +26,12 @@ LOGITS = 10
 COUNTS = (256, 30, 30)
 PROMPT = torch.randint(150, (70,), generator=torch.Generator().manual_seed(3)).tolist()
 PROMPTS = (PROMPT, PROMPT[:45], [*PROMPT[:61], 7, 8])
+NETWORKS = FAMILIES | RECURRENT
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    config = deepcopy(FAMILIES[name])
+    config = deepcopy(NETWORKS[name])
     config.get_text_config().max_position_embeddings = 512
     network = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
     tokenizer = tiny_tokenizer()

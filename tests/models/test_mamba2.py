@@ -165,6 +165,22 @@ def test_what_comes_later_changes_nothing_and_what_came_before_does() -> None:
     assert (other[9:] != whole[9:]).any(-1).all()
 
 
+def test_its_projections_may_be_quantised() -> None:
+    layers = (
+        Layer(Mamba2(4, 16, 16), FeedForward(64)),
+        Layer(Attention(2, 1, 32, rope=Rope()), FeedForward(64)),
+    )
+    spec = ModelSpec("Mamba", 32, 64, 64, layers)
+    tensors, names = checkpoint(spec, 0)
+    tensors["layers.0.decay"] = -tensors["layers.0.decay"].exp()
+    network, tokens = network_of(spec, tensors, names, "int8"), list(range(20))
+    mixer = network.layers[0].mixer
+    assert isinstance(mixer, Mamba2Weights)
+    assert not mixer.inputs.is_plain
+    assert not mixer.out.is_plain
+    assert_close(run(network, tokens), PlainNetwork(spec, tensors).logits(tokens), 0.05)
+
+
 @pytest.mark.parametrize("norms_first", [True, False, None])
 def test_a_network_computes_the_formula_of_the_paper(norms_first: bool | None) -> None:
     eps = None if norms_first is None else 1e-2
