@@ -14,6 +14,7 @@ ToolFormat = Literal[
     "gemma4",
     "pythonic",
     "seed",
+    "qwen",
     "glm",
     "muse",
 ]
@@ -27,6 +28,8 @@ harmony: messages of the commentary channel with `to=functions.NAME` in their he
 gemma4: `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`.
 pythonic: `<|tool_call_start|>[name(key='text')]<|tool_call_end|>` (LFM2).
 seed: `<seed:tool_call><function=name><parameter=key>text</parameter></function></seed:tool_call>`.
+qwen: `<tool_call><function=name><parameter=key>text</parameter></function></tool_call>`, each tag and text on a line of
+its own (Qwen3.5, Qwen3-Coder).
 glm: `<tool_call>name<arg_key>key</arg_key><arg_value>text</arg_value></tool_call>`.
 muse: `<atem:function_calls><atem:invoke name="f"><atem:parameter name="key">text</atem:parameter></atem:invoke>
 </atem:function_calls>` in a message with ` to=f` in its header (Muse Glimmer)."""

@@ -40,6 +40,7 @@ _WRITTEN: tuple[tuple[str, ToolFormat], ...] = (
     ("[TOOL_CALLS]", "mistral"),
     ("<|tool_call>", "gemma4"),
     ("<seed:tool_call>", "seed"),
+    ("<parameter=", "qwen"),
     ("<arg_key>", "glm"),
     ("<tool_calls>", "hunyuan"),
     ("<|tool_call_start|>", "pythonic"),

@@ -31,6 +31,7 @@ _APART: dict[ToolFormat, tuple[str, str, str, str]] = {
     "ministral": ("[TOOL_CALLS]", "", "", ""),
     "gemma4": ("<|tool_call>", '"call:"', "⟦<tool_call|>⟧", ""),
     "seed": ("<seed:tool_call>", '"\\n"', '"\\n" ⟦</seed:tool_call>⟧', '"\\n" '),
+    "qwen": ("<tool_call>", '"\\n"', '"\\n" ⟦</tool_call>⟧', '"\\n" '),
     "muse": ("<atem:function_calls>", '"\\n"', '"\\n</atem:function_calls>"', ""),
     "glm": ("<tool_call>", "", "⟦</tool_call>⟧", ""),
 }

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Call = tuple[str, dict[str, Any]]
@@ -207,6 +207,8 @@ class Tags:
     after_key: re.Pattern[str]
     after_value: str
     end: str
+    on_lines: bool = False
+    """Whether a line break before a value and one after it are no part of it."""
 
     def calls(self, text: str, schemas: Schemas) -> list[Call]:
         """Read a call, or several where they have a tag, whose values get the types that their schemas want.
@@ -236,13 +238,17 @@ class Tags:
                 raise UnfinishedError
             if key in found or "<" in key or '"' in key:
                 raise ValueError(f"{key} is no key, or given twice")
-            found[key] = typed(text[between.end() : end], properties.get(key, {}))
+            value = text[between.end() : end]
+            if self.on_lines:
+                value = value.removeprefix("\n").removesuffix("\n")
+            found[key] = typed(value, properties.get(key, {}))
             reader.at = end + len(self.after_value)
         reader.expect(self.end)
         return name, found
 
 
 SEED = Tags("<function=", ">", "<parameter=", re.compile(">"), "</parameter>", "</function>")
+QWEN = replace(SEED, on_lines=True)
 MUSE = Tags(
     '<atem:invoke name="',
     '">',

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from functools import partial
 
 from chatterm.tool_calls.constraint import ToolFormat
-from chatterm.tool_calls.literals import GLM, MUSE, SEED, Read, Schemas, gemma_calls, pythonic_calls
+from chatterm.tool_calls.literals import GLM, MUSE, QWEN, SEED, Read, Schemas, gemma_calls, pythonic_calls
 from chatterm.tool_calls.reader import Event, Reader, Steps
 
 _RECIPIENT = re.compile(r"(?:^|[\s>])to=(?:functions\.)?([^\s<>]+)")
@@ -50,6 +50,9 @@ class Parser:
                 case "seed":
                     read = partial(SEED.calls, schemas=tools)
                     self._steps = _marked(reader, "<seed:tool_call>", "</seed:tool_call>", read)
+                case "qwen":
+                    read = partial(QWEN.calls, schemas=tools)
+                    self._steps = _marked(reader, "<tool_call>", "</tool_call>", read)
                 case "glm":
                     read = partial(GLM.calls, schemas=tools)
                     self._steps = _marked(reader, "<tool_call>", "</tool_call>", read)

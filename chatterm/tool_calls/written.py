@@ -1,4 +1,4 @@
-"""Grammars of calls that are not written in JSON: Python's (LFM2), Gemma 4's, and calls in tags (Seed-OSS, GLM).
+"""Grammars of calls that are not written in JSON: Python's (LFM2), Gemma 4's, and calls in tags (Seed-OSS, Qwen, GLM).
 
 They enforce the names of arguments, which of them are required, and types. What no type says (patterns, limits,
 references) is free in them, and so is what lies deeper than `_DEEPEST` objects.
@@ -39,12 +39,14 @@ RULES: dict[str, Sequence[str]] = {
     "pythonic": _PYTHON,
     "gemma4": _GEMMA,
     "seed": ("value⟦until </parameter>⟧", "key: /[^<>]+/"),
+    "qwen": ("value⟦until </parameter>⟧", "key: /[^<>]+/"),
     "glm": ("value⟦until </arg_value>⟧", "key: /[^<>]+/"),
     "muse": ("value⟦until </atem:parameter>⟧", 'key: /[^<>"]+/'),
 }
 """The rules that the calls of each format use, and the terminal TEXT."""
 _TAGS = {
     "seed": ('"<parameter=" ', ' ">" ', '"</parameter>"', ' "\\n"'),
+    "qwen": ('"<parameter=" ', ' ">\\n" ', '"\\n</parameter>"', ' "\\n"'),
     "muse": ('"<atem:parameter name=\\"" ', ' "\\">" ', '"</atem:parameter>"', ' "\\n"'),
     "glm": ("⟦<arg_key>⟧ ", " ⟦</arg_key>⟧ ⟦<arg_value>⟧ ", "⟦</arg_value>⟧", ""),
 }
@@ -66,7 +68,7 @@ def written_call(format: str, rule: str, name: str, parameters: Mapping[str, Any
     if format == "muse":
         given = _tagged(format, parameters)
         return [f'{rule}: "<atem:invoke name=\\"" "{name}" "\\">\\n" {given} "</atem:invoke>"']
-    if format == "seed":
+    if format in ("seed", "qwen"):
         return [f'{rule}: "<function=" "{name}" ">\\n" {_tagged(format, parameters)} "</function>"']
     rules: list[str] = []
     notation = _GEMMA_NOTATION if format == "gemma4" else _PYTHON_NOTATION

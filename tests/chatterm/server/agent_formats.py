@@ -37,6 +37,17 @@ HERMES = (
 {%- if enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"""
 )
 """As Qwen3's: thinking is shown after the last question only."""
+_CALL = HERMES.index("{{- '<tool_call>"), HERMES.rindex("{%- endfor %}{{- '<|im_end|>")
+QWEN = (
+    HERMES[: _CALL[0]]
+    + """\
+{{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+{%- for key, given in call.function.arguments.items() %}{{- '<parameter=' + key + '>\\n' }}
+{{- given if given is string else given|tojson }}{{- '\\n</parameter>\\n' }}{%- endfor %}
+{{- '</function>\\n</tool_call>' }}"""
+    + HERMES[_CALL[1] :]
+)
+"""As Qwen3.5's: calls in tags, each on a line of its own."""
 LLAMA3 = (
     _SYSTEM
     + """\
@@ -320,6 +331,7 @@ FORMATS = [
     Format("pythonic", False, LFM2, special=_PYTHON),
     Format("pythonic", True, LFM25, _CLOSE, _PYTHON, variant="2.5"),
     Format("seed", True, SEED, THINK_MARKERS[2], shows="all"),
+    Format("qwen", True, QWEN),
     Format("glm", True, GLM, _CLOSE, _GLM, is_open=True),
     Format("muse", True, MUSE, special=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"), shows="all"),
 ]

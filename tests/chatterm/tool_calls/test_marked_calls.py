@@ -11,6 +11,7 @@ MARKS = {
     "gemma4": ("<|tool_call>", "<tool_call|>"),
     "pythonic": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "seed": ("<seed:tool_call>", "</seed:tool_call>"),
+    "qwen": ("<tool_call>", "</tool_call>"),
     "glm": ("<tool_call>", "</tool_call>"),
     "muse": ("<atem:function_calls>", "</atem:function_calls>"),
 }
@@ -59,6 +60,17 @@ NO_CONSTANTS = [
         ),
         ("seed", "<function=add><parameter=y>1</function>", []),
         ("seed", "add", []),
+        ("qwen", "\n<function=add>\n</function>\n", [("add", "{}")]),
+        *(
+            ("qwen", f"\n<function=add>\n<parameter=x>{text}</parameter>\n</function>\n", [("add", given)])
+            for text, given in (
+                ("\n1\n", '{"x": "1"}'),
+                ("\n\n a\nb \n\n", '{"x": "\\n a\\nb \\n"}'),
+                ("a", '{"x": "a"}'),
+                ("\n</tool_call>\n", '{"x": "</tool_call>"}'),
+            )
+        ),
+        ("qwen", '\n{"name": "add", "arguments": {}}\n', []),
         ("glm", "add\n<arg_key>x</arg_key>\n<arg_value>a\nb</arg_value>\n", [("add", '{"x": "a\\nb"}')]),
         ("glm", "add", [("add", "{}")]),
         ("glm", "add stop", []),
@@ -135,6 +147,7 @@ def test_what_is_no_call_takes_no_time(format):
         "gemma4": ("<|tool_call>", "<tool_call|>"),
         "pythonic": ("<|tool_call_start|>", "<|tool_call_end|>"),
         "seed": ("<seed:tool_call>", "</seed:tool_call>"),
+        "qwen": ("<tool_call>", "</tool_call>"),
         "glm": ("<tool_call>", "</tool_call>"),
         "muse": ("<atem:function_calls>", "</atem:function_calls>"),
     }[format]
@@ -142,6 +155,7 @@ def test_what_is_no_call_takes_no_time(format):
         "gemma4": 'call:add{x:<|"|>',
         "pythonic": "[add(x='",
         "seed": "<function=add><parameter=x>",
+        "qwen": "<function=add>\n<parameter=x>\n",
         "muse": '<atem:invoke name="add"><atem:parameter name="x">',
         "glm": "add<arg_key>x</arg_key><arg_value>",
     }[format]

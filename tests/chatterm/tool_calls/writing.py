@@ -8,7 +8,7 @@ from chatterm.server.service import ToolFormat
 from chatterm.tool_calls.parser import Parser
 from chatterm.tool_calls.reader import AnswerText, CallArguments, CallBegan, CallEnded, Event
 
-MARKED: tuple[ToolFormat, ...] = ("gemma4", "pythonic", "seed", "glm", "muse")
+MARKED: tuple[ToolFormat, ...] = ("gemma4", "pythonic", "seed", "qwen", "glm", "muse")
 """The formats whose calls are not in JSON: they are passed on when they are complete."""
 
 TOOLS = {name: {"type": "object", "properties": {"x": {"type": "string"}}} for name in ("get_weather", "add")}
@@ -88,6 +88,14 @@ def written(format: ToolFormat, made: Sequence[tuple[str, str]], text: str = "")
                 f"<seed:tool_call>\n<function={name}>\n"
                 + _tags(given, lambda key, value: f"<parameter={key}>{value}</parameter>\n")
                 + "</function>\n</seed:tool_call>"
+                for name, given in known
+            ]
+            return "\n".join([*([text] if text else []), *calls])
+        case "qwen":
+            calls = [
+                f"<tool_call>\n<function={name}>\n"
+                + _tags(given, lambda key, value: f"<parameter={key}>\n{value}\n</parameter>\n")
+                + "</function>\n</tool_call>"
                 for name, given in known
             ]
             return "\n".join([*([text] if text else []), *calls])
