@@ -178,7 +178,7 @@ def test_its_projections_may_be_quantised() -> None:
     assert isinstance(mixer, Mamba2Weights)
     assert not mixer.inputs.is_plain
     assert not mixer.out.is_plain
-    assert_close(run(network, tokens), PlainNetwork(spec, tensors).logits(tokens), 0.05)
+    assert_close(run(network, tokens), PlainNetwork(spec, tensors).logits(tokens), 0.15)
 
 
 @pytest.mark.parametrize("norms_first", [True, False, None])
