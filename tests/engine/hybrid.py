@@ -1,4 +1,4 @@
-"""A tiny network with gated delta nets and attention, and engines around it."""
+"""A tiny network with a gated delta net, Mamba-2 and attention, and engines around it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from models.network import Network
-from models.recurrences import DeltaNet
+from models.recurrences import DeltaNet, Mamba2
 from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm, Rope
 from models.text.tokenizer import Tokenizer
 from tests.engine.tiny import TinyEngine, tiny_engine
 from tests.models.test_reference import checkpoint, network_of
 
 NET = Layer(DeltaNet(2, 4, 16, 16, conv_width=4), FeedForward(48))
+MAMBA = Layer(Mamba2(4, 16, 16, 2), FeedForward(48))
 PLAIN = Layer(Attention(2, 1, 32, rope=Rope()), FeedForward(48))
-SPEC = ModelSpec("Hybrid", 272, 48, 1024, (NET, PLAIN, NET), Norm())
+SPEC = ModelSpec("Hybrid", 272, 48, 1024, (NET, PLAIN, MAMBA), Norm())
 
 
 def hybrid_network(spec: ModelSpec = SPEC, seed: int = 0) -> Network:
