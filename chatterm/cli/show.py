@@ -54,8 +54,13 @@ def show(model: str | None, device: str = "auto") -> None:
 
 def _show_supported() -> None:
     """Print the names of all supported architectures, in config.json and in GGUF files."""
-    rows = [(", ".join(family.architectures), family.gguf_architecture or "") for family in FAMILIES]
-    rows.insert(0, ("Supported architectures in config.json", "in GGUF files"))
+    rows = [("Supported architectures in config.json", "in GGUF files")]
+    for family in FAMILIES:
+        names, gguf = ", ".join(family.architectures), family.gguf_architecture or ""
+        if not names:  # another kind of GGUF file of the family before it
+            names, other = rows.pop()
+            gguf = f"{other}, {gguf}"
+        rows.append((names, gguf))
     width = max(len(names) for names, _ in rows)
     for names, gguf in rows:
         print(f"{names:<{width}}  {gguf}".rstrip())
