@@ -115,7 +115,7 @@ def random_model(
     seed: int = 0,
     rank: tuple[int, int] = (0, 1),
 ) -> Network:
-    """Draw a network on the device, with normal weights of deviation 0.02 and norms of 1.
+    """Draw a network on the device, with normal weights of deviation 0.02, norms of 1 and states that decay.
 
     `rank` is (index, number of parts) for one part of a divided network; each part has its own random weights.
     """
@@ -130,13 +130,19 @@ def random_model(
     def one(target: Tensor) -> None:
         target.fill_(1.0)
 
+    def decaying(target: Tensor) -> None:
+        target.fill_(-1.0)
+
+    def values(slot: Slot) -> Callable[[Tensor], None]:
+        return decaying if slot.part == "decay" else one if len(slot.shape) == 1 else draw
+
     names = names_of(spec)
     tensors = [
         StoredTensor(
             slot.name(names),
             slot.shape,
             prod(slot.shape) * dtype.itemsize,
-            one if len(slot.shape) == 1 else draw,
+            values(slot),
         )
         for slot in slots(spec)
     ]
