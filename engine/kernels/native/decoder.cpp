@@ -58,7 +58,7 @@ bool has_parts_beside(const ct_model& model) {
 
 // Whether the parts of latent attention fit together, if there are any.
 bool latent_fits(const ct_latent& latent, const ct_attention& attention) {
-  const int32_t heads = attention.q_heads, rank = latent.kv_rank, q_rank = rank_of(latent);
+  const int32_t heads = attention.q_heads, rank = latent.kv_rank, q_rank = q_rank_in(latent);
   if (rank == 0) return true;
   return rank > 0 && rank % 8 == 0 && latent.nope > 0 && latent.rope > 0 && latent.values > 0 &&
          attention.kv_heads == 1 && attention.head_dim == rank + latent.rope && attention.rotated <= latent.rope &&

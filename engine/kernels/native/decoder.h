@@ -26,10 +26,10 @@ inline int32_t inner_of(const ct_feed& feed) { return feed.down.parts[0].columns
 constexpr int32_t MOST_OF_LATENT = 10;
 
 // The number of inputs of q_b, 0 if there is none.
-inline int32_t rank_of(const ct_latent& latent) { return latent.q_b.count > 0 ? latent.q_b.parts[0].columns : 0; }
+inline int32_t q_rank_in(const ct_latent& latent) { return latent.q_b.count > 0 ? latent.q_b.parts[0].columns : 0; }
 
 // How many query heads attend to a KV head together.
-inline int32_t groups_of(const ct_layer& layer) {
+inline int32_t queries_together(const ct_layer& layer) {
   const ct_attention& how = layer.attention;
   if (how.kv_heads == 0) return 0;
   if (layer.latent.kv_rank == 0) return how.q_heads / how.kv_heads;
@@ -48,7 +48,7 @@ struct Shape {
 
   explicit Shape(const ct_layer& layer)
       : q_heads(layer.attention.q_heads),
-        groups(groups_of(layer)),
+        groups(queries_together(layer)),
         kv_heads(groups > 0 ? q_heads / groups : 0),
         dim(layer.attention.head_dim),
         q_size(q_heads * dim),
@@ -71,7 +71,7 @@ struct Shape {
 
  private:
   void take(const ct_latent& latent) {
-    const int32_t given = q_heads * (latent.nope + latent.rope), q_rank = rank_of(latent);
+    const int32_t given = q_heads * (latent.nope + latent.rope), q_rank = q_rank_in(latent);
     v_dim = latent.kv_rank;
     projected = (q_rank > 0 ? q_rank : given) + dim;
     mixed = std::max(given, q_heads * v_dim);

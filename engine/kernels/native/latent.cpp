@@ -67,7 +67,7 @@ void Group::keep_latents(int32_t index, Bench& bench) {
 
 const float* Group::unabsorbed(int32_t index, int32_t thread, int32_t& stride) {
   const ct_latent& latent = layer_at(index).latent;
-  const int32_t rank = rank_of(latent);
+  const int32_t rank = q_rank_in(latent);
   stride = rank > 0 ? rows_of(latent.q_b) : shape_at(index).projected;
   if (rank == 0) return heads(index, 0);
   Bench& bench = space.benches[size_t(thread)];

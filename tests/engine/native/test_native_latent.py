@@ -50,7 +50,7 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-def texts_of(
+def random_texts(
     model: Network, lengths: tuple[int, ...] | list[int], random: Random
 ) -> tuple[list[Sequence], int]:
     """Random texts, and the blocks that they take."""
@@ -76,7 +76,7 @@ def check(
     """
     assert not_native(model.spec) is None
     random = Random(len(lengths))
-    texts, blocks = texts_of(model, lengths, random)
+    texts, blocks = random_texts(model, lengths, random)
     expected = all_logits(Decoder(model), texts)
     near = all_logits(rounded(model), texts) if model.is_quantized else expected
     limit = 2 * relative(near, expected) + 1e-5
@@ -169,7 +169,7 @@ def test_in_bf16_it_is_as_exact_as_transformers(
         dtype: load_model(files_of(folder), dtype=dtype, device=CPU, quantize="none")
         for dtype in (torch.float32, torch.bfloat16)
     }
-    texts, blocks = texts_of(models[torch.bfloat16], (100,), Random(0))
+    texts, blocks = random_texts(models[torch.bfloat16], (100,), Random(0))
     text = Sequence(texts[0].ids, list(range(100)), texts[0].blocks)
     truth = logits_of(Decoder(models[torch.float32]), text, PlainAttention(models[torch.float32]))
     theirs = relative(run_reference(reference_model(folder, torch.bfloat16), text.ids).float(), truth)
