@@ -309,4 +309,4 @@ def _matrices(name: str, parameter: Tensor) -> dict[str, Tensor]:
             for expert, rows in enumerate(parameter)
             for each, matrix in zip(parts, rows.chunk(len(parts)), strict=True)
         }
-    return {stem: parameter} if stem.endswith("_proj") else {}
+    return {stem: parameter} if stem.endswith(("_proj", "_proj_qkv", "_proj_qkvz", "_proj_z")) else {}

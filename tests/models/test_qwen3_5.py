@@ -1,6 +1,7 @@
 """Qwen3.5 and Qwen3-Next against transformers, on checkpoints that transformers wrote."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers import PretrainedConfig, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from models.errors import ModelError
 from models.families.registry import spec_of_hf
@@ -32,6 +33,7 @@ from tests.models.checkpoints import (
     write_gguf,
 )
 from tests.models.hybrids import HYBRIDS, tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
+from tests.models.quantized_models import CASES, write
 from tests.models.test_networks import assert_logits_close
 
 CPU = torch.device("cpu")
@@ -194,3 +196,17 @@ def test_gguf_files_may_have_layers_that_predict_further_tokens(tmp_path: Path) 
     more = {"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
     path = write_gguf(tmp_path / "model.gguf", model, metadata=more)
     assert_logits_close(run(loaded(path, quantize="none"), TOKENS), run_reference(model, TOKENS))
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq, act-order", "fp8, blocks"])
+@pytest.mark.parametrize("make", [tiny_qwen3_5, tiny_qwen3_next])
+def test_heads_are_cut_out_of_quantised_checkpoints(
+    make: Callable[..., PretrainedConfig], name: str, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 64, "linear_num_value_heads": 4}
+    more = {"linear_key_head_dim": 64, "linear_value_head_dim": 32, "mlp_only_layers": [0, 1, 2, 3]}
+    config = make(**(sizes | (more if make is tiny_qwen3_next else {**more, "mlp_only_layers": None})))
+    expected = run_reference(write(tmp_path, CASES[name], config=config), TOKENS)
+    assert_logits_close(run(loaded(tmp_path, quantize="none"), TOKENS), expected)
+    ours = run(loaded(tmp_path, quantize="auto"), TOKENS)
+    assert (ours - expected).norm() < 0.1 * expected.norm()
