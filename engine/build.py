@@ -51,6 +51,7 @@ from engine.schedule.sequence import Sequence
 from models.features import Feature, features
 from models.loading.load import is_out_of_memory
 from models.network import Network
+from models.recurrences import Recurrence
 from models.spec import ModelSpec, kv_sources
 
 _CPU = torch.device("cpu")
@@ -177,6 +178,9 @@ def _no_states(spec: ModelSpec, options: BuildOptions) -> str | None:
         return None
     if not spec.attentions:
         return "This model has recurrent layers alone, without attention; choose another model."
+    widths = {layer.mixer.conv_width for layer in spec.layers if isinstance(layer.mixer, Recurrence)}
+    if len(widths) > 1:
+        return "This model has recurrent layers with different convolutions; choose another model."
     if options.group is not None:
         return "This model has recurrent layers, which are not divided among GPUs; use one GPU."
     if options.drafts_for:

@@ -146,3 +146,6 @@ class Groups:
         for table in tables:
             firsts = self.firsts(table.length // self._size, table.group_since, table.state)
             assert all(map(ge, table.firsts, firsts)), "a table holds too many blocks in a group"
+            if self.marks is not None and table.state is not None:
+                held = table.firsts[self.pools.index(self.marks.log)]
+                assert held <= self.marks.first(table.state.row), "a table lacks rows of the log"

@@ -295,7 +295,6 @@ class Marks:
             held = {state.slot, state.target} - {NONE}
             for slot in (*held, *(slot for _, slot in state.saves)):
                 refs[slot] += 1
-            assert table.firsts[-1] <= self.first(state.row) or not state.row
         assert sum(1 for _ in self) == len(self)
         assert refs == self._refs, "a slot is held too often or not often enough"
         free = {slot for slot in range(self.num_slots) if not refs[slot]}

@@ -272,10 +272,13 @@ def test_a_model_that_the_native_kernels_know_has_no_note() -> None:
     )
 
 
-def test_recurrent_layers_alone_are_refused_in_words() -> None:
+def test_recurrent_layers_alone_or_of_several_kinds_are_refused_in_words() -> None:
     spec = ASKING[Feature.RECURRENCE]
     with pytest.raises(EngineError, match="This model has recurrent layers alone"):
         put_together(replace(spec, layers=spec.layers[1:]))
+    other = replace(spec.layers[1], mixer=DeltaNet(1, 2, 32, 32, conv_width=3))
+    with pytest.raises(EngineError, match="recurrent layers with different convolutions"):
+        put_together(replace(spec, layers=(*spec.layers, other)))
 
 
 @pytest.mark.parametrize("feature", sorted(Feature, key=str))

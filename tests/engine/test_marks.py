@@ -1,6 +1,7 @@
 """BlockManager with marks: a table goes on from a state and a log that its own path left, whatever was given up."""
 
 import random
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
 
@@ -24,14 +25,22 @@ SIZE, STEP = 4, 6
 class Memory:
     """What each slot holds: of a state the path that led to it, of the log the same for each row."""
 
-    def __init__(self, blocks: int, log: int, states: int, tail: int = 3, size: int = SIZE) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        log: int,
+        states: int,
+        tail: int = 3,
+        size: int = SIZE,
+        others: Iterable[GroupPool] = (),
+    ) -> None:
         self.size, self.tail = size, tail
         self.pool = GroupPool(log, Window(LOG_ROWS + tail, STEP))
         self.marks = Marks(states, tail, self.pool, size)
         self.log: dict[int, tuple[int, ...]] = {}
         self.rows: dict[int, tuple[int, ...]] = {}
         self.states: dict[int, tuple[int, ...]] = {NONE: ()}
-        self.manager = BlockManager(blocks, size, self.copy, pools=[self.pool], marks=self.marks)
+        self.manager = BlockManager(blocks, size, self.copy, pools=[*others, self.pool], marks=self.marks)
         self.replayed = 0
 
     def copy(self, copy: Copy) -> None:
@@ -102,7 +111,9 @@ def test_a_table_goes_on_from_the_state_of_its_own_path(seed: int) -> None:
     choose = random.Random(seed)
     size, tail = choose.choice([(2, 3), (4, 3), (4, 1), (4, 6)])
     log = choose.randint(3 * Window(LOG_ROWS + tail, STEP).most_blocks(size) // 2, 90)
-    memory = Memory(choose.randint(24, 60), log, choose.randint(3, 9), tail, size)
+    window = Window(choose.randint(1, 9), STEP)
+    others = [GroupPool(choose.randint(3 * window.most_blocks(size), 40), window)] if seed % 3 == 0 else []
+    memory = Memory(choose.randint(24, 60), log, choose.randint(3, 9), tail, size, others)
     manager = memory.manager
     tables: list[tuple[BlockTable, list[int]]] = []
     known: list[list[int]] = [[]]
