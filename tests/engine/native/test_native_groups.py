@@ -47,8 +47,11 @@ def pools_for(model: Network, dtype: torch.dtype) -> Pools:
     ]
 
 
-@pytest.mark.parametrize("quantize", ["none", "int8"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "quantize"),
+    [(torch.float32, "none"), (torch.bfloat16, "int8")],
+    ids=["float32", "bfloat16-int8"],
+)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_row_has_the_same_bits_when_others_are_released(
     name: str, dtype: torch.dtype, quantize: str, library: NativeLibrary, pool: Pool, tmp_path: Path

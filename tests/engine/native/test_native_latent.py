@@ -98,8 +98,11 @@ def test_a_family_gives_the_logits_of_the_plain_modules(
     check(plain_model(tmp_path, FAMILIES[name]), library, pool, (1, 7, 30), torch.float32)
 
 
-@pytest.mark.parametrize("quantize", ["none", "int8"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "quantize"),
+    [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float16, "int8")],
+    ids=["float32", "bfloat16", "float16-int8"],
+)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_row_has_the_same_bits_in_any_company(
     name: str, dtype: torch.dtype, quantize: str, library: NativeLibrary, pool: Pool, tmp_path: Path

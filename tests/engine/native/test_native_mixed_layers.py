@@ -18,7 +18,7 @@ from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.loading.load import load_model
 from models.network import ConvolutionWeights
 from models.reference.decoder import Decoder
-from models.spec import Attention, Layer, ModelSpec, ShortConvolution, each_layer
+from models.spec import Attention, FeedForward, Layer, ModelSpec, ShortConvolution, each_layer
 from tests.engine.native.test_native_batches import Sequence, alone, together
 from tests.engine.native.test_native_chunks import relative
 from tests.engine.native.test_native_decode import BLOCK, CPU, cache_for, plain_model, rounded
@@ -90,7 +90,9 @@ def computed(spec: ModelSpec) -> ModelSpec:
 def test_any_network_of_mixed_layers_computes_what_its_description_says(
     library: NativeLibrary, spec: ModelSpec, quantize: str, lengths: list[int], threads: int, seed: int
 ) -> None:
-    if any(each.heads * each.head_dim % 32 for each in spec.attentions.values()):
+    feeds = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, FeedForward)]
+    sizes = [each.heads * each.head_dim for each in spec.attentions.values()] + [feed.size for feed in feeds]
+    if any(size % 32 for size in sizes):
         quantize = "none"
     network, random, pool = (
         network_of(spec, *checkpoint(spec, seed), quantize),
