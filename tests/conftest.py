@@ -31,6 +31,11 @@ settings.register_profile("the same", examples(100), deadline=None, derandomize=
 settings.load_profile("the same")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest test, which would otherwise run alone at the end."""
+    items.sort(key=lambda item: "under_sanitizers" not in item.name)
+
+
 @pytest.fixture(autouse=True)
 def same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the same numbers in every run of a test: what it draws itself, and seeds where a request has none."""
