@@ -61,7 +61,7 @@ def slots(engine: TinyEngine) -> list[int]:
     return [pool.num_slots for pool in engine.pieces.cache.pools]
 
 
-@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("seed", seeds(1))
 @pytest.mark.parametrize("think_cache", ["exact", "mask"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random_conversations(folder: Path, name: str, seed: int, think_cache: str) -> None:
