@@ -7,10 +7,11 @@ import re
 from dataclasses import replace
 
 from models.errors import ModelError
+from models.families.bamba import BAMBA_NAMES
 from models.families.common import base_spec
-from models.families.family import NAMES, Family
+from models.families.family import Family
 from models.families.fields import Fields
-from models.families.mamba2 import MAMBA2_CHANGES, MAMBA2_NAMES, mamba2_from_hf
+from models.families.mamba2 import MAMBA2_CHANGES, mamba2_from_hf
 from models.recurrences import Mamba2
 from models.spec import Attention, FeedForward, Layer, ModelSpec
 
@@ -103,15 +104,7 @@ FAMILY = Family(
     architectures=("FalconH1ForCausalLM",),
     model_types=("falcon_h1",),
     from_hf=_from_hf,
-    names={
-        **NAMES,
-        **MAMBA2_NAMES,
-        "feed_forward_norm": "pre_ff_layernorm",
-        "gate": "feed_forward.gate_proj",
-        "up": "feed_forward.up_proj",
-        "down": "feed_forward.down_proj",
-        "final_norm": "model.final_layernorm",
-    },
+    names=BAMBA_NAMES,
     rename=_name,
     changes=MAMBA2_CHANGES,
 )

@@ -9,6 +9,7 @@ from models.families.common import base_spec, base_spec_of_gguf, kv_heads_by_lay
 from models.families.experts import with_experts
 from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
+from models.families.layer_kinds import with_mixer
 from models.families.mamba2 import (
     MAMBA2_CHANGES,
     MAMBA2_GGUF_NAMES,
@@ -16,7 +17,6 @@ from models.families.mamba2 import (
     mamba2_from_gguf,
     mamba2_from_hf,
     mamba_layers,
-    with_mamba2,
 )
 from models.spec import Experts, FeedForward, Layer, ModelSpec, each_attention, each_layer
 
@@ -57,7 +57,7 @@ def _hybrid_from_hf(architecture: str, fields: Fields) -> ModelSpec:
     if not any(recurrent):
         return spec
     mixer = mamba2_from_hf(fields, fields.integer("mamba_expand", 2) * spec.hidden_size)
-    return with_mamba2(spec, mixer, {index for index, is_mamba in enumerate(recurrent) if is_mamba})
+    return with_mixer(spec, mixer, recurrent)
 
 
 def _from_gguf(config: GGUFConfig) -> ModelSpec:
@@ -80,10 +80,10 @@ def _hybrid_from_gguf(config: GGUFConfig) -> ModelSpec:
         spec = each_attention(spec, lambda _, attention: replace(attention, rope=None))
     if fields.raw.get(f"{name}.expert_count"):
         spec = _sparse_of_gguf(name, spec, fields)
-    recurrent = {index for index, count in enumerate(heads) if count == 0}
-    return (
-        with_mamba2(spec, mamba2_from_gguf(config, name, spec.final_norm), recurrent) if recurrent else spec
-    )
+    recurrent = [count == 0 for count in heads]
+    if not any(recurrent):
+        return spec
+    return with_mixer(spec, mamba2_from_gguf(config, name, spec.final_norm), recurrent)
 
 
 def _sparse_of_gguf(name: str, spec: ModelSpec, fields: Fields) -> ModelSpec:

@@ -1,14 +1,12 @@
 """Mamba-2 layers as most configs describe them, and the names of their tensors."""
 
-from collections.abc import Collection
-from dataclasses import replace
 from math import inf
 
 from models.errors import ModelError
 from models.families.family import GGUFConfig
 from models.families.fields import Fields
 from models.recurrences import Mamba2
-from models.spec import ModelSpec, Norm, each_layer
+from models.spec import Norm
 
 MAMBA2_NAMES = {
     "ssm_in": "mamba.in_proj",
@@ -109,15 +107,6 @@ def mamba_layers(fields: Fields, key: str, layers: int) -> list[bool]:
             "linear_attention or full_attention."
         )
     return [kind in _MAMBA for kind in kinds]
-
-
-def with_mamba2(spec: ModelSpec, mixer: Mamba2, layers: Collection[int]) -> ModelSpec:
-    """Return `spec` with `mixer` in place of the attention of some layers. Raises ModelError if of all."""
-    if len(layers) == len(spec.layers):
-        raise ModelError(
-            "The config has no layer with attention, which is not supported; choose another model."
-        )
-    return each_layer(spec, lambda i, layer: replace(layer, mixer=mixer) if i in layers else layer)
 
 
 def _limits(fields: Fields) -> tuple[float, float]:
