@@ -14,9 +14,10 @@ Weights in planes are multiplied by `packed_linear_kernel`, which accepts severa
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc,unreachable"
 import triton.language as tl
 
+from engine.kernels.triton.columns import SPAN, along, tile_columns
 from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2, own_layout, type_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.linear import SPAN, UNROLLED, _added, _columns, along, linear_kernel
+from engine.kernels.triton.linear import UNROLLED, _added, linear_kernel
 from engine.kernels.triton.packed import pick
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from engine.kernels.triton.unpack import planes_at
@@ -143,7 +144,7 @@ def _copy_chosen(
     """Start copying span i of the lines of the chosen experts; zeros outside of them."""
     choice = _choice(i, W, WARPS, FOLDS, WIDTH)
     fold = along(1, 16, W) % FOLDS
-    column = i * (WARPS * FOLDS * SPAN) + _columns(fold, 2, W, WARPS, FOLDS) - choice * WIDTH
+    column = i * (WARPS * FOLDS * SPAN) + tile_columns(fold, 2, W, WARPS, FOLDS) - choice * WIDTH
     at = weight + pick(experts, choice, CHOSEN).to(tl.int64) * (N * K) + line * K + column
     place = held.index(i - i // STAGES * STAGES)
     if WHOLE and N % (16 // FOLDS) == 0:
@@ -171,7 +172,7 @@ def _load_chosen(
     share = pick(shares, choice, CHOSEN)
     parts = ()
     for fold in tl.static_range(FOLDS):
-        column = i * (WARPS * FOLDS * SPAN) + _columns(fold, 1, X, WARPS, FOLDS) - choice * WIDTH
+        column = i * (WARPS * FOLDS * SPAN) + tile_columns(fold, 1, X, WARPS, FOLDS) - choice * WIDTH
         part = gl.load(inner + choice * K + column, mask=there & (column < K), other=0.0)
         parts += ((part.to(tl.float32) * share).to(inner.dtype.element_ty),)
     return parts

@@ -10,6 +10,7 @@ which costs registers. A row has the same bits in all of these.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,misc"
 import triton.language as tl
 
+from engine.kernels.triton.columns import along
 from engine.kernels.triton.fused_combine import combined
 from engine.kernels.triton.gluon import (
     constexpr_function,
@@ -20,7 +21,6 @@ from engine.kernels.triton.gluon import (
     paired,
     type_layout,
 )
-from engine.kernels.triton.linear import along
 from engine.kernels.triton.packed import COLUMNS, _four, _two
 
 

@@ -18,72 +18,17 @@ within a warp, of weights and rows alike.)
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated"
-import triton
 import triton.language as tl
 
+from engine.kernels.triton.columns import SPAN, along, load, tile_columns
 from engine.kernels.triton.fused_combine import combined, last_part
-from engine.kernels.triton.gluon import async_copy, fence, gl, jit, mma_v2, multiply, own_layout, type_layout
+from engine.kernels.triton.fused_norm import apply_weight, gather_sums, leave_sums, prepare
+from engine.kernels.triton.gluon import async_copy, fence, gl, jit, mma_v2, own_layout, type_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import capped, gated
 
-SPAN = tl.constexpr(128)
-"""Columns of a tile of weights."""
 UNROLLED = tl.constexpr(6)
 """The most tiles of x that are multiplied without a loop."""
-
-
-@jit
-def along(axis: tl.constexpr, size: tl.constexpr, layout: tl.constexpr):
-    """Return 0 to size - 1 along one axis of three."""
-    if axis == 0:
-        line = gl.expand_dims(gl.arange(0, size, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))), 1)
-    elif axis == 1:
-        line = gl.expand_dims(gl.arange(0, size, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))), 0)
-    else:
-        line = gl.expand_dims(gl.arange(0, size, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))), 0)
-    return gl.expand_dims(line, 1 if axis == 2 else 2)
-
-
-@jit
-def _columns(
-    fold,
-    axis: tl.constexpr,
-    layout: tl.constexpr,
-    WARPS: tl.constexpr,
-    FOLDS: tl.constexpr,
-    EACH: tl.constexpr = 1,
-):
-    """Return the column numbers of a tile, by warp and by place along `axis`: the folds take turns, 32 columns each.
-
-    Every place has EACH columns; the result is the number of the first.
-    """
-    place = along(axis, SPAN // EACH, layout)
-    block = along(0, WARPS, layout) * SPAN + place // (32 // EACH) * 32
-    return block * FOLDS + fold * 32 + place % (32 // EACH) * EACH
-
-
-@jit
-def load(at, column, inside, K: tl.constexpr, WHOLE: tl.constexpr):
-    """Load the elements at + column, or 0 where column >= K (never with WHOLE) or `inside`, unless None, is False."""
-    if WHOLE and inside is None:
-        loaded = gl.load(at + column)
-    elif WHOLE:
-        loaded = gl.load(at + column, mask=inside, other=0.0)
-    elif inside is None:
-        loaded = gl.load(at + column, mask=column < K, other=0.0)
-    else:
-        loaded = gl.load(at + column, mask=inside & (column < K), other=0.0)
-    return loaded
-
-
-@jit
-def apply_weight(x, weight, OFFSET: tl.constexpr):
-    """Return x times a norm's weight + OFFSET, rounded to the dtype of x."""
-    if OFFSET == 0.0:  # noqa: SIM108 - this is known when the kernel is compiled
-        found = multiply(x, weight)
-    else:
-        found = (x.to(tl.float32) * (weight.to(tl.float32) + OFFSET)).to(x.dtype)
-    return found
 
 
 @jit
@@ -121,10 +66,10 @@ def _input(
 ):  # fmt: skip
     """Load the rows of a fold, `step` columns further on, or combine them if they are `attended`."""
     if ATTENDED is None:
-        loaded = load(rows, step + _columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE)
+        loaded = load(rows, step + tile_columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE)
     else:
         L: tl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32, 1], [WARPS, 1, 1], [2, 1, 0])
-        first = step + _columns(fold, 1, L, WARPS, FOLDS, 4)
+        first = step + tile_columns(fold, 1, L, WARPS, FOLDS, 4)
         found = combined(attended, first, along(2, 4, L), K, ATTENDED).to(rows.dtype.element_ty)
         found = gl.convert_layout(gl.reshape(found, [WARPS, SPAN]), gl.SliceLayout(2, X))
         # Of the columns of other rows, nothing is stored.
@@ -148,7 +93,7 @@ def _coming(
             _input(rows, given, attended, after * STEP, fold, K, WARPS, FOLDS, WHOLE, ROWS, X, ATTENDED),
         )
         if NORM:
-            at = after * STEP + _columns(fold, 1, X, WARPS, FOLDS)
+            at = after * STEP + tile_columns(fold, 1, X, WARPS, FOLDS)
             scales += (load(norm_weight, at, None, K, WHOLE),)
     return coming, scales
 
@@ -255,45 +200,6 @@ def finish(
 
 
 @jit
-def prepare(
-    y,
-    weight,
-    at,
-    b,
-    prepared,
-    N: tl.constexpr,
-    STRIDE: tl.constexpr,
-    COUNT: tl.constexpr,
-    OFFSET: tl.constexpr,
-):
-    """Store finished outputs y times the weight of the norm that comes next; return their squares in fp32."""
-    gl.store(prepared + b * STRIDE + at, apply_weight(y, weight, OFFSET), mask=(at < N) & (b < COUNT))
-    y = gl.where(at < N, y.to(tl.float32), 0.0)
-    return y * y
-
-
-@jit
-def leave_sums(squares, square_sums, PREPARES: tl.constexpr, COUNT: tl.constexpr):
-    """Add up a program's squares [outputs, rows] and store the sum of each row, for `gather_sums`."""
-    total = gl.sum(squares, 0)
-    row = gl.arange(0, total.shape[0], layout=type_layout(total.type))
-    gl.store(square_sums + row * PREPARES + gl.program_id(0), total, mask=row < COUNT)
-
-
-@jit
-def gather_sums(
-    square_sums, PREPARED: tl.constexpr, COUNT: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr
-):
-    """Add up the sums of squares of PREPARED programs, a share of them in each warp, and return fp32 [WARPS, ROWS]."""
-    EACH: tl.constexpr = triton.next_power_of_2(max((PREPARED + WARPS - 1) // WARPS, 16))
-    L: tl.constexpr = gl.BlockedLayout([1, 4, 1], [1, 4, 8], [WARPS, 1, 1], [1, 2, 0])
-    row, program = along(2, ROWS, L), along(0, WARPS, L) * EACH + along(1, EACH, L)
-    return gl.sum(
-        load(square_sums + row * PREPARED, program, row < COUNT, PREPARED, WARPS * EACH == PREPARED), 1
-    )
-
-
-@jit
 def begin(PDL: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr):
     """Let the next kernel start, unless this one LEADS. If it FOLLOWS, forget what this multiprocessor has cached."""
     if FOLLOWS:
@@ -395,7 +301,7 @@ def linear_kernel(
     output = line // (FOLDS * PAIR)
     matrix_row = output + line // FOLDS % PAIR * N
     weights = weight + first.to(tl.int64) * K + matrix_row * K
-    column = _columns(line % FOLDS, 2, W, WARPS, FOLDS)
+    column = tile_columns(line % FOLDS, 2, W, WARPS, FOLDS)
     held = ()  # by tile: between copies to the same memory, all warps would wait for each other
     for _ in tl.static_range(TILES):
         held += (gl.allocate_shared_memory(dtype, [STAGES, WARPS, 16, SPAN], own_layout(WARPS)),)
@@ -405,7 +311,7 @@ def linear_kernel(
     scales = ()
     if SQUARES:
         for fold in tl.static_range(FOLDS):
-            scales += (load(norm_weight, _columns(fold, 1, X, WARPS, FOLDS), None, K, WHOLE),)
+            scales += (load(norm_weight, tile_columns(fold, 1, X, WARPS, FOLDS), None, K, WHOLE),)
     like = _added(gl.zeros([WARPS, 16, ROWS], tl.float32, layout=SUMS), OUTPUTS, PAIR, FOLDS, ROWS)
     if GATED:
         like, _ = gl.split(like)

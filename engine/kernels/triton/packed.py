@@ -12,6 +12,7 @@ Adjacent columns need not belong to one matrix: with `experts`, the columns of e
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
 import triton.language as tl
 
+from engine.kernels.triton.columns import along
 from engine.kernels.triton.gluon import (
     async_copy,
     eighth_halves,
@@ -24,7 +25,6 @@ from engine.kernels.triton.gluon import (
     signed_halves,
     small_halves,
 )
-from engine.kernels.triton.linear import along
 
 COLUMNS = tl.constexpr(128)
 """Columns of a tile, which has eight rows."""

@@ -10,7 +10,9 @@ tensor core's sums (`lanes.py`).
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index,misc"
 import triton.language as tl
 
+from engine.kernels.triton.columns import along, load
 from engine.kernels.triton.fused_combine import last_part
+from engine.kernels.triton.fused_norm import apply_weight, gather_sums, leave_sums, prepare
 from engine.kernels.triton.gluon import (
     async_copy,
     constexpr_function,
@@ -24,17 +26,7 @@ from engine.kernels.triton.gluon import (
 )
 from engine.kernels.triton.lanes import combine_row, lane_columns, load_lanes, own, together
 from engine.kernels.triton.launch import gdc_wait
-from engine.kernels.triton.linear import (
-    along,
-    apply_weight,
-    begin,
-    finish,
-    gather_sums,
-    leave_sums,
-    load,
-    prepare,
-    wait_for_input,
-)
+from engine.kernels.triton.linear import begin, finish, wait_for_input
 from engine.kernels.triton.packed import (
     COLUMNS,
     copy_codes,
