@@ -1,17 +1,18 @@
-"""The recurrence of one gated delta net over a prompt, row by row beside its chunked form, with random weights.
+"""The recurrence of one gated delta net over a prompt, in each form that can compute it, with random weights.
 
     python -m benchmarks.recurrence [--shape 0.8B,9B] [--rows 512,4096,16384] [--device cpu|cuda] [--threads 2]
-                                    [--rounds 3]
+                                    [--rounds 3] [--forms torch,kernel,chunked]
 
-Both begin with the convolution and end before the gated norm, in fp32. Row by row is what the reference computes
-(`models.reference.delta_net.walk`); the chunked form multiplies matrices of 64 rows. The medians of several rounds are
-printed, their ratio, and how far each is from the chunked form in fp64: the largest error of an output and of the state
-at the end, by the largest number there. The last column is the time of all such layers of the model for one prompt,
-row by row.
+All begin with the convolution and end before the gated norm. `torch` is what the reference computes row by row in fp32
+(`models.reference.delta_net.walk`), `chunked` multiplies matrices of 64 rows in fp32; `kernel` goes row by row on a GPU
+(`engine.kernels.triton.recurrence`), and is timed with rows in bf16. Each line has the median of several rounds, the
+time of all such layers of the model for one prompt, and how far the form is from the chunked one in fp64: the largest
+error of an output and of the state at the end, by the largest number there.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -20,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.machine import describe
+from engine.batch import NONE
+from engine.kernels.walks import Walks
 from models.network import DeltaNetWeights, Linear, NormWeights, Weight
 from models.recurrences import DeltaNet
 from models.reference.delta_net import walk
@@ -29,8 +32,13 @@ SHAPES = {
     "tiny": (DeltaNet(2, 4, 16, 16), 2),
     "0.8B": (DeltaNet(16, 16, 128, 128), 18),
     "9B": (DeltaNet(16, 32, 128, 128), 24),
+    "27B": (DeltaNet(16, 48, 128, 128), 48),
+    "35B": (DeltaNet(16, 32, 128, 128), 30),
 }
 """The delta nets of Qwen3.5 by the size of the model, and how many layers have one."""
+
+Form = Callable[[DeltaNet, DeltaNetWeights, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""As `models.reference.delta_net.walk`."""
 
 
 def random_weights(spec: DeltaNet, device: torch.device) -> DeltaNetWeights:
@@ -94,6 +102,25 @@ def _parts(
     return q * spec.key_dim**-0.5, k, v, log_decay, b.sigmoid()
 
 
+def by_kernel(spec: DeltaNet, weights: DeltaNetWeights, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute what `walk` does for the rows of one prompt from its first on; `state` receives the one at the end."""
+    from engine.kernels.triton.recurrence import walk_delta
+
+    tail = spec.conv_width - 1
+    own, count = rows[tail:], len(rows) - tail
+    line = torch.cat((torch.full((tail,), NONE), NONE - 1 - torch.arange(count)))
+    numbers = (
+        line.unfold(0, tail + 1, 1).contiguous(),
+        torch.tensor([[0, 0, count, 0, NONE, 0, 1, 0]]),
+        torch.tensor([[count, 0]]),
+    )
+    walks = Walks(*(each.to(rows.device, torch.int32) for each in numbers))
+    return walk_delta(spec, weights, walks, own, own[:1], state.unsqueeze(0)), state
+
+
+FORMS: dict[str, Form] = {"torch": walk, "kernel": by_kernel, "chunked": in_chunks}
+
+
 def seconds(run: Callable[[], object], device: torch.device, rounds: int) -> float:
     """Return the median time of `run`, after one run that is not counted."""
     found = []
@@ -113,26 +140,21 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 
 @torch.inference_mode()
-def measure(name: str, rows: int, device: torch.device, rounds: int) -> str:
-    """Return a line with the times and errors of both forms for a prompt of `rows` rows."""
+def measure(name: str, rows: int, forms: list[str], device: torch.device, rounds: int) -> Iterator[str]:
+    """Yield a line with the time and the error of each form for a prompt of `rows` rows."""
     spec, layers = SHAPES[name]
     torch.manual_seed(0)
     weights = random_weights(spec, device)
     text = torch.randn(spec.conv_width - 1 + rows, spec.log_size, device=device)
     text[: spec.conv_width - 1] = 0
-    state = torch.zeros(spec.state_shape, device=device)
-    forms = (walk, in_chunks)
-    (by_row, by_row_end), (chunked, chunked_end) = (form(spec, weights, text, state) for form in forms)
-    truth, end = in_chunks(spec, weights, text, state, torch.float64)
-    errors = " ".join(
-        f"{max(error(out, truth), error(last, end)):9.1e}"
-        for out, last in ((by_row, by_row_end), (chunked, chunked_end))
-    )
-    slow, fast = (
-        seconds(lambda form=form: form(spec, weights, text, state), device, rounds) for form in forms
-    )
-    times = f"{slow * 1e3:>11.1f} {fast * 1e3:>11.1f} {slow / fast:>6.1f}"
-    return f"{name:>6} {rows:>6} {times} {errors} {slow * layers:>9.2f}"
+    zeros = torch.zeros(spec.state_shape, device=device)
+    truth, end = in_chunks(spec, weights, text, zeros, torch.float64)
+    for form in forms:
+        out, last = FORMS[form](spec, weights, text, zeros.clone())
+        far = max(error(out, truth), error(last, end))
+        rows_given = text.bfloat16() if form == "kernel" else text
+        taken = seconds(partial(FORMS[form], spec, weights, rows_given, zeros), device, rounds)
+        yield f"{name:>6} {rows:>6} {form:>8} {taken * 1e3:>10.2f} {taken * layers:>9.3f} {far:9.1e}"
 
 
 def main() -> None:
@@ -145,6 +167,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--forms", default=",".join(FORMS))
     given = parser.parse_args()
     if given.threads is not None:
         torch.set_num_threads(given.threads)
@@ -153,12 +176,18 @@ def main() -> None:
         parser.error(f"--rows must be multiples of {CHUNK}")
     if unknown := sorted(set(names) - set(SHAPES)):
         parser.error(f"no shape {', '.join(unknown)}; there are {', '.join(SHAPES)}")
+    forms = given.forms.split(",")
+    if unknown := sorted(set(forms) - set(FORMS)):
+        parser.error(f"no form {', '.join(unknown)}; there are {', '.join(FORMS)}")
     device = torch.device(given.device)
+    if device.type != "cuda" and "kernel" in forms:
+        forms.remove("kernel")  # there is none
     print(describe(device))
-    print(" shape   rows   by row ms  chunked ms  ratio err. row err. chunk  layers s")
+    print(" shape   rows     form   layer ms  layers s     error")
     for name in names:
         for count in lengths:
-            print(measure(name, count, device, given.rounds), flush=True)
+            for line in measure(name, count, forms, device, given.rounds):
+                print(line, flush=True)
 
 
 if __name__ == "__main__":

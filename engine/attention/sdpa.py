@@ -9,9 +9,9 @@ from torch import Tensor
 
 from engine.attention.convolving import convolving
 from engine.attention.parts import Parts, SpanRows, places
-from engine.attention.recurring import RecurringStep
 from engine.attention.sdpa_gpu import gpu_step
 from engine.attention.unusual import Layers
+from engine.attention.walks import recurrence_step
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from models.reference.attention import Attention
@@ -29,10 +29,11 @@ class SdpaBackend:
         """Attend in the layers of `cache`; `unusual` has those that are not plain softmax."""
         self._cache = cache
         self._unusual = unusual
+        self._step = recurrence_step(cache.device)
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
-        return convolving(self._attention(batch), self._cache, batch.spans, RecurringStep)
+        return convolving(self._attention(batch), self._cache, batch.spans, self._step)
 
     def _attention(self, batch: StepBatch) -> Attention:
         if self._cache.device.type == "cuda" and not self._unusual:

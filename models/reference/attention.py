@@ -1,9 +1,13 @@
 """The attention seam: a network computes q, k and v; the implementation of this protocol keeps the KV and attends."""
 
 from collections.abc import Callable, Iterable
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from models.network import DeltaNetWeights, Mamba2Weights
+from models.recurrences import Recurrence
 
 
 class Attention(Protocol):
@@ -45,9 +49,19 @@ class LatentRows(Protocol):
         """
 
 
-Walk = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(log rows [conv_width - 1 + n, log_size], the fp32 state before the last n of them) -> their outputs [n, output_size]
-and the state after them (see `models.reference.delta_net.walk`)"""
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """The recurrence of a layer: (log rows [conv_width - 1 + n, log_size], the fp32 state before the last n of them) ->
+    their outputs [n, output_size] and the state after them (see `models.reference.delta_net.walk`)."""
+
+    compute: Callable[[Any, Any, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """The same function of the spec and the weights too."""
+    spec: Recurrence
+    weights: DeltaNetWeights | Mamba2Weights
+
+    def __call__(self, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute it in plain torch."""
+        return self.compute(self.spec, self.weights, rows, state)
 
 
 @runtime_checkable

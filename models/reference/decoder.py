@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,7 @@ from models.network import (
 from models.recurrences import Mamba2, Recurrence
 from models.reference import delta_net, latent, mamba2
 from models.reference.activations import ACTIVATIONS, activated, rounded, xielu
-from models.reference.attention import Attention, ConvolutionRows, LatentRows, RecurrentRows
+from models.reference.attention import Attention, ConvolutionRows, LatentRows, RecurrentRows, Walk
 from models.reference.collective import Collective
 from models.reference.products import choose_product
 from models.reference.rope import StepPositions, rotate
@@ -343,12 +342,12 @@ class Decoder:
             assert isinstance(weights, Mamba2Weights)
             given = mamba2.multiplied(spec, given)
             z, rows = torch.split(given, [spec.output_size, spec.log_size], dim=-1)
-            out = backend.recur(index, rows, partial(mamba2.walk, spec, weights))
+            out = backend.recur(index, rows, Walk(mamba2.walk, spec, weights))
             return self._linear(weights.out, mamba2.gated_norm(spec, weights, out, z))
         assert isinstance(weights, DeltaNetWeights)
         qkv, z = torch.split(given, [spec.conv_size, spec.output_size], dim=-1)
         rows = torch.cat((qkv, self._linear(weights.gates, x)), dim=-1)
-        out = backend.recur(index, rows, partial(delta_net.walk, spec, weights))
+        out = backend.recur(index, rows, Walk(delta_net.walk, spec, weights))
         return self._linear(weights.out, delta_net.gated_norm(spec, weights, out, z))
 
     def _norm_heads(self, index: int, spec: AttentionSpec, weight: Tensor | None, qk: Tensor) -> Tensor:

@@ -279,6 +279,7 @@ def looked_up(words):
 
 
 if knobs.runtime.interpret:
+    from triton.runtime import interpreter
 
     def _without_layout(name):
         # Looked up at every call, because the interpreter puts its own functions into `tl` while it runs a kernel.
@@ -301,6 +302,12 @@ if knobs.runtime.interpret:
 
         def permute(self, order):
             return _Shared(stored=tl.permute(self._stored, order))
+
+        def slice(self, start, length):
+            """Return places `start` to `start + length` of a content with one axis."""
+            start, length, kind = int(start), int(length), self._stored.dtype
+            numbers = interpreter.TensorHandle(self._stored.handle.data[start : start + length], kind)
+            return _Shared(stored=tl.tensor(numbers, tl.block_type(kind, [length])))
 
     def _copy(place, at, mask=None):
         place.store(tl.load(at) if mask is None else tl.load(at, mask=mask, other=0.0))
@@ -333,6 +340,7 @@ if knobs.runtime.interpret:
             "exp",
             "exp2",
             "log2",
+            "fma",
             "rsqrt",
             "split",
             "where",

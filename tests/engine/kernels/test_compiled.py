@@ -311,6 +311,25 @@ for capability in (80, 86, 89, 90, 120):
 print(json.dumps([[shared, ".local" in text] for text, shared in found]))
 """
 
+RECURRENCES = """
+from engine.kernels.triton.delta_rows import delta_kernel
+from engine.kernels.triton.recurrence import LINES, STAGES, TILE, WARPS
+from engine.kernels.triton.recurrence_inputs import delta_inputs_kernel
+
+numbers = ("queries", "keys", "factors", "betas", "states", "dt_bias", "rates")
+TYPES.update(dict.fromkeys(numbers, "*fp32"), spans="*i32", saves="*i32", places="*i32", count="i32")
+found = []
+for capability in (86, 90):
+    shape = dict(KEY_HEADS=16, HEADS=48, K=128, V=128, KEYS=128)
+    cut = dict(ALTERNATING=False, TILE=TILE, STAGES=STAGES, WARPS=WARPS)
+    text, shared = ptx(delta_kernel, WARPS, shape | cut, capability=capability)
+    found.append([shared, ".local" in text, text.count("bar.sync"), text.count("shfl.sync") // TILE])
+    shape |= dict(VALUES=128, SIZE=12384, STRIDE=12384, WIDTH=4, LINES=LINES)
+    text, shared = ptx(delta_inputs_kernel, 4, shape, ASTSource, capability)
+    found.append([shared, ".local" in text])
+print(json.dumps(found))
+"""
+
 EXCHANGE = """
 from engine.kernels.triton.all_reduce import begin_kernel, join_kernel, sum_kernel
 from engine.kernels.triton.sum_norm import sum_norm_kernel
@@ -364,6 +383,18 @@ def test_kernels_of_packed_experts_compile_and_spill_nothing() -> None:
 
 def test_convolutions_compile_for_every_gpu_and_take_no_memory() -> None:
     assert made(CONVOLUTIONS) == [[0, False]] * 10
+
+
+def test_recurrences_keep_states_in_registers_and_sums_over_keys_in_a_warp() -> None:
+    found = made(RECURRENCES)
+    for shared, spills, barriers, exchanges in found[::2]:
+        assert shared <= 48 * 1024, "several programs must fit on a multiprocessor"
+        assert not spills
+        assert barriers == 2, "only where a tile of rows has come, and where the next one may"
+        assert exchanges == 12, "of two columns three times, for each of the two sums"
+    for shared, spills in found[1::2]:
+        assert shared <= 48 * 1024
+        assert not spills
 
 
 def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others() -> None:

@@ -1,0 +1,70 @@
+"""The recurrences of a step's spans by kernels, and what these read about the spans."""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from engine.attention.recurring import RecurringStep
+from engine.batch import Span
+from engine.cache.kv_cache import KVCache
+from engine.kernels.convolution_rows import NONE
+from engine.kernels.on_gpu import problem
+from engine.kernels.walks import Walks
+from models.network import DeltaNetWeights
+from models.recurrences import DeltaNet
+from models.reference.attention import Walk
+
+
+def walks(cache: KVCache, spans: tuple[Span, ...], group: int, tail: int) -> Walks:
+    """Return the walks of spans, whose log is in `group`; convolutions see `tail` rows before a row."""
+    places, rows = [], []
+    saves: list[tuple[int, int]] = []
+    begin = token = 0
+    for span in spans:
+        moves = span.states
+        assert moves is not None
+        first = max(moves.row - tail, 0)
+        given = (
+            torch.full((max(tail - moves.row, 0),), NONE),
+            cache.every_slot(span.blocks, first, span.stop, group)[: span.start - first],
+            NONE - 1 - torch.arange(token, token + span.count),
+        )
+        places.append(torch.cat(given).unfold(0, tail + 1, 1))
+        own, end = begin + span.start - moves.row, begin + span.stop - moves.row
+        until = len(saves) + len(moves.saves)
+        rows.append((begin, own, end, own - token, moves.source, len(saves), until, 0))
+        saves += [(begin + row - moves.row, slot) for row, slot in moves.saves]
+        begin, token = end, token + span.count
+    numbers = torch.cat(places).contiguous(), torch.tensor(rows), torch.tensor(saves).view(-1, 2)
+    return Walks(*(each.to(torch.int32).to(cache.device, non_blocking=True) for each in numbers))
+
+
+class WalkStep(RecurringStep):
+    """The attention of one step, whose recurrences kernels compute."""
+
+    def recur(self, layer_index: int, rows: Tensor, walk: Walk) -> Tensor:
+        """See `RecurringStep`."""
+        if not isinstance(walk.spec, DeltaNet):
+            return super().recur(layer_index, rows, walk)
+        from engine.kernels.triton.recurrence import walk_delta
+
+        assert isinstance(walk.weights, DeltaNetWeights)
+        group, states = self.cache.groups[layer_index], self.cache.states
+        assert states is not None
+        if group not in self._walks:  # the same in all such layers
+            self._walks[group] = walks(self.cache, self._spans, group, states.tail)
+        kept = self.cache.k[layer_index].flatten(1)
+        out = walk_delta(walk.spec, walk.weights, self._walks[group], rows, kept, states.layers[layer_index])
+        self._keep(layer_index, rows)
+        return out
+
+    @cached_property
+    def _walks(self) -> dict[int, Walks]:
+        """The walks of the step, by group."""
+        return {}
+
+
+def recurrence_step(device: torch.device) -> type[RecurringStep]:
+    """Return the kind of step for networks with recurrences on a device: with kernels, where these run."""
+    return WalkStep if problem(device) is None else RecurringStep

@@ -1,0 +1,109 @@
+"""What recurrences read of their rows: the convolution before them, SiLU and what follows for each row alone.
+
+The plain twins are `models/reference/causal_convolution.py` and `models/reference/delta_net.py`. Everything is rounded
+where these round. A row is computed by itself, so its bits do not depend on the other rows.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+import triton
+import triton.language as tl
+
+from engine.kernels.convolution_rows import NONE
+from engine.kernels.triton.delta_rows import key_at
+
+_NONE = tl.constexpr(NONE)
+_LENGTH_EPS = tl.constexpr(1e-6)
+"""As in the reference."""
+
+
+@triton.jit
+def _number(rows, kept, place, column, inside, STRIDE: tl.constexpr, SIZE: tl.constexpr):
+    """Load numbers of the log rows at `place`, fp32: see `places` of `delta_inputs_kernel`."""
+    own = tl.load(rows + (_NONE - 1 - place) * STRIDE + column, mask=inside & (place < _NONE), other=0.0)
+    earlier = tl.load(kept + place * SIZE + column, mask=inside & (place >= 0), other=0.0)
+    return tl.where(place >= 0, earlier.to(tl.float32), own.to(tl.float32))
+
+
+@triton.jit
+def _convolved(
+    log, filters, bias, column, real, row, there, STRIDE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Convolve columns [1, n] of rows [m, 1] and apply SiLU, rounded to the dtype of the rows: fp32 [m, n].
+
+    `log` is rows, kept and places; `real` and `there` say which columns and rows there are.
+    """
+    rows, kept, places = log
+    total = tl.zeros([row.shape[0], column.shape[1]], tl.float32)
+    if bias is not None:
+        total += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
+    for tap in tl.static_range(WIDTH):
+        place = tl.load(places + row * WIDTH + tap, mask=there, other=_NONE).to(tl.int64)
+        weight = tl.load(filters + column * WIDTH + tap, mask=real, other=0.0).to(tl.float32)
+        total += weight * _number(rows, kept, place, column, there & real, STRIDE, SIZE)
+    total = total.to(rows.dtype.element_ty).to(tl.float32)
+    return (total / (1.0 + tl.exp(-total))).to(rows.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _softplus(x):
+    """Return log(1 + exp(x)), exact for small results too (as W. Kahan computes log1p)."""
+    small = tl.exp(tl.minimum(x, 20.0))
+    whole = 1.0 + small
+    rest = whole - 1.0
+    found = tl.where(rest == 0.0, small, tl.log(whole) * (small / tl.where(rest == 0.0, 1.0, rest)))
+    return tl.where(x > 20.0, x, found)
+
+
+@triton.jit
+def _unit(x):
+    """Divide heads x [rows, numbers] by their lengths."""
+    return x * tl.rsqrt(tl.sum(x * x, 1) + _LENGTH_EPS)[:, None]
+
+
+@triton.jit(do_not_specialize=["count"])
+def delta_inputs_kernel(
+    rows, kept, places, filters, dt_bias, rates, queries, keys, values, factors, betas, count,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr,
+    STRIDE: tl.constexpr, WIDTH: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """Make what `delta_kernel` reads of `count` rows. The grid is [cdiv(count, LINES), KEY_HEADS + HEADS].
+
+    rows [T, STRIDE] and kept [slots, SIZE] have log rows of SIZE numbers: q, k, v, b and a. places int32 [count, WIDTH]
+    are those of `engine.kernels.walks.Walks`. filters [q, k and v, WIDTH]; dt_bias and rates, which are less than 0,
+    fp32 [HEADS]. queries and keys fp32 [count, KEY_HEADS, KEYS], in the order of `key_at`, are K ** -0.5 and 1 long;
+    values [count, HEADS, V] in the dtype of the rows; factors, by which states decay, and betas fp32 [count, HEADS].
+    KEYS and VALUES are K and V rounded up to powers of two.
+    """
+    row = (tl.program_id(0) * LINES + tl.arange(0, LINES))[:, None].to(tl.int64)
+    head = tl.program_id(1)
+    there = row < count
+    log = rows, kept, places
+    if head < KEY_HEADS:
+        place = tl.arange(0, KEYS)[None, :]
+        column = key_at(place, KEYS)
+        real = column < K
+        column += head * K
+        q = _convolved(log, filters, None, column, real, row, there, STRIDE, SIZE, WIDTH)
+        k = _convolved(log, filters, None, KEY_HEADS * K + column, real, row, there, STRIDE, SIZE, WIDTH)
+        own = (row * KEY_HEADS + head) * KEYS + place
+        tl.store(queries + own, _unit(q) * (K**-0.5), mask=there)
+        tl.store(keys + own, _unit(k), mask=there)
+    else:
+        value_head = head - KEY_HEADS
+        number = tl.arange(0, VALUES)[None, :]
+        inside = number < V
+        channel = 2 * KEY_HEADS * K + value_head * V + number
+        v = _convolved(log, filters, None, channel, inside, row, there, STRIDE, SIZE, WIDTH)
+        tl.store(
+            values + (row * HEADS + value_head) * V + number,
+            v.to(values.dtype.element_ty),
+            mask=there & inside,
+        )
+        newest = tl.load(places + row * WIDTH + WIDTH - 1, mask=there, other=_NONE).to(tl.int64)
+        gate = 2 * KEY_HEADS * K + HEADS * V + value_head
+        b = _number(rows, kept, newest, gate, there, STRIDE, SIZE)
+        a = _number(rows, kept, newest, gate + HEADS, there, STRIDE, SIZE)
+        beta = (1.0 / (1.0 + tl.exp(-b))).to(rows.dtype.element_ty).to(tl.float32)
+        factor = tl.exp(tl.load(rates + value_head) * _softplus(a + tl.load(dt_bias + value_head)))
+        tl.store(betas + row * HEADS + value_head, beta, mask=there)
+        tl.store(factors + row * HEADS + value_head, factor, mask=there)

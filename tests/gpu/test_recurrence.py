@@ -1,0 +1,81 @@
+"""The recurrence of prompts on a GPU, with sizes of published models: errors, bits, and whole networks."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.walks import WalkStep
+from engine.batch import NONE, StepBatch
+from models.recurrences import DeltaNet
+from models.reference.delta_net import walk
+from tests.engine.keeping import GREEDY
+from tests.gpu.engines import DEVICE, SIZES, alone, an_engine, at_once, random_tokens
+from tests.gpu.test_logits import logits_of
+from tests.models.checkpoints import reference_model, write_checkpoint
+from tests.models.hybrids import tiny_qwen3_5
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+NINE = DeltaNet(16, 32, 128, 128)
+BF16 = torch.bfloat16
+
+
+@pytest.mark.parametrize("spec", [NINE, replace(NINE, value_heads=48), replace(NINE, alternating=True)])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_prompts_are_as_exact_as_the_reference(spec: DeltaNet, dtype: torch.dtype) -> None:
+    from engine.kernels.triton.recurrence import walk_delta
+    from tests.engine.kernels.test_recurrence import one_walk, random_weights, states, texts
+
+    weights, (rows, text), held = random_weights(spec), texts(spec, 1000), states(spec, 2)
+    rows, text = rows.to(dtype), text.to(dtype)
+    with torch.inference_mode():
+        given = one_walk(0, 1000, 3, NONE, [(600, 1), (1000, 0)])
+        found = walk_delta(spec, weights, given, rows, rows[:1], held).float()
+        zeros = torch.zeros(spec.state_shape, device=DEVICE)
+        expected, end = walk(spec, weights, text, zeros)
+        _, middle = walk(spec, weights, text[:603], zeros)
+    bound = 1e-4 if dtype == torch.float32 else 2e-2  # a convolution may be rounded to the other neighbour
+    for one, other in ((found, expected.float()), (held[0], end), (held[1], middle)):
+        assert (one - other).norm() < bound * other.norm()
+
+
+def test_a_prompt_cut_anywhere_has_the_same_bits() -> None:
+    from engine.kernels.triton.recurrence import walk_delta
+    from tests.engine.kernels.test_recurrence import one_walk, random_weights, states, texts
+
+    spec, count = NINE, 5000
+    weights, (rows, _), held = random_weights(spec), texts(spec, count), states(spec, 4)
+    rows = rows.to(BF16)
+
+    def walked(start: int, stop: int, source: int, marks: list[tuple[int, int]]) -> Tensor:
+        given = one_walk(start, stop, 3, source, marks)
+        return walk_delta(spec, weights, given, rows[start:stop], rows, held)
+
+    with torch.inference_mode():
+        whole = walked(0, count, NONE, [(count, 0)])
+        for cut in (1, 2, 7, 8, 9, 63, 64, 100, 1023, 3333, 4999):
+            assert walked(0, count, NONE, [(cut, 1), (count, 2)]).equal(whole)
+            assert held[2].equal(held[0])
+            assert walked(0, cut, NONE, [(cut, 2)]).equal(whole[:cut])
+            assert held[2].equal(held[1])
+            assert walked(cut, count, 1, [(count, 3)]).equal(whole[cut:])
+            assert held[3].equal(held[0])
+
+
+def test_an_engine_answers_as_transformers_does(tmp_path: Path) -> None:
+    """Of the second prompt the engine knows all but the end, and goes on from a mark; two more share a step."""
+    sizes = {f"linear_{name}_head_dim": 128 for name in ("key", "value")}
+    folder = write_checkpoint(tmp_path, tiny_qwen3_5(**SIZES | sizes, hidden_size=256))
+    model, prompt = reference_model(folder).to(DEVICE), random_tokens(700, 0)
+    with an_engine(folder, torch.float32, num_blocks=200) as engine:
+        assert isinstance(engine.pieces.backend.plan(StepBatch(())), WalkStep)
+        first = alone(engine, (prompt, GREEDY))
+        longer = [*prompt, *first[:8], *random_tokens(90, 1)]
+        second = alone(engine, (longer, GREEDY))
+        others = [random_tokens(130, 2), random_tokens(41, 3)]
+        answers = at_once(engine, [(other, GREEDY) for other in others])
+    for given, found in zip([prompt, longer, *others], [first, second, *answers], strict=True):
+        assert logits_of(model, given + found)[len(given) - 1 : -1].argmax(-1).tolist() == found
