@@ -218,7 +218,7 @@ def ours_s(group: Group, asked: Asked, prompt: int, device: torch.device) -> dic
     nothing = torch.zeros(most, dtype=torch.int32, device=device)
     token = torch.zeros(most, dtype=torch.int64, device=device)
     active = torch.arange(most, dtype=torch.int32, device=device)
-    given = StepInput(active, token, nothing, (nothing,), nothing, nothing)
+    given = StepInput(active, token, nothing, (nothing,), nothing, nothing, nothing)
     between = AddNorm(None, 1.0, (Norm(), NormWeights(torch.ones(size, dtype=torch.bfloat16, device=device))))
     logits = torch.zeros(most, 2, dtype=torch.bfloat16, device=device)
 

@@ -15,7 +15,7 @@ from engine.cache.group_pool import GroupPool
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
 from engine.cache.kv_rows import KVRow, attention_row, layer_rows
-from engine.cache.marks import Marks
+from engine.cache.marks import LOG_ROWS, Marks
 from engine.cache.offload import HostTier
 from engine.cache.sizing import KVPlan, kv_refused, offload_bytes
 from engine.cache.states import make_states
@@ -101,8 +101,9 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     if row.is_quantized and device.type == "cuda" and (reason := on_gpu.problem(device)) is not None:
         raise EngineError(f"--kv-dtype {row.kind} cannot be used: {reason}. Use --kv-dtype auto.")
     head_dim = asked[0].head_dim if asked else 0  # without attention heads, any backend will do
+    most_rows = maxsize if Feature.RECURRENCE not in features(spec) else LOG_ROWS
     choice = choose_attention(
-        _attention_name(spec, options), device, dtype, head_dim, asked, options.kv_dtype
+        _attention_name(spec, options), device, dtype, head_dim, asked, options.kv_dtype, most_rows
     )
     block_size = options.block_size or choice.block_size
     on_host = _host_experts(network, device, options)

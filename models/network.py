@@ -309,6 +309,14 @@ class LayerWeights:
         return self.attention.qkv
 
     @property
+    def gates(self) -> Linear | None:
+        """A second product of what the first one of the mixer reads: the gate of an attention, or b and a."""
+        mixer = self.mixer
+        if isinstance(mixer, DeltaNetWeights):
+            return mixer.gates
+        return mixer.gate if isinstance(mixer, AttentionWeights) else None
+
+    @property
     def out(self) -> Linear:
         """The last product of a mixer that is known to be there."""
         assert self.mixer is not None

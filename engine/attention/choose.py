@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import dataclass
+from sys import maxsize
 from types import MappingProxyType
 
 import torch
@@ -58,11 +59,12 @@ def choose_attention(
     head_dim: int,
     asked: tuple[Attention, ...] = (),
     kind: str = "auto",
+    most_rows: int = maxsize,
 ) -> AttentionChoice:
     """Return the backend `name`, or for "auto" the best one that works: on a GPU flash, then triton, then sdpa.
 
     `asked` has the kinds of attention of the layers (`engine.attention.unusual.kinds`); none: plain attention. `kind`
-    is the format of the KV cache (`kv_row`).
+    is the format of the KV cache (`kv_row`). "auto" is none whose blocks have more than `most_rows` rows.
 
     Raises EngineError if the requested backend does not work here.
     """
@@ -77,6 +79,8 @@ def choose_attention(
         return AttentionChoice("sdpa", BLOCK_SIZES["sdpa"])
     reasons: list[str] = []
     for candidate, block_size in BLOCK_SIZES.items():
+        if block_size > most_rows:
+            continue
         problem = _problem(candidate, device, dtype, head_dim, asked, kind)
         if problem is None:
             note = f"Attention uses {candidate} because {', and '.join(reasons)}." if reasons else None

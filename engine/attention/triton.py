@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.attention import Write
 from engine.attention.convolving import convolving
 from engine.attention.parts import Parts, WriteSpans, block_tables, cache_args, ends, expands, places, runs
+from engine.attention.recurring import RecurringStep
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.unusual import Layers
 from engine.batch import Span, StepBatch
@@ -48,7 +49,7 @@ class TritonBackend:
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
-        return convolving(self._attention(batch), self._cache, batch.spans)
+        return convolving(self._attention(batch), self._cache, batch.spans, RecurringStep)
 
     def _attention(self, batch: StepBatch) -> Attention:
         plain = self._plain(batch) if self._has_plain and self._expands(batch) else None

@@ -35,6 +35,8 @@ class StatePlan:
     """Whether it is idle work, which gives up no marks of pinned or kept paths."""
     is_brief: bool = False
     """Whether the mark at its end is only for going a few rows back, so that later ones replace it."""
+    keeps: bool = False
+    """Whether the state it goes on from stays as it is, because the step may be taken back."""
 
 
 @dataclass(slots=True, eq=False)

@@ -131,9 +131,9 @@ class Marks:
         state, start = table.state, table.length
         assert state is not None
         self._drop_plan(state)
-        own = state.slot != NONE and self._refs[state.slot] == 1
+        own = state.slot != NONE and self._refs[state.slot] == 1 and not plan.keeps
         target = state.slot if own else self._take(plan.idle)
-        if target is None and state.slot != NONE:
+        if target is None and state.slot != NONE and not plan.keeps:
             target = self._take_over(state.slot, plan.idle)
         if target is None:
             return False

@@ -6,6 +6,7 @@ It reads only the description and imports neither torch nor triton.
 from collections.abc import Iterable
 
 from models.features import Feature, features, of_feed_forward
+from models.recurrences import DeltaNet, Mamba2
 from models.spec import Attention, Experts, LatentAttention, ModelSpec, ShortConvolution
 
 DRAFTS_NEED = "draft models need the native kernels of a CPU or the fused kernels of a GPU"
@@ -73,17 +74,27 @@ FUSED = NATIVE - {
     Feature.LATENT,
     Feature.EXPERT_GROUPS,
     Feature.EXPERT_SCALE,
-}
+} | {Feature.GATE, Feature.RECURRENCE}
 """Features that the fused GPU kernels compute."""
 
 FUSED_HEADS = (64, 96, 128, 256, 512)
 """Head sizes that the fused GPU kernels support."""
 
+FUSED_STATES = (16, 32, 64, 128)
+"""Sizes of the keys and of the values of delta nets that the fused GPU kernels support."""
+
 NOT_WITH_EXPERTS = frozenset({Feature.NORM_OFFSET, Feature.LAYER_INPUTS})
 """Features in `FUSED` that the fused kernels lack when the network has experts."""
 
 NOT_DIVIDED = frozenset(
-    {Feature.NORM_ALL_HEADS, Feature.LAYER_SCALE, Feature.LAYER_INPUTS, Feature.EXPERT_NORMS}
+    {
+        Feature.NORM_ALL_HEADS,
+        Feature.LAYER_SCALE,
+        Feature.LAYER_INPUTS,
+        Feature.EXPERT_NORMS,
+        Feature.GATE,
+        Feature.RECURRENCE,
+    }
 )
 """Features in `FUSED` that the fused kernels lack when the network is divided among GPUs."""
 
@@ -162,6 +173,13 @@ def not_fused(spec: ModelSpec) -> str | None:
     for attention in spec.attentions.values():
         if attention.head_dim not in FUSED_HEADS:
             return f"there are no fused kernels for a head_dim of {attention.head_dim}"
+        if attention.gate == "heads":
+            return "the fused kernels do not support gates for whole heads"
+    for mixer in {layer.mixer for layer in spec.layers}:
+        if isinstance(mixer, Mamba2):
+            return "the fused kernels do not support Mamba-2"
+        if isinstance(mixer, DeltaNet) and not {mixer.key_dim, mixer.value_dim} <= set(FUSED_STATES):
+            return f"there are no fused kernels for states of {mixer.key_dim} by {mixer.value_dim}"
     if spec.layer_inputs is not None and spec.layer_inputs.vocab_size is not None:
         return "the fused kernels do not support embeddings for every layer of some tokens alone"
     return _not_fused_experts(spec)

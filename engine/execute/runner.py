@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.attention import AttentionBackend
 from engine.attention.flash import FlashBackend
 from engine.attention.triton import TritonBackend
-from engine.batch import Recorded, Span, StepBatch
+from engine.batch import NONE, Recorded, Span, StateMoves, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import DIVIDED
 from engine.execute.cpu import products
@@ -21,6 +21,7 @@ from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.plain_modules import plain_modules
 from engine.kernels.native.library import NativeError, Pool
+from models.features import Feature
 from models.network import Network
 from models.reference.attention import Attention
 from models.reference.collective import Collective
@@ -124,15 +125,23 @@ class Runner:
         from engine.execute.cuda.padded_prefill import PaddedPrefill
         from engine.execute.cuda.prefill import FusedPrefill
 
-        if (reason := unsupported(network)) is not None:
+        reason = unsupported(network)
+        if reason is None and deterministic and cache.states is not None:
+            reason = (
+                f"the fused kernels compute no prompts of {Feature.RECURRENCE.value} in one order of sums"
+            )
+        if reason is not None:
             return reason
         self._model = FusedPrefill(network, self._on_host, self._peers, sums)
         with cache.on_trial():
             count = min(32, cache.block_size)  # enough rows to compile the kernels for long prompts
             ids = torch.arange(count, device=self._device)
-            hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, count),))))
+            moves = None if cache.states is None else StateMoves(NONE, 0, ((count, 0),))
+            trial = StepBatch((Span((0,), 0, count, states=moves),))
+            hidden = self._model.forward(ids, ids, self._backend.plan(trial))
             self._model.logits(hidden[-1:])
-        if self._peers is not None:  # exchanges between ranks cannot be recorded for prompts
+        # Neither exchanges between ranks nor walks through recurrent layers can be recorded for prompts.
+        if self._peers is not None or cache.states is not None:
             return None
         if deterministic:
             self._padded = PaddedPrefill(network, cache, None, rows, graphs, self._on_host)

@@ -18,9 +18,10 @@ def state_plan(sequence: Sequence, rows: int) -> StatePlan:
     """Return the plan of a step that computes the next `rows` rows of a sequence, without those of guesses."""
     start = sequence.computed
     stop = start + rows
-    if sequence.decodes:
+    if sequence.joined or sequence.decodes:
         at = tuple(row for row in range(start + 1, stop + 1) if row % BACK == 0)
-        return StatePlan(rows, at, is_brief=True)
+        # In a slot, a token that is drawn again and differs takes back the step after it, which was launched already.
+        return StatePlan(rows, at, is_brief=True, keeps=bool(sequence.known))
     edges = (row for row in sequence.rows.edges if start < row <= stop)
     spaced = range((start // INTERVAL + 1) * INTERVAL, stop + 1, INTERVAL)
     return StatePlan(rows, (*edges, *spaced, sequence.prompt_tokens - BEFORE_ANSWER))

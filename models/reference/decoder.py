@@ -345,10 +345,8 @@ class Decoder:
             out = backend.recur(index, rows, Walk(mamba2.walk, spec, weights))
             return self._linear(weights.out, mamba2.gated_norm(spec, weights, out, z))
         assert isinstance(weights, DeltaNetWeights)
-        qkv, z = torch.split(given, [spec.conv_size, spec.output_size], dim=-1)
-        rows = torch.cat((qkv, self._linear(weights.gates, x)), dim=-1)
-        out = backend.recur(index, rows, Walk(delta_net.walk, spec, weights))
-        return self._linear(weights.out, delta_net.gated_norm(spec, weights, out, z))
+        out = delta_net.between(spec, weights, index, given, self._linear(weights.gates, x), backend)
+        return self._linear(weights.out, out)
 
     def _norm_heads(self, index: int, spec: AttentionSpec, weight: Tensor | None, qk: Tensor) -> Tensor:
         """Norm q and k heads [T, heads, head_dim], either each head, or all of q and all of k; the shape is kept."""

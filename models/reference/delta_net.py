@@ -6,6 +6,7 @@ from torch import Tensor
 
 from models.network import DeltaNetWeights
 from models.recurrences import DeltaNet
+from models.reference.attention import RecurrentRows, Walk
 from models.reference.causal_convolution import convolved
 
 _LENGTH_EPS = 1e-6
@@ -38,6 +39,16 @@ def walk(spec: DeltaNet, weights: DeltaNetWeights, rows: Tensor, state: Tensor) 
         state.addcmul_(k.mT, change)
         out.copy_(torch.bmm(q, state))
     return outs.flatten(1), state
+
+
+def between(
+    spec: DeltaNet, weights: DeltaNetWeights, index: int, given: Tensor, gates: Tensor, backend: RecurrentRows
+) -> Tensor:
+    """Compute layer `index` between its products: q, k, v and z [T, conv_size + output_size] and b and a
+    [T, 2 * value_heads] -> [T, output_size]."""
+    qkv, z = torch.split(given, [spec.conv_size, spec.output_size], dim=-1)
+    out = backend.recur(index, torch.cat((qkv, gates), dim=-1), Walk(walk, spec, weights))
+    return gated_norm(spec, weights, out, z)
 
 
 def gated_norm(spec: DeltaNet, weights: DeltaNetWeights, y: Tensor, z: Tensor) -> Tensor:

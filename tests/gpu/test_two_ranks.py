@@ -66,7 +66,7 @@ def exchanged(rank: int, ranks: int, meeting: str) -> tuple[list[list[torch.Tens
     nothing = torch.zeros(1, dtype=torch.int32, device=device)
     active = torch.arange(ROWS, dtype=torch.int32, device=device)
     token = torch.arange(ROWS, device=device) if rank == 0 else torch.zeros(ROWS, dtype=torch.int64).cuda()
-    given = StepInput(active, token, nothing, (nothing,), nothing, nothing)
+    given = StepInput(active, token, nothing, (nothing,), nothing, nothing, nothing)
     parts = [numbers(rank, place, ROWS, SIZE) for place in range(plan.sums)]
     residual = numbers(7, 99, ROWS, SIZE).bfloat16()
     logits = numbers(rank, 77, ROWS, COLUMNS).bfloat16()

@@ -173,7 +173,7 @@ def attend_mma(
     spec, dim, chunks = shape.spec, shape.dim, most_chunks(rows)
     together = sharing or Sharing(max(16 // shape.group, 1), 1)
     count = min(cut.parts + cut.own, chunks) if sharing is not None else cut.programs
-    is_whole = out is not None and sharing is None and cut.own == 1
+    is_whole = out is not None and sharing is None and cut.own == 1 and given.gates is None
     if is_whole:  # nothing to combine
         chunks = 1
     assert can_use_tensor_cores(shape, given)
@@ -224,6 +224,7 @@ def attend_mma(
         out,
         *counts,
         **constants,
+        gates=given.gates,
         PADDED=padded_parts(count, dim),
         SHARES=sharing is not None,
         IN_ORDER=IN_ORDER if spec.head_dim == IN_ORDER_DIM else 0,

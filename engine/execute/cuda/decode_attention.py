@@ -94,6 +94,8 @@ class AttentionInput:
     sinks: Tensor | None = None
     told: dict[str, Any] = field(default_factory=dict)
     """The arguments for quantised rows: see `KVCache.told`."""
+    gates: Tensor | None = None
+    """[rows, q_heads * dim]: the output is multiplied by their sigmoid."""
 
     def arguments(self, spec: Attention, out: Tensor | None = None) -> tuple[Any, ...]:
         """Return the leading arguments of every attention kernel. It writes to `out` if given, not to `partial`."""
@@ -115,7 +117,7 @@ class AttentionInput:
 
 def parts_left(given: AttentionInput, spec: Attention, cut: Chunking) -> Partials | None:
     """Return what the attention of one row leaves to the next product; None if it is too much to combine there."""
-    plain = given.sinks is None and spec.window is None and spec.head_dim == IN_ORDER_DIM
+    plain = (given.sinks, given.gates, spec.window) == (None,) * 3 and spec.head_dim == IN_ORDER_DIM
     if not plain or cut.chunks > IN_ORDER:
         return None
     return Partials(given, spec.head_dim, cut.rows, cut.chunks)
@@ -240,6 +242,7 @@ def attend(
         PDL=shape.pdl,
         WINDOW=window,
         sinks=given.sinks,
+        gates=given.gates,
         IN_ORDER=IN_ORDER if spec.head_dim == IN_ORDER_DIM else 0,
         num_warps=4 * wide,
         launch_pdl=shape.pdl,

@@ -166,10 +166,7 @@ class DecodeRunner(Generic[S]):
         """
         seats = [self._seats[sequence] for sequence in sequences]
         taken = [seat.slot for seat in seats]
-        for seat in seats:
-            table = seat.sequence.table
-            assert table is not None
-            self.slots.show(seat.slot, table.blocks, table.first, table.firsts)
+        self._show(seats)
         furthest, own = max(seat.row for seat in seats), self._own_rows(seats)
         guided = any(seat.guided for seat in seats)
         if guided:
@@ -184,6 +181,15 @@ class DecodeRunner(Generic[S]):
         if not guided:
             self._note(seats)
         return guided
+
+    def _show(self, seats: list[SlotState[S]]) -> None:
+        """Tell the device the block tables and the states of these sequences."""
+        for seat in seats:
+            table = seat.sequence.table
+            assert table is not None
+            self.slots.show(seat.slot, table.blocks, table.first, table.firsts)
+            if table.state is not None:
+                self.slots.move(seat.slot, table.state.moves, seat.row)
 
     @property
     def checks_guesses(self) -> bool:
@@ -209,10 +215,7 @@ class DecodeRunner(Generic[S]):
         assert isinstance(checking, GuessedRows)
         assert not self._unread
         seats = [(self._seats[sequence], guesses) for sequence, guesses in spans]
-        for seat, _ in seats:
-            table = seat.sequence.table
-            assert table is not None
-            self.slots.show(seat.slot, table.blocks, table.first, table.firsts)
+        self._show([seat for seat, _ in seats])
         rows = rows_for(sum(1 + len(guesses) for _, guesses in seats))
         limit = context_limit(max(seat.row + len(guesses) for seat, guesses in seats))
         planned = tuple((seat.slot, guesses) for seat, guesses in seats)

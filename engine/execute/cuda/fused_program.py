@@ -15,7 +15,8 @@ its squares. In small networks o also combines the chunks of a single short sequ
 A norm of a product's output, before it is added to x, is a launch of its own (`norm_kernel`).
 
 In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no experts.
-A short convolution is one launch in place of the attention and its combination (`convolution.py`).
+A short convolution is one launch in place of the attention and its combination (`convolution.py`), as is a gated delta
+net (`delta_net.py`). Gates of either are a product beside the first, which runs at the same time.
 A second input of every layer is computed first, and added to each layer's result in four launches (`step_inputs.py`).
 
 With many query heads per KV head, and for many short sequences, tensor cores compute the attention
@@ -44,7 +45,7 @@ from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.kernel_configs import KernelConfigs, table_cuts
 from engine.execute.cuda.many_row_linear import WideProducts
 from engine.execute.cuda.packed import packed_embedding, packed_product
-from engine.execute.cuda.prefill import OnHost, run_layers
+from engine.execute.cuda.prefill import OnHost, Projected, run_layers
 from engine.execute.cuda.prefix_groups import KVShape
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_attention import StepAttention
@@ -125,6 +126,8 @@ class FusedDecoder:
 
         self._x = buffer(most, size)
         self._projected = buffer(few * max(layer.projections.rows for layer in network.layers))
+        gates = [layer.gates.rows for layer in network.layers if layer.gates is not None]
+        self._gates = buffer(few * max(gates, default=0))
         self._inner = buffer(few * _largest(spec))
         self._experts = ExpertStep(network, few, pdl) if has_experts(spec) else None
         self._logits = buffer(most if deterministic else few, vocab)
@@ -132,8 +135,8 @@ class FusedDecoder:
         self._attention = StepAttention(network, cache, (few, most), pdl, cuts, small, not deterministic)
         self._inputs: StepInputs | None = None
         if spec.layer_inputs is not None and network.layer_inputs is not None:
-            own = spec.layer_inputs, network.layer_inputs
-            self._inputs = StepInputs(network, *own, few, self._products, pdl)
+            parts = spec.layer_inputs, network.layer_inputs
+            self._inputs = StepInputs(network, *parts, few, self._products, pdl)
 
     @property
     def cuts(self) -> KernelConfigs:
@@ -213,8 +216,12 @@ class FusedDecoder:
         for index, (spec, layer) in enumerate(layers):
             first, feed, weights = layer.projections, spec.feed_forward, layer.feed_forward
             projected = self._projected[: rows * first.rows].view(rows, first.rows)
-            products.run(rows, x, first, projected, norm=norms[index], prepared=programs)
-            parts = attention.run(given, rows, index, projected, limit, own, alone)
+            gates, beside = None, None
+            if (second := layer.gates) is not None:
+                gates = self._gates[: rows * second.rows].view(rows, second.rows)
+                beside = second, gates
+            products.run(rows, x, first, projected, norm=norms[index], prepared=programs, beside=beside)
+            parts = attention.run(given, index, Projected(projected, gates), limit, own, alone)
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
             following = (
@@ -300,8 +307,8 @@ class FusedDecoder:
     def _many(self, rows: int, limit: int, own: int) -> Tensor:
         attention = self._attention
 
-        def attend(index: int, projected: Tensor) -> Tensor:
-            attention.run(self._given, rows, index, projected, limit, own)
+        def attend(index: int, projected: Projected) -> Tensor:
+            attention.run(self._given, index, projected, limit, own)
             size = self._network.layers[index].out.columns
             return attention.mixed[: rows * size].view(rows, size)
 

@@ -21,15 +21,35 @@ from engine.execute.cuda.host_experts import HostExperts, not_for_padding
 from engine.execute.cuda.packed import packed_embedding, packed_product
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.prefill import gate_kernel, position_kernel, unusual_position_kernel
-from models.network import ConvolutionWeights, ExpertWeights, FeedForwardWeights, Linear, Network
-from models.reference.attention import Attention
+from models.network import (
+    ConvolutionWeights,
+    DeltaNetWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    Linear,
+    Network,
+)
+from models.recurrences import DeltaNet
+from models.reference import delta_net
+from models.reference.attention import Attention, RecurrentRows
 from models.reference.collective import Collective
 from models.reference.decoder import Decoder
 from models.spec import Attention as AttentionSpec
 from models.spec import Experts, FeedForward, LayerInputs
 
-Attend = Callable[[int, Tensor], Tensor]
-"""(layer, the mixer's projections [T, numbers]) -> the input of its output projection [T, numbers]."""
+
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """What a mixer begins with, side by side for each row."""
+
+    first: Tensor
+    """[T, numbers] of its projections"""
+    gates: Tensor | None
+    """[T, numbers] of a second product of the same input"""
+
+
+Attend = Callable[[int, Projected], Tensor]
+"""(layer, projections) -> the input of its output projection [T, numbers]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +150,8 @@ def run_layers(
     for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
         between = AddNorm(post, scale, normed(layer.attention_norm, weights.attention_norm), factor)
         given, residual = _add_norm(x, residual, between, by.pdl, sums)
-        mixed = attend(index, by.product(weights.projections, given))
+        gates = None if weights.gates is None else by.product(weights.gates, given)
+        mixed = attend(index, Projected(by.product(weights.projections, given), gates))
         x = by.parts(weights.out, mixed, place())
         post, scale = normed(layer.attention_post_norm, weights.attention_post_norm), layer.residual_scale
         between = AddNorm(post, scale, normed(layer.feed_forward_norm, weights.feed_forward_norm))
@@ -179,7 +200,7 @@ class FusedPrefill:
             fetches = self._on_host.fetches(len(token_ids) if real is None else real)
             on_host = OnHost(self._on_host, fetches, active)
 
-        def attend(index: int, projected: Tensor) -> Tensor:
+        def attend(index: int, projected: Projected) -> Tensor:
             return self._attend(index, projected, positions, attention)
 
         x = self._reference.embed(token_ids, positions)
@@ -190,8 +211,14 @@ class FusedPrefill:
         """See `Decoder.logits`."""
         return self._reference.logits(hidden)
 
-    def _attend(self, index: int, projected: Tensor, positions: Tensor, step: Attention) -> Tensor:
-        mixer = self._network.layers[index].mixer
+    def _attend(self, index: int, given: Projected, positions: Tensor, step: Attention) -> Tensor:
+        mixer, projected = self._network.layers[index].mixer, given.first
+        if isinstance(mixer, DeltaNetWeights):
+            assert isinstance(step, RecurrentRows)
+            assert given.gates is not None
+            net = self._network.spec.layers[index].mixer
+            assert isinstance(net, DeltaNet)
+            return delta_net.between(net, mixer, index, projected, given.gates, step)
         if isinstance(mixer, ConvolutionWeights):
             assert isinstance(step, ConvolvingStep)
             out = projected.new_empty(len(projected), len(mixer.filters))
@@ -207,7 +234,8 @@ class FusedPrefill:
             v = v.clone()
         position(spec, heads, weights.head_norm, weights.rotary, positions)
         mixed = step(index, heads[:, : spec.heads], heads[:, spec.heads : count], v)
-        return mixed.reshape(-1, spec.heads * spec.head_dim)
+        mixed = mixed.reshape(-1, spec.heads * spec.head_dim)
+        return mixed if given.gates is None else mixed * given.gates.sigmoid()
 
 
 def position(

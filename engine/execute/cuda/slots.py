@@ -7,8 +7,12 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from engine.batch import NONE, StateMoves
 from engine.cache.group_pool import GroupPool
 from engine.execute.cuda.prefix_groups import most_members
+
+NO_MOVES = NONE, NONE, 0, 1
+"""The `moves` of a slot whose sequence has no states yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,9 @@ class StepInput:
     """int32 [rows]: how many sequence rows a row of the step shares with others; read only by steps with sharing."""
     members: Tensor
     """int32 [most_members]: the step's rows in each tile (`Sharing`), tile after tile, -1 for none."""
+    moves: Tensor
+    """int32 [slots, 4] for recurrent layers: the slots of the state to go on from and of that after the next row, -1
+    for none; how many rows the first of them has not seen; the number of the step's rows that are of the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +81,13 @@ class Slots:
         groups = 1 + len(pools)
         together = -(-rows // 16) * 16
         tiles = together + -(-rows // 16) * 16
-        start = tiles + -(-most_members(rows) // 16) * 16
+        moves = tiles + -(-most_members(rows) // 16) * 16
+        start = moves + 4 * slots
         self._words = torch.zeros(start + groups * slots * blocks, dtype=torch.int32, device=token.device)
         self._words[:rows] = -1
-        self._words[tiles:start] = -1
+        self._words[tiles:moves] = -1
+        given_moves = self._words[moves:start].view(slots, 4)
+        given_moves.copy_(torch.tensor(NO_MOVES))
         counters = torch.zeros(slots, 2, dtype=torch.int64, device=token.device)
         self.given = StepInput(
             self._words[:rows],
@@ -86,7 +96,9 @@ class Slots:
             self._words[start:].view(groups, slots, blocks).unbind(),
             self._words[together : together + rows],
             self._words[tiles : tiles + most_members(rows)],
+            given_moves,
         )
+        self._moves = [(moves + 4 * slot, list(NO_MOVES)) for slot in range(slots)]
         self._starts = [start + group * slots * blocks for group in range(groups)]
         self._width = blocks
         self._active = [-1] * rows
@@ -138,6 +150,13 @@ class Slots:
                 self._changes[at + index] = place
         known[start:] = shown
 
+    def move(self, slot: int, moves: StateMoves, row: int) -> None:
+        """Set what the next steps of `slot` do with states. The first of them begins with `row`, and each leaves a
+        state after one row."""
+        ((_, target),) = moves.saves
+        start, known = self._moves[slot]
+        self._differ(start, known, (moves.source, target, row - moves.row))
+
     def activate(self, slots: Items[int], rows: int) -> None:
         """Make these the slots of the next steps, which have `rows` rows."""
         wanted = [*slots, *(-1 for _ in range(rows - len(slots)))]
@@ -150,9 +169,13 @@ class Slots:
     def share(self, shared: list[int], members: list[list[int]]) -> None:
         """Set what the next steps with sharing read: the result of `share` in `prefix_groups.py`."""
         for (start, known), wanted in zip(self._together, (shared, list(chain(*members))), strict=True):
-            for index, number in enumerate(wanted):
-                if known[index] != number:
-                    self._changes[start + index] = known[index] = number
+            self._differ(start, known, wanted)
+
+    def _differ(self, start: int, known: list[int], wanted: Items[int]) -> None:
+        """Have the numbers from the word `start` on become those `wanted`, where they differ from those `known`."""
+        for index, number in enumerate(wanted):
+            if known[index] != number:
+                self._changes[start + index] = known[index] = number
 
     def send(self) -> Changes:
         """Enqueue all pending changes and return them."""

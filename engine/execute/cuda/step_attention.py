@@ -1,4 +1,4 @@
-"""The attention and the convolutions of a decode step, between the two products around them.
+"""The attention, convolutions and recurrences of a decode step, between the two products around them.
 
 The plain twins are in `models/reference/decoder.py` and `engine/attention/sdpa.py`. `fused_program.py` calls them.
 """
@@ -18,7 +18,9 @@ from engine.execute.cuda.attend_mma import (
 )
 from engine.execute.cuda.convolution import convolution_groups, convolve, most_seen, seen_in_step
 from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, Partials, attend, parts_left
+from engine.execute.cuda.delta_net import recur
 from engine.execute.cuda.kernel_configs import KernelConfigs
+from engine.execute.cuda.prefill import Projected
 from engine.execute.cuda.prefix_groups import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
@@ -29,12 +31,13 @@ from engine.execute.cuda.tiles import (
     choose_chunkings,
     most_chunks,
 )
-from models.network import ConvolutionWeights, Network
+from models.network import ConvolutionWeights, DeltaNetWeights, Network
+from models.recurrences import DeltaNet
 from models.spec import same_heads
 
 
 class StepAttention:
-    """Attends and convolves in all layers, which share its buffers."""
+    """Attends, convolves and recurs in all layers, which share its buffers."""
 
     def __init__(
         self,
@@ -91,21 +94,27 @@ class StepAttention:
     def run(
         self,
         given: StepInput,
-        rows: int,
         index: int,
-        projected: Tensor,
+        projections: Projected,
         limit: int,
         own: int = 0,
         alone: StepInput | None = None,
     ) -> Partials | None:
-        """Attend, or convolve: projected [rows, ...] -> `mixed`. What is kept of the new tokens goes into the cache.
+        """Attend, convolve or recur, into `mixed`. What is kept of the new tokens goes into the cache.
 
         With `alone`, which presents each row as the only one in its block, the layer's own K and V are written first,
         because rows of the same step read them. Parts are returned if they are to be combined by the next product.
         """
         mixer, group = self._network.layers[index].mixer, self._cache.groups[index]
+        projected, gates, rows = projections.first, projections.gates, len(projections.first)
         if isinstance(mixer, ConvolutionWeights):
             convolve(mixer, projected, self._cache.k[index], self._seen[group], self.mixed, self._pdl)
+            return None
+        if isinstance(mixer, DeltaNetWeights):
+            net = self._network.spec.layers[index].mixer
+            assert isinstance(net, DeltaNet)
+            assert gates is not None
+            recur(net, mixer, given, self._cache, index, (projected, gates), self.mixed, self._pdl)
             return None
         spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
         shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine, self._small)
@@ -122,6 +131,7 @@ class StepAttention:
             self._lse,
             layer.sinks,
             self._cache.told(index),
+            gates,
         )
         itemsize = self._cache.k[index].element_size()
         sharing = None

@@ -16,6 +16,7 @@ import torch
 
 from engine.attention.parts import cache_args
 from engine.cache.kv_cache import KVCache
+from engine.cache.states import make_states
 from engine.device import has_pdl
 from engine.execute.compatibility import has_experts
 from engine.execute.cuda.fused_program import FusedDecoder
@@ -123,7 +124,8 @@ class StepBench:
     def cache_bytes(like: KVCache) -> int:
         """Return the bytes of a sequence in the bench's own cache."""
         row = sum(map(like.group_bytes, like.every_group))
-        return row * _blocks(like, SMALLEST) * like.block_size
+        state = like.states.nbytes // like.states.slots if like.states is not None else 0
+        return row * _blocks(like, SMALLEST) * like.block_size + state
 
     def candidates(self, rows: int) -> dict[str, tuple[Numbers, ...]]:
         """See `Bench`. The candidates are in the order in which a step uses them."""
@@ -205,13 +207,15 @@ class StepBench:
             cache = KVCache(
                 like.rows, self._sequences * blocks, like.block_size, like.dtype, device, sources=sources
             )
-            for part in cache.parts:
+            cache.states = make_states(self._network.spec, self._sequences, device)
+            for part in (*cache.parts, *(cache.states.layers.values() if cache.states is not None else ())):
                 part.zero_()
             self._cache = cache
 
             def full(value: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
                 return torch.full(shape, value, dtype=dtype, device=device)
 
+            states = [row % self._sequences for row in range(FUSED)]
             places = torch.arange(FUSED, dtype=torch.int32, device=device)[:, None] % self._sequences * blocks
             given = StepInput(
                 torch.arange(FUSED, dtype=torch.int32, device=device),
@@ -220,6 +224,7 @@ class StepBench:
                 (places + torch.arange(blocks, dtype=torch.int32, device=device),),
                 full(0, FUSED),
                 full(-1, most_members(FUSED)),
+                torch.tensor([(i, i, 0, 1) for i in states], dtype=torch.int32, device=device),
             )
             self._program = FusedDecoder(
                 self._network, cache, given, has_pdl(device), cuts=self._cuts.with_({})

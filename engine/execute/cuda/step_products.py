@@ -3,6 +3,8 @@
 The plain twin is `Decoder` in `models/reference/decoder.py`. `fused_program.py` calls them.
 """
 
+from collections.abc import Iterator
+
 import torch
 import triton
 from torch import Tensor
@@ -17,7 +19,7 @@ from engine.execute.cuda.tiles import FEW, SMALLEST_OUTPUTS
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
-from models.network import Linear, Network
+from models.network import Linear, Network, Weight
 from models.spec import FeedForward
 
 
@@ -94,16 +96,22 @@ class StepProducts:
         prepared: int = 0,
         following: Normed | None = None,
         parts: Partials | None = None,
+        beside: tuple[Linear, Tensor] | None = None,
     ) -> int:
         """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
 
         With `prepared`, that many programs have prepared x for the norm. A layer of one part prepares its output for
-        the norm `following`. With `parts`, x is not read but combined from them.
+        the norm `following`. With `parts`, x is not read but combined from them. `beside` is another layer that reads
+        the same x, and its output.
         """
-        gated, stride, first, programs = gate is not None, out.shape[1], 0, 0
+        gated, programs = gate is not None, 0
         weighs = norm or following
-        for number, weight in enumerate(layer.parts):
+        jobs = [(layer, *each, out) for each in _places(layer)]
+        if beside is not None:
+            jobs += [(beside[0], *each, beside[1]) for each in _places(beside[0])]
+        for number, (own, weight, place, into) in enumerate(jobs):
             outputs = weight.rows // (2 if gated else 1)
+            first = place // (2 if gated else 1)
             kind = weight.format if weight.planes is not None else None
             tile = self.cuts.product(rows, outputs, weight.columns, gated, kind)
             limit = {}
@@ -111,22 +119,22 @@ class StepProducts:
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
             else:
                 launch = packed_linear_kernel
-                matrix = {**ordered_plane_args(weight), "STRIDE": stride, "LANES": tile.lanes}
+                matrix = {**ordered_plane_args(weight), "STRIDE": into.shape[1], "LANES": tile.lanes}
                 if rows > FEW // 2 and tile.lanes > 1 and tile.warps >= 8:  # so that two programs fit
                     limit = {"maxnreg": 128}
             programs = triton.cdiv(outputs, tile.outputs(gated))
             kernel = launch[(programs,)](
                 self._prepared if prepared else x,
-                bias=weight.data if layer.bias is None else layer.bias[first:],
+                bias=weight.data if own.bias is None else own.bias[first:],
                 norm_weight=weighs[1].weight if weighs is not None else x,
                 residual=x if residual is None else residual.view(-1)[first:],
-                out=out.view(-1)[first:],
+                out=into.view(-1)[first:],
                 COUNT=rows,
                 N=outputs,
                 K=weight.columns,
                 EPS=norm[0].eps if norm is not None else 0.0,
                 NORM=norm is not None,
-                BIAS=layer.bias is not None,
+                BIAS=own.bias is not None,
                 GATED=gated,
                 RESIDUAL=residual is not None,
                 WARPS=tile.warps,
@@ -143,12 +151,19 @@ class StepProducts:
                 square_sums=self._square_sums,
                 PREPARED=prepared,
                 PREPARES=programs if following is not None else 0,
-                LEADS=number == 0 and len(layer.parts) > 1,
+                LEADS=number == 0 and len(jobs) > 1,
                 FOLLOWS=number > 0,
                 num_warps=tile.warps,
                 launch_pdl=self._pdl,
                 **limit,
             )
             split_alike(kernel)
-            first += outputs
         return programs
+
+
+def _places(layer: Linear) -> Iterator[tuple[Weight, int]]:
+    """Yield each part of a layer and the number of its first row."""
+    first = 0
+    for weight in layer.parts:
+        yield weight, first
+        first += weight.rows

@@ -50,7 +50,8 @@ class SeveralRows:
         def step_input(blocks: int, active: Tensor, token: Tensor) -> StepInput:
             counters = torch.zeros(FEW, 2, dtype=torch.int64, device=device)
             tables = [torch.zeros(FEW, blocks, dtype=torch.int32, device=device) for _ in range(groups)]
-            return StepInput(active, token, counters, tuple(tables), given.shared, given.members)
+            moves = torch.zeros(FEW, 4, dtype=torch.int32, device=device)
+            return StepInput(active, token, counters, tuple(tables), given.shared, given.members, moves)
 
         active = torch.full((FEW,), -1, dtype=torch.int32, device=device)
         token = torch.zeros(FEW, dtype=torch.int64, device=device)
@@ -83,8 +84,11 @@ class SeveralRows:
                 to_tables,
                 alone.counters,
                 alone_tables,
+                given.moves,
+                to.moves,
                 BLOCK=self._block_size,
                 PART=PART,
+                ROWS=FEW,
             )
         self._logits[rows] = self._program.check(to, alone, rows, limit)
 

@@ -32,6 +32,13 @@ def parts_of_tile(used, parts, chunks, own):
 
 
 @triton.jit
+def gated_by(mixed, gates):
+    """Return the output of attention times the sigmoid of its gates, both rounded to their dtype."""
+    shares = (1.0 / (1.0 + tl.exp(-gates.to(tl.float32)))).to(mixed.dtype).to(tl.float32)
+    return (mixed.to(tl.float32) * shares).to(mixed.dtype)
+
+
+@triton.jit
 def _in_order(
     partial, lse, first, last, sink, HQ: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, MOST: tl.constexpr
 ):  # fmt: skip
@@ -77,6 +84,7 @@ def combine_kernel(
     PDL: tl.constexpr,
     WINDOW: tl.constexpr = 0,
     sinks=None,
+    gates=None,
     IN_ORDER: tl.constexpr = 0,
 ):
     """Combine the parts of `attention_kernel` into out [rows, HQ, DIM]; PADDED is a power of two from the chunks in use
@@ -84,7 +92,8 @@ def combine_kernel(
 
     A chunk has CHUNK rows, doubled up to DOUBLINGS times while CHUNKS of them do not reach the token. Missing chunks of
     a sequence add exact zeros. The grid is [HQ, rows]. sinks [HQ] is a score per head that takes part in the softmax
-    but has no value. Up to IN_ORDER parts of a sequence are added up one after the other, as in `combined`.
+    but has no value; gates [rows, HQ, DIM] are as in `gated_by`. Up to IN_ORDER parts of a sequence are added up one
+    after the other, as in `combined`.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
@@ -122,11 +131,14 @@ def combine_kernel(
         if sinks is not None:
             total += tl.exp2(sink - top)
         mixed *= 1.0 / total
-        at = out + (batch * HQ + head) * DIM + columns
+        at = (batch * HQ + head) * DIM + columns
+        mixed = mixed.to(out.dtype.element_ty)
+        if gates is not None:
+            mixed = gated_by(mixed, tl.load(gates + at, mask=columns < DIM, other=0.0))
         if DIM == D:
-            tl.store(at, mixed.to(out.dtype.element_ty))
+            tl.store(out + at, mixed)
         else:
-            tl.store(at, mixed.to(out.dtype.element_ty), mask=columns < DIM)
+            tl.store(out + at, mixed, mask=columns < DIM)
 
 
 @triton.jit(do_not_specialize=["tiles", "chunks", "parts", "own", "least", "usual"])
@@ -152,6 +164,7 @@ def combine_parts_kernel(
     SHARES: tl.constexpr,
     PDL: tl.constexpr,
     IN_ORDER: tl.constexpr = 0,
+    gates=None,
 ):
     """Combine the parts of `parts_kernel` into out [rows, HQ, DIM]; PADDED is a power of two, at least a row's parts.
 
@@ -191,5 +204,7 @@ def combine_parts_kernel(
                 mixed, total, _ = _pairwise(values, logs, none)
             else:
                 mixed, total, _ = _in_order(partial, lse, first, alone - 1, none, HQ, D, DIM, IN_ORDER)
-        at = out + (batch * HQ + head) * DIM + columns
-        tl.store(at, (mixed / total).to(out.dtype.element_ty), mask=columns < DIM)
+        at, mixed = (batch * HQ + head) * DIM + columns, (mixed / total).to(out.dtype.element_ty)
+        if gates is not None:
+            mixed = gated_by(mixed, tl.load(gates + at, mask=columns < DIM, other=0.0))
+        tl.store(out + at, mixed, mask=columns < DIM)

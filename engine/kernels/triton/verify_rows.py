@@ -24,8 +24,11 @@ def spread_kernel(
     row_tables,
     alone_counters,
     alone_tables,
+    moves,
+    row_moves,
     BLOCK: tl.constexpr,
     PART: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """Give each row of a step the inputs of a sequence of its own: rows take the place of slots. The grid is [rows].
 
@@ -34,7 +37,9 @@ def spread_kernel(
     counters int64 [slots, 2] and tables int32 [slots, table_stride] are those of a `StepInput`. row_active int32
     [rows], row_token, row_counters and row_tables are those of the `StepInput` to fill, by row. alone_counters int64
     [rows, 2] and alone_tables int32 [rows, 1] describe a sequence that has only the row's own block, with the row at
-    its true place in it. BLOCK is the number of rows of a block; PART entries of a table are copied at once.
+    its true place in it. moves int32 [slots, 4] are those of a `StepInput`; in row_moves int32 [rows, 4], the first row
+    of a sequence counts its rows, and the others have none. BLOCK is the number of rows of a block; PART entries of a
+    table are copied at once. ROWS is the length of `slots`.
     """
     row = tl.program_id(0)
     slot = tl.load(slots + row)
@@ -53,6 +58,12 @@ def spread_kernel(
         table = tables + slot.to(tl.int64) * table_stride
         blocks = (at // BLOCK).to(tl.int32) + 1
         tl.store(alone_tables + row, tl.load(table + blocks - 1))
+        number = tl.arange(0, 4)
+        same = tl.load(slots + tl.arange(0, ROWS)) == slot
+        is_first = tl.load(slots + row - 1, mask=row > 0, other=-1) != slot
+        count = tl.where(is_first, tl.sum(same.to(tl.int32), 0), 0)
+        found = tl.where(number < 3, tl.load(moves + 4 * slot + number), count)
+        tl.store(row_moves + 4 * row + number, found)
         for first in range(0, blocks, PART):
             index = first + tl.arange(0, PART)
             numbers = tl.load(table + index, mask=index < blocks, other=0)

@@ -37,7 +37,7 @@ def given(rank: int, plan: AllReduceLayout, step: int) -> StepInput:
     nothing = torch.zeros(1, dtype=torch.int32)
     active = torch.tensor([2, 0, -1], dtype=torch.int32)
     counters = torch.zeros(3, 2, dtype=torch.int64)
-    return StepInput(active, tokens, counters, (nothing.view(1, 1),), nothing, nothing)
+    return StepInput(active, tokens, counters, (nothing.view(1, 1),), nothing, nothing, nothing)
 
 
 def numbers(rank: int, step: int, place: int, *shape: int) -> Tensor:

@@ -330,6 +330,21 @@ for capability in (86, 90):
 print(json.dumps(found))
 """
 
+DELTA_NETS = """
+from engine.kernels.triton.delta_net import delta_net_kernel
+
+TYPES.update(moves="*i32", states="*fp32", dt_bias="*fp32", decay="*fp32")
+found = []
+for capability, keys, values in ((80, 128, 128), (86, 128, 128), (90, 128, 128), (90, 32, 64), (120, 128, 128)):
+    constants = dict(KEY_HEADS=16, VALUE_HEADS=32, KEYS=keys, VALUES=values, WIDTH=4, ALTERNATING=False)
+    constants |= dict(SCALE=keys**-0.5, EPS=1e-6, BLOCK=32, WARPS=values // 16, PDL=capability >= 90)
+    text, shared = ptx(delta_net_kernel, values // 16, constants, capability=capability)
+    early = text[: text.rindex("griddepcontrol.wait;")] if capability >= 90 else text
+    loads = len(re.findall(r"ld\\.global\\.v4\\.b32 |ld\\.global\\.v4\\.f32 ", early))
+    found.append({"loads": loads, "wanted": keys // 8, "shared": shared, "spilled": ".local" in text})
+print(json.dumps(found))
+"""
+
 EXCHANGE = """
 from engine.kernels.triton.all_reduce import begin_kernel, join_kernel, sum_kernel
 from engine.kernels.triton.sum_norm import sum_norm_kernel
@@ -395,6 +410,13 @@ def test_recurrences_keep_states_in_registers_and_sums_over_keys_in_a_warp() -> 
     for shared, spills in found[1::2]:
         assert shared <= 48 * 1024
         assert not spills
+
+
+def test_delta_nets_load_their_states_early_and_spill_nothing() -> None:
+    for found in made(DELTA_NETS):
+        assert found["loads"] == found["wanted"], "four numbers at a time, before the wait"
+        assert found["shared"] <= 8 * 1024
+        assert not found["spilled"]
 
 
 def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others() -> None:

@@ -217,12 +217,16 @@ def test_each_row_has_the_table_of_its_sequence_and_draws_after_the_one_before()
         torch.full((8, stride), -7, dtype=torch.int32),
     )
     alone_counters, alone_tables = torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8, 1, dtype=torch.int32)
+    moves, to_moves = (torch.zeros(rows, 4, dtype=torch.int32) for rows in (3, 8))
+    moves[2], moves[0] = torch.tensor([7, 9, 3, 1]), torch.tensor([-1, 8, 0, 1])
     spread_kernel[(8,)](
         *(slots, places, guesses, token, counters, tables, stride),
-        *(to_active, to_token, to_counters, to_tables, alone_counters, alone_tables),
+        *(to_active, to_token, to_counters, to_tables, alone_counters, alone_tables, moves, to_moves),
         BLOCK=4,
         PART=PART,
+        ROWS=8,
     )
+    assert to_moves[:4].tolist() == [[7, 9, 3, 3], [7, 9, 3, 0], [7, 9, 3, 0], [-1, 8, 0, 1]]
     assert to_active.tolist() == [0, 1, 2, 3, -1, -1, -1, -1]
     assert to_token[:4].tolist() == [7, 11, 12, 5]
     last = 2 * PART * 4 + 3

@@ -1,0 +1,117 @@
+"""An engine whose answers come from slots of a decode runner, for networks with gated delta nets."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from engine import SamplingParams, build
+from engine.cache import kv_needs
+from engine.cache.rows import Rows
+from engine.execute import compatibility
+from engine.execute.runner import Runner
+from tests.engine.hybrid import hybrid_network
+from tests.engine.keeping import heard
+from tests.engine.kernels.test_delta_steps import SPECS
+from tests.engine.kernels.test_groups_in_slots import BLOCK, CONTEXT, in_slots
+from tests.engine.speculation import Oracle, speculate
+from tests.engine.test_hybrid_engine import expected, text
+from tests.engine.tiny import TinyEngine, tiny_engine
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_hybrid.py does the same")
+
+SPEC = replace(SPECS["usual"], layers=SPECS["usual"].layers[:2])
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyEngine]:
+    """Its memory is NaN wherever nobody has written, and it has few marks."""
+    monkeypatch.setattr(kv_needs, "BRANCH_WINDOWS", (1, 0))
+    monkeypatch.setattr(kv_needs, "MOST_MARKS", 6)
+    monkeypatch.setattr(compatibility, "not_native", lambda spec: "as on a GPU")
+    monkeypatch.setattr(Runner, "go_native", lambda *_: None)
+    monkeypatch.setattr(build, "_tell", in_slots)
+    options = {"context": CONTEXT, "max_chunk": 32, "block_size": BLOCK, "streams": 3, "fused": True}
+    with tiny_engine(Path(), network=hybrid_network(SPEC), **options) as engine:
+        engine.tokenizer.stop_ids = frozenset()
+        cache = engine.pieces.cache
+        assert cache.states is not None
+        for part in cache.parts:
+            part[:, :, :-BLOCK] = float("nan")
+        for states in cache.states.layers.values():
+            states.fill_(float("nan"))
+        yield engine
+
+
+def params(most: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=most, speculation="auto")
+
+
+def test_streams_beside_each_other_say_what_they_say_alone(engine: TinyEngine) -> None:
+    """They pass the marks within answers, end at different times, and go on from each other's ends."""
+    stem = text(4, 58)
+    prompts = [stem, [*stem[:25], 7], text(5, 9)]
+    for _ in range(2):
+        asked = [
+            engine.start(Rows.of(prompt), params(most))
+            for prompt, most in zip(prompts, (9, 3, 7), strict=True)
+        ]
+        found = [[token for token, _ in heard(engine, sequence)] for sequence in asked]
+        for prompt, answer in zip(prompts, found, strict=True):
+            assert answer == expected(engine, prompt, len(answer))
+        engine.check()
+        prompts = [[*prompt, *answer[:-2]] for prompt, answer in zip(prompts, found, strict=True)]
+
+
+def test_an_answer_goes_on_at_its_last_row(engine: TinyEngine) -> None:
+    prompt = text(6, 50)
+    answer = [token for token, _ in heard(engine, engine.start(Rows.of(prompt), params(18)))]
+    for taken in (1, 16):
+        given = [*prompt, *answer[:-taken]]
+        sequence = engine.start(Rows.of(given), params(2))
+        assert [token for token, _ in heard(engine, sequence)] == expected(engine, given, 2)
+        assert sequence.prompt_tokens - sequence.hit.rows == 1, "one row is computed, the others are known"
+    engine.check()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_right_and_wrong_guesses_change_no_token(engine: TinyEngine, seed: int) -> None:
+    rng = Random(seed)
+    prompts = [text(seed + 7, 30), text(seed + 8, 12)]
+    wanted = [expected(engine, prompt, 16) for prompt in prompts]
+    texts = {at: [*prompt, *wanted[at]] for at, prompt in enumerate(prompts)}
+    speculate(engine, Oracle(answers=dict(texts), random=rng))
+    asked = [engine.start(Rows.of(prompt), params(16)) for prompt in prompts]
+    assert [[token for token, _ in heard(engine, sequence)] for sequence in asked] == wanted
+    assert any(sequence.accepted for sequence in asked)
+    engine.check()
+
+
+def test_tokens_that_are_drawn_again_are_those_that_were_reported(engine: TinyEngine) -> None:
+    """A sequence loses its slot and all rows. It leaves the slot again where another token is drawn than before."""
+    prompt, scheduler = text(9, 40), engine.pieces.scheduler
+    sequence = engine.start(Rows.of(prompt), params(14))
+
+    def lose() -> list[int]:
+        if len(sequence.generated) < 9 or not sequence.joined:
+            return []
+        scheduler.preempt(sequence)
+        engine.pieces.blocks.evict_all()
+        told = sequence.rows.rewind(len(prompt) + 3)
+        told[2] = (told[2] + 1) % 250
+        sequence.rows.extend(told)
+        sequence.generated[3:] = told
+        return list(sequence.generated)
+
+    while not (told := engine.loop.call(lose)):
+        pass
+    list(engine.events(sequence))
+    answer = sequence.generated
+    assert answer[: len(told)] == told
+    assert answer == [*told, *expected(engine, [*prompt, *told], 14 - len(told))]
+    engine.check()
