@@ -6,6 +6,10 @@ from sys import maxsize
 from engine.cache.live_state import LiveState
 
 
+class OutOfBlocksError(Exception):
+    """More blocks were requested than are free or can be evicted; nothing was changed."""
+
+
 @dataclass(slots=True, eq=False)
 class BlockTable:
     """The blocks of one holder, in order. `length` rows of them are written."""
@@ -21,4 +25,4 @@ class BlockTable:
     firsts: list[int] = field(default_factory=list)
     """The same as `first` for each of the groups: slots there are held from this block on."""
     state: LiveState | None = None
-    """None: the network has no recurrent layers."""
+    """None: the network has no recurrent layers, or blocks are brought back, without the log."""

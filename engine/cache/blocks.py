@@ -20,22 +20,17 @@ from sys import maxsize
 
 from engine.cache.block import GONE, Block, Key
 from engine.cache.block_checks import count_cached, table_refs
-from engine.cache.block_table import BlockTable
+from engine.cache.block_table import BlockTable, OutOfBlocksError
 from engine.cache.copies import Copy, Offload, Restore, RowCopy
 from engine.cache.eviction import Eviction
 from engine.cache.group_pool import GroupPool
 from engine.cache.groups import Groups
-from engine.cache.live_state import StatePlan
 from engine.cache.marks import Marks
 from engine.cache.min_set import MinSet
 from engine.cache.offload import ROOT_NAME, HostTier, Offloaded
 from engine.cache.prefix_index import PrefixIndex
 from engine.cache.table_states import TableStates
 from engine.cache.window import Window
-
-
-class OutOfBlocksError(Exception):
-    """More blocks were requested than are free or can be evicted; nothing was changed."""
 
 
 class BlockManager:
@@ -71,7 +66,7 @@ class BlockManager:
         self.index = PrefixIndex(self._blocks, block_size, window, self.groups)
         self._eviction = Eviction(self.index, self.groups)
         self.marks = marks
-        self._states = TableStates(marks, self.index, self._blocks, self._eviction)
+        self.states = TableStates(self.groups, self.index, self._blocks, self._eviction)
         self._cached = 0
         self._clock = count(1)
         self._tables: list[BlockTable] = []
@@ -146,7 +141,7 @@ class BlockManager:
         needed = most(rows) - sum(block.refs > 0 for block in path[self.index.first(len(path)) :])
         for table, more in others:
             needed += max(most(more) + 1 - (len(table.blocks) - table.first), 0)
-        has_state = self._states.fit(1 + len(others))
+        has_state = self.states.fit(1 + len(others))
         return (
             has_state
             and needed <= self.room()
@@ -171,7 +166,7 @@ class BlockManager:
         for block in held:
             self._hold(block)
         blocks = [self.blank] * first + [block.id for block in held]
-        state = self._states.open(path, rows, keys, self._clock)
+        state = self.states.open(path, rows, keys, self._clock)
         firsts = self.groups.open([block.id for block in path], group_since, state)
         table = BlockTable(blocks, len(path) * self.block_size, first, since, group_since, firsts, state)
         self._tables.append(table)
@@ -198,7 +193,8 @@ class BlockManager:
         """
         before = len(table.blocks)
         missing = self.blocks_for(table.length + rows) - before
-        if not self._has_room(missing, idle, is_bare):
+        has_log = table.state is not None
+        if not self._has_room(missing, idle, is_bare, has_log):
             raise OutOfBlocksError
         if is_bare:
             self.groups.skip(table, before + missing, next(self._clock))
@@ -209,17 +205,10 @@ class BlockManager:
             self._cut_table(table, before)
             raise
 
-    def plan(self, table: BlockTable, plan: StatePlan) -> None:
-        """Plan what the next step of `table` does with states of recurrent layers, if there are any.
-
-        Raises OutOfBlocksError without a slot.
-        """
-        if not self._states.plan(table, plan):
-            raise OutOfBlocksError
-
     def go_along(self, table: BlockTable, keys: Sequence[Key]) -> None:
         """Continue `table`, which has whole blocks, with the next full blocks of `keys` in the cache, whatever they
-        lack in the groups, as after `reserve(is_bare=True)`."""
+        lack in the groups, as after `reserve(is_bare=True)`. It has no state from then on."""
+        self.states.close(table, next(self._clock))
         path = self.index.chain(keys)
         self.groups.skip(table, len(path), next(self._clock))
         for block in path[len(table.blocks) :]:
@@ -244,7 +233,7 @@ class BlockManager:
             table.length += 1
             if row == self.block_size - 1:
                 self._complete(table, index)
-        self._states.settle(table, self._clock)
+        self.states.settle(table, self._clock)
         self._slide(table)
 
     def trim(self, table: BlockTable) -> None:
@@ -255,7 +244,7 @@ class BlockManager:
         """Release every block of `table`; the rows written stay in the cache until they are evicted."""
         self._tables.remove(table)
         now = next(self._clock)
-        self._states.close(table, now)
+        self.states.close(table, now)
         self.groups.close(table, now)
         for id in table.blocks[table.first :]:
             self._blocks[id].last_used = now
@@ -296,7 +285,7 @@ class BlockManager:
                 break
             if kept and not self.index.begins_another(block, kept):
                 self.index.shorten(block, kept)
-                self._states.leave(block, block.parent)
+                self.states.leave(block, block.parent)
                 self._eviction.note_change()
                 break
             self._evict(block, offload=False)
@@ -431,10 +420,10 @@ class BlockManager:
 
     # -- holding, releasing, evicting
 
-    def _has_room(self, blocks: int, idle: bool, is_bare: bool = False) -> bool:
+    def _has_room(self, blocks: int, idle: bool, is_bare: bool = False, has_log: bool = True) -> bool:
         if self.groups:
             self._eviction.spared()  # says which slots go last
-        has_slots = is_bare or self.groups.has_room(blocks, idle)
+        has_slots = is_bare or self.groups.has_room(blocks, idle, has_log)
         return has_slots and (blocks <= len(self._free) or blocks <= self.room(idle))
 
     def _hold(self, block: Block) -> None:
@@ -462,7 +451,7 @@ class BlockManager:
         self._free.discard(id)
         self._blocks[id].refs = 1
         if not is_bare:
-            self.groups.take(id)
+            self.groups.take(table, id)
         return id
 
     def _free_one(self, offload: bool) -> None:
@@ -483,7 +472,7 @@ class BlockManager:
         self._eviction.forget(block)
         block.id, parent = GONE, block.parent
         self._eviction.offer(self.index.prune(block))
-        self._states.leave(block, parent)
+        self.states.leave(block, parent)
 
     # -- invariants
 
@@ -491,7 +480,7 @@ class BlockManager:
         """Raise AssertionError unless every invariant of this module's docstring holds."""
         refs = table_refs(self._tables, self._blocks, self.index, self.blank)
         self.groups.check(self._tables)
-        self._states.check(self._tables)
+        self.states.check(self._tables)
         cached = count_cached(self._blocks, refs, self._free, self.groups, self.window is not None)
         self._eviction.check(self._blocks)
         assert cached == self._cached, f"{self._cached} blocks are counted as cached, there are {cached}"

@@ -28,9 +28,13 @@ class Groups:
     def __bool__(self) -> bool:
         return bool(self.pools)
 
-    def have(self, block: int) -> bool:
-        """Return whether a block has a slot in every group."""
-        return all(block in pool for pool in self.pools)
+    def is_log(self, pool: GroupPool) -> bool:
+        """Return whether a pool is that of the log of recurrent layers."""
+        return self.marks is not None and pool is self.marks.log
+
+    def have(self, block: int, but_log: bool = False) -> bool:
+        """Return whether a block has a slot in every group, the log left out or not."""
+        return all(block in pool for pool in self.pools if not (but_log and self.is_log(pool)))
 
     def holds(self, block: int) -> bool:
         """Return whether a block has a slot in any group."""
@@ -43,15 +47,15 @@ class Groups:
         """
 
         def first(pool: GroupPool) -> int:
-            if self.marks is not None and pool is self.marks.log:
+            if self.marks is not None and self.is_log(pool):
                 return min(self.marks.first(state.row), blocks) if state is not None else blocks
             return min(pool.window.first(blocks, self._size), since // self._size)
 
         return [first(pool) for pool in self.pools]
 
-    def has_room(self, blocks: int, idle: bool) -> bool:
-        """Return whether `blocks` blocks can be given slots. `idle`: as in `GroupPool.room`."""
-        return all(blocks <= pool.room(idle) for pool in self.pools)
+    def has_room(self, blocks: int, idle: bool, has_log: bool) -> bool:
+        """Return whether `blocks` blocks can be given slots, in the log too or not. `idle`: as in `GroupPool.room`."""
+        return all(blocks <= pool.room(idle) for pool in self.pools if has_log or not self.is_log(pool))
 
     def fit(self, path: Sequence[int], rows: int, others: Iterable[tuple[BlockTable, int]]) -> bool:
         """Do what `BlockManager.fits_beside` does, for a table that begins with the blocks `path`."""
@@ -90,10 +94,16 @@ class Groups:
                 pool.release(block, now)
         table.firsts = [0] * len(self.pools)
 
-    def take(self, block: int) -> None:
-        """Give `block` a slot in every group, which one table holds. There must be room."""
-        for pool in self.pools:
-            pool.take(block)
+    def take(self, table: BlockTable, block: int) -> None:
+        """Give `block`, the next one of `table`, a slot in every group: in the log only if the table has a state.
+
+        There must be room.
+        """
+        for group, pool in enumerate(self.pools):
+            if table.state is None and self.is_log(pool):
+                table.firsts[group] = len(table.blocks) + 1
+            else:
+                pool.take(block)
 
     def hold(self, block: int) -> None:
         """Note that one more table holds `block`, which has a slot in every group."""

@@ -126,6 +126,16 @@ class Marks:
         self._refs[mark.slot] += 1
         return LiveState(mark.slot, mark.row, fork)
 
+    def adopt(self, table: BlockTable, idle: bool) -> bool:
+        """Give `table`, which has none, a slot for the state after its rows, yet to be written: it is lost if the table
+        ends with that slot as its target. Return False if there is no slot."""
+        slot = self._take(idle)
+        if slot is None:
+            return False
+        self._refs[slot] += 1
+        table.state = LiveState(slot, table.length, target=slot, stop=table.length)
+        return True
+
     def plan(self, table: BlockTable, plan: StatePlan) -> bool:
         """Plan the states of a table's next step. Return False if there is no slot."""
         state, start = table.state, table.length
@@ -290,7 +300,8 @@ class Marks:
             assert not mark.keys or self.support(mark)[0], "nothing has the rows before a mark"
         for table in tables:
             state = table.state
-            assert state is not None
+            if state is None:  # its blocks are being brought back
+                continue
             assert state.row <= table.length, "a state has seen rows that its table has not"
             held = {state.slot, state.target} - {NONE}
             for slot in (*held, *(slot for _, slot in state.saves)):

@@ -3,13 +3,15 @@
 `engine/cache/marks.py` has their slots. Without recurrent layers, nothing is done.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from engine.batch import NONE
 from engine.cache.block import Block, Key
-from engine.cache.block_table import BlockTable
+from engine.cache.block_table import BlockTable, OutOfBlocksError
 from engine.cache.eviction import Eviction
+from engine.cache.groups import Groups
 from engine.cache.live_state import LiveState, StatePlan
-from engine.cache.marks import Marks, Place
+from engine.cache.marks import Place
 from engine.cache.prefix_index import PrefixIndex
 
 
@@ -17,10 +19,11 @@ class TableStates:
     """It belongs to the block manager."""
 
     def __init__(
-        self, marks: Marks | None, index: PrefixIndex, blocks: Sequence[Block], eviction: Eviction
+        self, groups: Groups, index: PrefixIndex, blocks: Sequence[Block], eviction: Eviction
     ) -> None:
         """`blocks` is the block manager's list of the blocks that are not gone, by id; its entries change."""
-        self.marks = marks
+        self.marks = groups.marks
+        self._groups = groups
         self._index = index
         self._blocks = blocks
         self._eviction = eviction
@@ -41,12 +44,50 @@ class TableStates:
         _, more = self._index.go_on(known, keys, in_all=False)
         return self.marks.open(mark, next(clock), len(known) * size + more)
 
-    def plan(self, table: BlockTable, plan: StatePlan) -> bool:
-        """Plan the states of the next step of `table`. Return False if there is no slot (see `Marks.plan`)."""
+    def plan(self, table: BlockTable, plan: StatePlan) -> None:
+        """Plan the states of the next step of `table` (see `Marks.plan`). Raises OutOfBlocksError without a slot."""
         if self.marks is None:
-            return True
+            return
         self._eviction.spared()  # says which marks go last
-        return self.marks.plan(table, plan)
+        if not self.marks.plan(table, plan):
+            raise OutOfBlocksError
+
+    def adopt(self, table: BlockTable, idle: bool, fill: Callable[[int, Sequence[int]], None]) -> None:
+        """Give `table`, which has rows and no state, the state after them, and the rows of the log that go with it.
+
+        `fill` writes both: it gets the slot of the state, and of the last blocks of the table, in which those rows lie,
+        the ids, or NONE for one that is in the log. Raises OutOfBlocksError without room, and what `fill` raises; then
+        there is no such state. `idle` is as in `BlockManager.reserve`.
+        """
+        marks = self.marks
+        assert marks is not None
+        self._eviction.spared()
+        if not marks.adopt(table, idle):
+            raise OutOfBlocksError
+        assert table.state is not None
+        first = marks.first(table.length)
+        blocks = table.blocks[first:]
+        lacking = [block for block in blocks if block not in marks.log]
+        for block in blocks:
+            if block in marks.log:
+                marks.log.hold(block)
+        try:
+            if len(lacking) > marks.log.room(idle):
+                raise OutOfBlocksError
+            for block in lacking:
+                marks.log.take(block)
+            places = [block if block in lacking else NONE for block in blocks]
+            fill(table.state.slot, places)
+        except BaseException:
+            for block in blocks:
+                if block in marks.log:
+                    marks.log.release(block, 0)
+            for block in lacking:
+                marks.log.drop(block)
+            self.close(table, 0)
+            raise
+        table.firsts[self._groups.pools.index(marks.log)] = first
+        table.state.target = NONE
 
     def settle(self, table: BlockTable, clock: Iterator[int]) -> None:
         """Note that rows of `table` were committed."""

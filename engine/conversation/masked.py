@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
-from engine.cache.blocks import OutOfBlocksError
+from engine.cache.block_table import OutOfBlocksError
 from engine.cache.rows import AnswerRows, Rows, Span
 from engine.core import EngineCore
 from engine.schedule.scheduler import MaskedRowsEvictedError

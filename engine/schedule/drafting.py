@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from engine.batch import Span, StepBatch
-from engine.cache.block_table import BlockTable
-from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.block_table import BlockTable, OutOfBlocksError
+from engine.cache.blocks import BlockManager
 from engine.cache.offload import common_prefix
 from engine.errors import EngineError
 from engine.execute.runner import Runner

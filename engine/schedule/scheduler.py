@@ -10,8 +10,8 @@ from time import perf_counter
 
 from engine.batch import Recorded, Span
 from engine.cache.block import Key
-from engine.cache.block_table import BlockTable
-from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.block_table import BlockTable, OutOfBlocksError
+from engine.cache.blocks import BlockManager
 from engine.cache.live_state import StatePlan
 from engine.cache.prefix_hit import prefix_hit
 from engine.cache.rows import Rows
@@ -285,7 +285,7 @@ class Scheduler:
             spares = idle or bool(others)
             try:
                 self.blocks.reserve(table, rows, spares, is_bare)
-                return None if plan is None else self.blocks.plan(table, replace(plan, idle=spares))
+                return None if plan is None else self.blocks.states.plan(table, replace(plan, idle=spares))
             except OutOfBlocksError:
                 if idle or not others:
                     raise
@@ -324,8 +324,7 @@ class Scheduler:
                 break
             keys = sequence.rows.keys
             try:
-                # The last row of a prompt is always computed, because its logits are needed.
-                table = self._open(keys[:-1] if sequence.params is not None else keys, level)
+                table = self._open(sequence.reusable, level)
             except Exception as error:  # noqa: BLE001 - an error in copying concerns this sequence alone
                 self.finish(sequence, None, error)
                 continue

@@ -9,6 +9,7 @@ from secrets import randbits
 from threading import Event
 from time import perf_counter
 
+from engine.cache.block import Key
 from engine.cache.block_table import BlockTable
 from engine.cache.prefix_hit import PrefixHit
 from engine.cache.rows import Rows
@@ -147,6 +148,11 @@ class Sequence:
         """Rows whose KV is present."""
         table = self.table  # read once, because the loop may release the table while another thread asks
         return 0 if table is None else table.length
+
+    @property
+    def reusable(self) -> list[Key]:
+        """The keys of the rows that need not be computed: the last one always is, if its logits are needed."""
+        return self.rows.keys[:-1] if self.params is not None else self.rows.keys
 
     @property
     def cached_tokens(self) -> int:

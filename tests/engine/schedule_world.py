@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.block_table import OutOfBlocksError
+from engine.cache.blocks import BlockManager
 from engine.cache.offload import HostTier
 from engine.cache.rows import Rows
 from engine.cache.window import Window

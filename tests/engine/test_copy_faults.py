@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from engine import EngineError, SamplingParams
-from engine.cache.blocks import OutOfBlocksError
+from engine.cache.block_table import OutOfBlocksError
 from engine.cache.copies import Copy, Offload, Restore, RowCopy
 from engine.cache.rows import Rows
 from engine.schedule.sequence import Priority, Sequence

@@ -10,8 +10,8 @@ from torch import Tensor
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.unusual import Unusual
 from engine.batch import Span, StepBatch
-from engine.cache.block_table import BlockTable
-from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.block_table import BlockTable, OutOfBlocksError
+from engine.cache.blocks import BlockManager
 from engine.cache.group_pool import GroupPool
 from engine.cache.kv_cache import KVCache
 from engine.cache.kv_rows import KVRow

@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from engine.cache.block_table import BlockTable
-from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.block_table import BlockTable, OutOfBlocksError
+from engine.cache.blocks import BlockManager
 from engine.cache.copies import Copy, RowCopy
 from engine.cache.group_pool import GroupPool
 from engine.cache.offload import HostTier

@@ -1,15 +1,15 @@
 """BlockManager with marks: a table goes on from a state and a log that its own path left, whatever was given up."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
 import pytest
 
 from engine.batch import NONE
-from engine.cache.block_table import BlockTable
-from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.block_table import BlockTable, OutOfBlocksError
+from engine.cache.blocks import BlockManager
 from engine.cache.copies import Copy, RowCopy
 from engine.cache.group_pool import GroupPool
 from engine.cache.live_state import StatePlan
@@ -17,7 +17,8 @@ from engine.cache.marks import LOG_ROWS, Marks
 from engine.cache.rows import Rows
 from engine.cache.window import Window
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.sequence import Priority, Sequence, SequenceStatus
+from engine.schedule.sequence import Priority, SequenceStatus
+from engine.schedule.sequence import Sequence as Asked
 
 SIZE, STEP = 4, 6
 
@@ -70,7 +71,7 @@ class Memory:
         new = keys[start : start + count + guesses]
         sure = min(count, len(new))
         self.manager.reserve(table, len(new), idle)
-        self.manager.plan(table, StatePlan(sure, tuple(at or ()), idle, is_brief))
+        self.manager.states.plan(table, StatePlan(sure, tuple(at or ()), idle, is_brief))
         assert table.state is not None
         moves = table.state.moves
         state = self.states[moves.source]
@@ -99,6 +100,36 @@ class Memory:
         self.manager.check()
         return computed
 
+    def restore(self, keys: list[int], fails: bool = False, idle: bool = False) -> None:
+        """Bring back a path and the state after it, as from disk: without the log of its first blocks."""
+        table = self.manager.open([])
+        self.manager.go_along(table, keys)
+        try:
+            while (start := table.length) < len(keys):
+                count = min(self.size - start % self.size, len(keys) - start)
+                self.manager.reserve(table, count, idle)
+                for row in range(start, start + count):
+                    place = table.blocks[row // self.size] * self.size + row % self.size
+                    self.rows[place] = tuple(keys[: row + 1])
+                self.manager.commit(table, keys[start : start + count])
+                self.manager.check()
+
+            def fill(slot: int, blocks: Sequence[int]) -> None:
+                self.states[slot] = (-1,) if fails else tuple(keys)
+                first = len(table.blocks) - len(blocks)
+                for row in range(first * self.size, len(keys)):
+                    if blocks[row // self.size - first] == NONE:
+                        continue
+                    self.log[self.logged(table, row)] = (-1,) if fails else tuple(keys[: row + 1])
+                if fails:
+                    raise OSError
+
+            self.manager.states.adopt(table, idle, fill)
+            self.manager.check()
+        finally:
+            self.manager.close(table)
+            self.manager.check()
+
     def check(self, table: BlockTable, keys: list[int]) -> None:
         for row in range(table.length):
             assert self.rows[table.blocks[row // self.size] * self.size + row % self.size] == tuple(
@@ -119,7 +150,7 @@ def test_a_table_goes_on_from_the_state_of_its_own_path(seed: int) -> None:
     known: list[list[int]] = [[]]
     for _ in range(300):
         match choose.choice(
-            ["open", "grow", "grow", "guess", "close", "fail", "pin", "keep", "forget", "evict"]
+            ["open", "grow", "grow", "guess", "close", "fail", "restore", "pin", "keep", "forget", "evict"]
         ):
             case "open" if len(tables) < 3:
                 begin = choose.choice(known)
@@ -145,7 +176,7 @@ def test_a_table_goes_on_from_the_state_of_its_own_path(seed: int) -> None:
                 table, keys = tables.pop(choose.randrange(len(tables)))
                 with suppress(OutOfBlocksError):
                     manager.reserve(table, 1)
-                    manager.plan(table, StatePlan(1, (table.length + 1,)))
+                    manager.states.plan(table, StatePlan(1, (table.length + 1,)))
                     assert table.state is not None
                     for _, slot in table.state.moves.saves:
                         memory.states[slot] = (-1,)
@@ -153,6 +184,12 @@ def test_a_table_goes_on_from_the_state_of_its_own_path(seed: int) -> None:
             case "close" if tables:
                 table, _ = tables.pop(choose.randrange(len(tables)))
                 manager.close(table)
+            case "restore" if not others and known[1:]:
+                keys = choose.choice(known[1:])
+                with suppress(OutOfBlocksError, OSError):
+                    keys = keys[: choose.randint(1, len(keys))]
+                    memory.restore(keys, choose.random() < 0.2, choose.random() < 0.5)
+                    assert manager.match(keys) == len(keys)
             case "pin":
                 manager.pin(choose.choice(known))
             case "keep":
@@ -259,7 +296,7 @@ def test_a_state_that_a_failed_step_may_have_spoilt_is_not_used_again() -> None:
     table = memory.manager.open(keys)
     memory.grow(table, keys, 6)
     memory.manager.reserve(table, 6)
-    memory.manager.plan(table, StatePlan(6))
+    memory.manager.states.plan(table, StatePlan(6))
     memory.manager.close(table)
     assert not [*memory.marks]
     assert memory.manager.match(keys) == 6, "the log begins with the path"
@@ -268,11 +305,11 @@ def test_a_state_that_a_failed_step_may_have_spoilt_is_not_used_again() -> None:
 def test_a_person_takes_the_states_of_idle_work() -> None:
     memory = Memory(64, 60, 1)
     scheduler = Scheduler(memory.manager, max_chunk=8, idle_chunk=8)
-    idle = Sequence(Rows.of(list(range(40))), Priority.IDLE)
+    idle = Asked(Rows.of(list(range(40))), Priority.IDLE)
     scheduler.add(idle)
     scheduler.done(scheduler.next_step())
     assert idle.computed == 8
-    person = Sequence(Rows.of(list(range(100, 120))), Priority.PERSON)
+    person = Asked(Rows.of(list(range(100, 120))), Priority.PERSON)
     scheduler.add(person)
     step = scheduler.next_step()
     assert [chunk.sequence for chunk in step.chunks] == [person]

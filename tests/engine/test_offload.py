@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from engine.cache.block_table import BlockTable
-from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.block_table import BlockTable, OutOfBlocksError
+from engine.cache.blocks import BlockManager
 from engine.cache.copies import Copy, Offload, Restore, RowCopy
 from engine.cache.host_memory import HostKV, PromptCosts
 from engine.cache.kv_cache import KVCache

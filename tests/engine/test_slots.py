@@ -5,8 +5,8 @@ from random import Random
 import pytest
 import torch
 
-from engine.cache.block_table import BlockTable
-from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.block_table import BlockTable, OutOfBlocksError
+from engine.cache.blocks import BlockManager
 from engine.cache.group_pool import GroupPool
 from engine.cache.window import Window
 from engine.execute.cuda.slots import Slots
