@@ -376,8 +376,8 @@ class EngineCore:
         disk, rows = self.engine_step.disk, sequence.rows
         if disk is None:
             return then()
-        is_idle = sequence.priority is Priority.IDLE
-        return disk.bring(rows.keys, rows.masked_until, is_idle, lambda: not sequence.cancelled, then)
+        is_idle, keys = sequence.priority is Priority.IDLE, rows.keys if self.can_mask else sequence.reusable
+        return disk.bring(keys, rows.masked_until, is_idle, lambda: not sequence.cancelled, then)
 
     def taken_on_disk(self, owner: str) -> int:
         """Return the bytes that a conversation takes in the disk tier. Call it on the loop's thread."""
@@ -389,7 +389,7 @@ class EngineCore:
 
         def job() -> None:
             if (disk := self.engine_step.disk) is not None and owner is not None:
-                disk.request_write(owner, rows.keys, rows.masked_until)
+                disk.request_write(owner, rows.keys, rows.masked_until, rows.edges)
 
         self.loop.post(job)
 

@@ -199,7 +199,6 @@ class Engine(EngineCore):
         refused = {
             "the model is divided": self._ranks is not None,
             "every layer sees only a window": self.spec.window is not None,
-            "the states of recurrent layers are not written yet": not self.can_mask,
         }
         if (why := next((why for why, holds in refused.items() if holds), None)) is not None:
             self._no_disk = DiskFigures.none(f"nothing is kept, because {why}")

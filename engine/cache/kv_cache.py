@@ -168,10 +168,20 @@ class KVCache:
     def _group_parts(self, group: int) -> list[Tensor]:
         return [part for part, own in zip(self.parts, self._group_of_part, strict=True) if own == group]
 
+    @property
+    def log(self) -> int | None:
+        """The number of the group that is the log of recurrent layers; None without such layers."""
+        return self.groups[next(iter(self.states.layers))] if self.states is not None else None
+
     def block(self, id: int) -> list[Tensor]:
-        """Return the rows of a block in each part, [1 or 2, layers, block_size, *row]; zeros where it has no slot."""
+        """Return the rows of a block in each part but the log, [1 or 2, layers, block_size, *row].
+
+        They are zeros where the block has no slot.
+        """
         size, found = self.block_size, []
         for part, group in zip(self.parts, self._group_of_part, strict=True):
+            if group == self.log:
+                continue
             (slot,) = self.table((id,), group)
             found.append(part[:, :, slot * size : (slot + 1) * size])
         return found

@@ -59,7 +59,11 @@ class Buffers:
 
     def block(self, slot: StagingBuffer, place: int, like: Sequence[Tensor]) -> list[Tensor]:
         """Return block `place` of a buffer as tensors of the shapes and dtypes of `like`."""
-        return split(slot.memory[place * self.block_bytes : (place + 1) * self.block_bytes], like)
+        return split(self.record(slot, place), like)
+
+    def record(self, slot: StagingBuffer, place: int) -> Tensor:
+        """Return record `place` of a buffer, uint8 [block_bytes]."""
+        return slot.memory[place * self.block_bytes : (place + 1) * self.block_bytes]
 
     def read(self, folder: Folder, digests: Sequence[Digest]) -> Generator[tuple[StagingBuffer, int]]:
         """Yield buffers with the blocks of `digests`, in order, and the number of blocks in each.

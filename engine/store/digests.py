@@ -1,10 +1,17 @@
-"""The digest that identifies a block on disk: a SHA-256 chain over everything on which its bits depend."""
+"""The digests that identify blocks and states on disk: a SHA-256 chain over everything on which their bits depend."""
 
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from hashlib import sha256
 
 Digest = bytes
+
+NAME = 24
+"""The first bytes of the digest of a piece of a state: those of all its pieces."""
+_STATE = b"STAT"
+_NUMBER = 4
+VOID = bytes(NAME) + _STATE + bytes(_NUMBER)
+"""The digest of a record without contents, over which a piece of a state may be written."""
 
 
 def root(fingerprint: Mapping[str, str]) -> Digest:
@@ -27,3 +34,14 @@ def chain(parent: Digest, keys: Sequence[Hashable], size: int) -> Iterator[Diges
     for start in range(0, len(keys) - size + 1, size):
         parent = after(parent, keys[start : start + size])
         yield parent
+
+
+def state_pieces(prefix: Digest, count: int) -> list[Digest]:
+    """Return the digests of the `count` pieces of the state after the rows of `prefix`, alike but for their ends."""
+    name = sha256(prefix + b"state").digest()[:NAME]
+    return [name + _STATE + number.to_bytes(_NUMBER, "little") for number in range(count)]
+
+
+def is_state(digest: Digest) -> bool:
+    """Return whether a digest is that of a piece of a state, or VOID."""
+    return digest[NAME:-_NUMBER] == _STATE

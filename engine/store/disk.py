@@ -12,20 +12,23 @@ from queue import SimpleQueue
 from threading import Event, Thread, Timer
 from time import perf_counter
 
-import torch
-
-from engine.cache.block import Block, Key
+from engine.cache.block import Key
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import PromptCosts
 from engine.cache.kv_cache import KVCache
+from engine.cache.state_bytes import state_bytes
 from engine.errors import EngineError
 from engine.events import DiskFigures
 from engine.store import cost_cache
+from engine.store.arriving import arrive
 from engine.store.buffers import Buffers
-from engine.store.digests import Digest, after, root, without_windows
+from engine.store.digests import Digest, root, state_pieces
 from engine.store.folder import Folder, is_chunk
-from engine.store.jobs import RestoreRequest, WriteRequest
+from engine.store.jobs import RestoreRequest, WriteRequest, pays
 from engine.store.path_digests import PathDigests
+from engine.store.path_writer import PathWriter
+from engine.store.record_writer import RecordWriter, Store
+from engine.store.state_writer import StateWriter
 from models.weights.staging import StagingBuffer
 
 MOST_WRITES = 32
@@ -64,7 +67,11 @@ class DiskTier:
         self._size = blocks.block_size
         self._post = post
         self._buffers = Buffers(sum(rows.nbytes for rows in cache.block(0)), cache.device)
-        self._digests = PathDigests(blocks)
+        self._digests = PathDigests(blocks, self._state_pieces)
+        records = RecordWriter(cache, self._buffers, self._hand_over)
+        marks, digests = blocks.marks, self._digests
+        states = StateWriter(cache, blocks, marks, digests, records) if marks is not None else None
+        self._writer = PathWriter(blocks, digests, records, states)
         self._folder: Folder | None = None
         """None until it has been scanned, and once it is of no use."""
         self._writes: list[WriteRequest] = []
@@ -95,14 +102,18 @@ class DiskTier:
 
     # -- writing
 
-    def request_write(self, owner: str, keys: Sequence[Key], until: int = 0) -> None:
-        """Have the full blocks of a conversation written in idle time, as far as they are still cached then.
+    def request_write(
+        self, owner: str, keys: Sequence[Key], until: int = 0, edges: Sequence[int] = ()
+    ) -> None:
+        """Have the full blocks of a conversation written in idle time, as far as they are still cached then, and some
+        states of recurrent layers.
 
         Rows before `until` are masked (see `Rows.masked_until`); they are written even if the last block is not full.
+        `edges` are those of the rows.
         """
         if self.problem:
             return
-        write = WriteRequest(owner, list(keys), until)
+        write = WriteRequest(owner, list(keys), until, list(edges))
         for before in [one for one in self._writes if one.owner == owner]:
             if before.keys == write.keys[: len(before.keys)]:
                 self._writes.remove(before)
@@ -126,8 +137,10 @@ class DiskTier:
             self._keep_costs(self._folder)
         if self._looked < len(self._writes):  # the latest first, and one per call, because a request may wait
             write = self._writes[-1 - self._looked]
-            if not self._next(self._folder, write) and write in self._writes:
+            if not self._writer.next(self._folder, write) and not write.is_done:
                 self._looked += 1
+            if write.is_done:
+                self._writes.remove(write)
         if self._looked < len(self._writes):
             return True
         self._looked = 0
@@ -165,60 +178,10 @@ class DiskTier:
 
         self._tasks.put(keep)
 
-    def _next(self, folder: Folder, write: WriteRequest) -> bool:
-        """Hand over the next block of a path. Return False if none is ready."""
-        owner = write.owner
-        path = self._blocks.index.chain(write.keys)
-        for block in path[write.done :]:
-            if block.is_gone:
-                return False
-            digest = self._digests.digest(block, write.digest or self._digests.root)
-            is_whole = self._blocks.groups.have(block.id)
-            name = digest if is_whole else without_windows(digest)
-            has = folder.holds(owner, digest) or folder.holds(owner, name)
-            if not has and not self._hand_over(folder, owner, name, block, self._size):
-                return False
-            write.done, write.digest = write.done + 1, digest
-            if not has:
-                return True
-        if write.done < len(write.keys) // self._size:
-            return False
-        tail = write.keys[write.done * self._size : write.until]
-        if tail:
-            held = self._blocks.path(write.keys[: write.until])
-            if len(held) <= write.done:  # it, or the rows before it that it needs, is not there now
-                return False
-            block = self._blocks.every[held[-1]]
-            if block.keys[: len(tail)] != tail:
-                return False
-            digest = after(write.digest or self._digests.root, tail)
-            has = folder.holds(owner, digest)
-            if not has and not self._hand_over(folder, owner, digest, block, len(tail)):
-                return False
-        self._writes.remove(write)
-        return bool(tail)
-
-    def _hand_over(self, folder: Folder, owner: str, digest: Digest, block: Block, count: int) -> bool:
-        """Have the first `count` rows of a block written, with zeros in place of the rest, which may belong to others.
-        Return False if there is no memory for that now."""
-        slot = self._buffers.take_now()
-        if slot is None:
-            return False
-        try:
-            stored = self._cache.block(block.id)
-            for rows, held in zip(stored, self._buffers.block(slot, 0, stored), strict=True):
-                # Gathered on the GPU, they cross the bus in one copy.
-                whole = torch.empty_like(held, device=rows.device) if rows.is_cuda else held
-                whole.copy_(rows)[:, :, count:] = 0
-                if whole is not held:
-                    held.copy_(whole, non_blocking=True)
-        except RuntimeError:  # the device has no room for `whole`
-            self._buffers.give(slot)
-            return False
-        slot.note_copy(self._cache.device)
+    def _hand_over(self, owner: str, store: Store, slot: StagingBuffer, count: int) -> None:
+        """Have `store` write a record, which adds `count` rows to a conversation's file, from a buffer."""
         self._writing += 1
-        self._tasks.put(partial(self._write, folder, owner, digest, slot, count))
-        return True
+        self._tasks.put(partial(self._write, owner, store, slot, count))
 
     def _begin_file(self, owner: str) -> None:
         """Create a conversation's file, on the disk's thread. If it had one that is gone, write all of it again."""
@@ -236,12 +199,13 @@ class DiskTier:
         """Start the paths of a conversation again, because what was written is gone."""
         for write in self._writes:
             if write.owner == owner:
-                write.done, write.digest = 0, b""
+                write.done, write.digest, write.state = 0, b"", None
+                write.handed.clear()
 
-    def _write(self, folder: Folder, owner: str, digest: Digest, slot: StagingBuffer, count: int) -> None:
+    def _write(self, owner: str, store: Store, slot: StagingBuffer, count: int) -> None:
         try:
             slot.wait()
-            wrote = folder.append(owner, digest, slot.view[: self._buffers.block_bytes])
+            wrote = store(slot.view[: self._buffers.block_bytes])
         except OSError as error:
             self._fail(f"cannot be written ({error.strerror or error})")
             return
@@ -282,8 +246,10 @@ class DiskTier:
             return
         keys = list(keys)
         found = self._digests.missing(folder, keys, until)
-        present, missing, end = found.present, found.digests, found.end
-        if not missing:
+        present, missing, end = found.present, [*found.digests, *found.pieces], found.end
+        asked = end - (found.match if found.pieces else present * self._size)
+        read = len(missing) * self._size / asked if found.pieces else 1.0
+        if not missing or not pays(self.costs, read):
             then()
             return
         coming = next((one for one in self._restores if not one.is_over and missing[0] in one.missing), None)
@@ -294,13 +260,14 @@ class DiskTier:
             return
         try:
             table = self._blocks.open(keys[: found.held * self._size], idle)
-            if present > found.held:
+            if present > found.held or found.pieces:
                 self._blocks.go_along(table, keys[: present * self._size])
         except Exception:  # noqa: BLE001 - computing the prompt raises it again, and reports it
             then()
             return
-        asked = end - present * self._size
-        restore = RestoreRequest(table, keys[:end], idle, [wanted], [then], missing, found.is_bare, asked)
+        restore = RestoreRequest(
+            table, keys[:end], idle, [wanted], [then], missing, found.is_bare, asked, read
+        )
         self._restores.append(restore)
         if table.length != present * self._size:
             self._end(restore)
@@ -338,7 +305,9 @@ class DiskTier:
     def _read(self, folder: Folder, restore: RestoreRequest) -> None:
         """Read the missing blocks on the disk's thread, group by group, no further ahead than the buffers allow."""
         restore.is_cold = folder.is_cold(restore.missing)
-        if restore.is_cold and not self.costs.if_cold.worth_it:  # computing is as fast as the disk itself
+        if restore.is_cold and not pays(
+            self.costs.if_cold, restore.read
+        ):  # computing is as fast as the disk itself
             self._tell(lambda: self._end(restore))
             return
         with suppress(EngineError), closing(self._buffers.read(folder, restore.missing)) as groups:
@@ -353,25 +322,17 @@ class DiskTier:
             self._post(lambda: self._end(restore))
 
     def _take(self, restore: RestoreRequest, slot: StagingBuffer, count: int) -> None:
-        """Copy the first blocks of a buffer into the cache."""
-        table, size = restore.table, self._size
+        """Copy the first blocks and pieces of a buffer into the cache."""
         restore.is_over = restore.is_over or not any(wanted() for wanted in restore.wanted)
+        before = restore.rows
         for place in range(count):
             if restore.is_over:
                 break
-            rows = min(size, len(restore.keys) - table.length)
             try:
-                is_bare = restore.is_bare[restore.rows // size]
-                self._blocks.reserve(table, rows, restore.idle, is_bare)
-                targets = self._cache.block(table.blocks[table.length // size])
-                for target, held in zip(targets, self._buffers.block(slot, place, targets), strict=True):
-                    target.copy_(held, non_blocking=True)  # zeros, where the block has only the blank slot
+                arrive(restore, self._cache, self._blocks, self._buffers.record(slot, place))
             except Exception:  # noqa: BLE001 - no room, or a failed copy: the rest is computed
                 restore.is_over = True
-                break
-            self._blocks.commit(table, restore.keys[table.length : table.length + rows])
-            self.restored += rows
-            restore.rows += rows
+        self.restored += restore.rows - before
         slot.note_copy(self._cache.device)
         self._buffers.give(slot)
 
@@ -386,7 +347,7 @@ class DiskTier:
         if too_slow and not restore.rows:
             self.costs.brought, self._hangs = took / restore.asked, True
         elif restore.rows:
-            self.costs.brought_back(restore.rows, took, restore.is_cold)
+            self.costs.brought_back(round(restore.rows * restore.read), took, restore.is_cold)
         for then in restore.then:
             then()
 
@@ -447,6 +408,10 @@ class DiskTier:
             self._ready()
 
         self._tell(begun)
+
+    def _state_pieces(self, prefix: Digest, row: int) -> list[Digest]:
+        """Return the digests of the pieces of the state after row `row`, given the digest of the rows before it."""
+        return state_pieces(prefix, -(-state_bytes(self._cache, row) // self._buffers.block_bytes))
 
     def _fail(self, why: str) -> None:
         def failed() -> None:

@@ -13,15 +13,15 @@ import os
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from engine.store.digests import Digest
+from engine.store.digests import NAME, VOID, Digest, is_state
 from engine.store.readers import Readers
-from engine.store.records import Record, header, is_at_its_place, read, scan
+from engine.store.records import HEADER, Record, header, is_at_its_place, read, scan
 
 DEFAULT_SHARE = 0.1
 """The default limit as a share of the free space."""
@@ -166,30 +166,61 @@ class Folder:
         Return False if the file was removed, another process writes it, or the limit leaves no room. Raises OSError;
         what was written of the block is never read then.
         """
-        path = self._path(owner)
-        file = self._files.get(path)
-        if file is None or not self._is_there(file) or not (file.is_ours or self._lock(file)):
-            return False
-        head = header(digest, payload)
-        offset = file.end + len(head)
-        if not self._make_room(len(head) + len(payload), path):
+        file = self._own(owner)
+        if file is None or not self._make_room(HEADER + len(payload), file.path):
             return False
         try:
-            for start, part in ((file.end, memoryview(head)), (offset, payload)):
-                done = 0
-                while done < len(part):
-                    done += os.pwrite(file.fd, part[done:], start + done)
+            _write(file.fd, header(digest, payload), file.end)
+            _write(file.fd, payload, file.end + HEADER)
         except OSError:
             with suppress(OSError):
                 os.ftruncate(file.fd, file.end)
             raise
-        at = next(scan(file.fd, file.end), None)
-        if at is None or (at.digest, at.offset) != (digest, offset):
-            raise OSError("what was written cannot be read again")
-        self._taken += len(head) + len(payload)
-        file.records[digest] = file.last = at
-        self._found[digest] = file, at
+        file.last = self._note(file, digest, file.end)
+        self._taken += HEADER + len(payload)
         return True
+
+    def put(self, owner: str, digest: Digest, payload: memoryview, most: int, keep: Container[bytes]) -> bool:
+        """Write a piece of a state as `append` does, but over the same piece, if the file has it, or if it has at least
+        `most` pieces, over the first one of a state that is not named in `keep`.
+        """
+        file = self._own(owner)
+        if file is None:
+            return False
+        old = file.records.get(digest)
+        if old is None:
+            pieces = [one for one in file.records if is_state(one)]
+            others = (file.records[one] for one in pieces if one[:NAME] not in keep)
+            fits = (record for record in others if record.size == len(payload))
+            old = next(fits, None) if len(pieces) >= most else None
+        if old is None:
+            return self.append(owner, digest, payload)
+        del file.records[old.digest]
+        if self._found.get(old.digest) == (file, old):
+            del self._found[old.digest]
+        start = old.offset - HEADER
+        _write(file.fd, header(VOID, payload), start)  # until all is written, it is the old state no longer
+        _write(file.fd, payload, old.offset)
+        _write(file.fd, header(digest, payload), start)
+        record = self._note(file, digest, start)
+        file.last = record if file.last == old else file.last
+        return True
+
+    def _own(self, owner: str) -> _File | None:
+        """Return the file of a conversation; None if it was removed or another process writes it. Raises OSError."""
+        file = self._files.get(self._path(owner))
+        if file is None or not self._is_there(file) or not (file.is_ours or self._lock(file)):
+            return None
+        return file
+
+    def _note(self, file: _File, digest: Digest, start: int) -> Record:
+        """Note the record that was written at byte `start`. Raises OSError if it cannot be read again."""
+        record = next(scan(file.fd, start), None)
+        if record is None or (record.digest, record.offset) != (digest, start + HEADER):
+            raise OSError("what was written cannot be read again")
+        file.records[digest] = record
+        self._found[digest] = file, record
+        return record
 
     def touch(self, digest: Digest) -> None:
         """Mark the file that has this block as used now."""
@@ -313,6 +344,14 @@ class Folder:
                     self._found[digest] = other, other.records[digest]
                 else:
                     del self._found[digest]
+
+
+def _write(fd: int, data: bytes | memoryview, at: int) -> None:
+    """Write all of `data` at byte `at`. Raises OSError."""
+    rest = memoryview(data)
+    while len(rest):
+        done = os.pwrite(fd, rest, at)
+        rest, at = rest[done:], at + done
 
 
 def chunk_owner(text: str) -> str:

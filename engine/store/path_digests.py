@@ -1,6 +1,6 @@
 """What is on disk of a path: its blocks by their digests, as far as a table can continue after them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.cache.block import Block, Key
@@ -22,6 +22,10 @@ class OnDisk:
     """For each block, whether it lacks the rows of the groups with a window."""
     end: int
     """The row at which they end."""
+    match: int
+    """The row up to which a prompt can continue without them."""
+    pieces: list[Digest]
+    """The pieces of the state after row `end`; none without recurrent layers, or if there is no such state."""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class PathDigests:
     """The digests of blocks. For the loop's thread."""
 
     blocks: BlockManager
+    state_pieces: Callable[[Digest, int], list[Digest]]
+    """Returns the pieces of the state after so many rows, given the digest of these."""
     root: Digest = b""
     """The digest at the root of every chain."""
     _names: dict[int, Digest] = field(default_factory=dict)
@@ -45,11 +51,12 @@ class PathDigests:
 
     def missing(self, folder: Folder, keys: Sequence[Key], until: int) -> OnDisk:
         """Return what is on disk of `keys` after the rows in the cache; `until` is as in `DiskTier.bring`."""
-        size, groups = self.blocks.block_size, self.blocks.groups
+        size, groups, has_states = self.blocks.block_size, self.blocks.groups, self.blocks.marks is not None
         path = self.blocks.index.chain(keys)
         match = self.blocks.match(keys)
         held = match // size if groups else max(match // size, len(path))
-        digest = self.root
+        held = 0 if has_states else held  # a path may be in the cache, and lack a state anywhere
+        digests = [self.root]
         names: list[Digest | None] = []
         is_bare: list[bool] = []
         for at, following in enumerate(self._chain(path, keys)):
@@ -58,20 +65,46 @@ class PathDigests:
                 break
             names.append(name)
             is_bare.append(name != following)
-            digest = following
+            digests.append(following)
         for end in range(len(names), held - 1, -1):
+            if has_states and (end + 1) * size <= match:
+                break
             # A prompt continues here if the last blocks are whole in all groups, and those before are there at all.
             first = min(groups.firsts(end), default=held)
             begin = max(min(first, len(path)), held) if self.blocks.window is None else held
             if any(is_bare[max(first, held) : end]) or None in names[begin:end]:
                 continue
-            tail = keys[end * size : until]
-            rest = after(digest, tail)
             found = [name for name in names[begin:end] if name is not None]
-            if end == len(names) and 0 < len(tail) < size and until > match and rest in folder:
-                return OnDisk(held, begin, [*found, rest], [*is_bare[begin:end], False], until)
-            return OnDisk(held, begin, found, is_bare[begin:end], end * size)
-        raise AssertionError("there is always a place to continue from")
+            bare, pieces = is_bare[begin:end], list[Digest]()
+            tail = keys[end * size : until] if end == len(names) and until > match else []
+            if has_states:
+                tail, pieces = self._state(
+                    folder, digests[end], keys[end * size :][: size - 1], end * size, match
+                )
+                if not pieces:
+                    continue
+            rest = after(digests[end], tail)
+            if 0 < len(tail) < size and rest in folder:
+                return OnDisk(
+                    held, begin, [*found, rest], [*bare, False], end * size + len(tail), match, pieces
+                )
+            return OnDisk(held, begin, found, bare, end * size, match, pieces)
+        return OnDisk(held, held, [], [], match, match, [])  # a path is in the cache, but for its states
+
+    def _state(
+        self, folder: Folder, digest: Digest, keys: Sequence[Key], start: int, match: int
+    ) -> tuple[Sequence[Key], list[Digest]]:
+        """Return the most of the rows `keys`, which begin at row `start` after the block `digest`, after which a state
+        is on disk, and the pieces of that state; no pieces if there is none after row `match`."""
+        for count in range(len(keys), -1, -1):
+            if start + count <= match:
+                break
+            prefix = after(digest, keys[:count]) if count else digest
+            pieces = self.state_pieces(prefix, start + count)
+            is_whole = pieces[-1] in folder and all(piece in folder for piece in pieces)
+            if is_whole and (not count or prefix in folder):
+                return keys[:count], pieces
+        return [], []
 
     def _stored(self, folder: Folder, digest: Digest) -> Digest | None:
         """Return the name under which a block is on disk, whole or without the rows of groups; None: it is not."""

@@ -28,9 +28,11 @@ def hybrid_network(spec: ModelSpec = SPEC, seed: int = 0) -> Network:
 
 
 @contextmanager
-def hybrid_engine(tokenizer: Tokenizer | None = None, **options: Any) -> Iterator[TinyEngine]:
+def hybrid_engine(
+    tokenizer: Tokenizer | None = None, network: Network | None = None, **options: Any
+) -> Iterator[TinyEngine]:
     """An engine whose memory is NaN wherever nobody has written."""
-    network = hybrid_network()
+    network = network or hybrid_network()
     with tiny_engine(Path(), tokenizer=tokenizer, network=network, **({"context": 420} | options)) as engine:
         cache = engine.pieces.cache
         assert cache.states is not None
