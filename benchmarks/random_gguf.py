@@ -100,15 +100,11 @@ def write_random_gguf(
             experts = spec.layers[slot.layer].feed_forward
             assert isinstance(experts, Experts)
             name, shape = name.replace(".0.weight", "_exps.weight"), (experts.count, *shape)
-        if slot.part == "kv_b" and slot.layer is not None:
+        if slot.is_by_head and slot.layer is not None:
             latent = spec.layers[slot.layer].mixer
             assert isinstance(latent, LatentAttention)
-            for part, *sizes in (
-                ("k_b", latent.kv_rank, latent.nope_dim),
-                ("v_b", latent.v_dim, latent.kv_rank),
-            ):
-                blocks = _blocks(random, kind, latent.heads, *sizes)
-                writer.add_tensor(name.replace("kv_b", part), blocks, raw_dtype=kind)
+            blocks = _blocks(random, kind, latent.heads, shape[0] // latent.heads, shape[1])
+            writer.add_tensor(name, blocks, raw_dtype=kind)
         elif slot.is_matrix:
             writer.add_tensor(name, _blocks(random, kind, *shape), raw_dtype=kind)
         elif len(shape) == 1:

@@ -122,9 +122,11 @@ class LatentWeights:
     """hidden -> kv_rank + rope_dim"""
     kv_norm: NormWeights
     """[kv_rank]"""
-    kv_b: Tensor
-    """[heads * (nope_dim + v_dim), kv_rank], plain numbers: a latent is expanded by them, or a query is multiplied by
-    their transpose"""
+    k_b: Linear
+    """For each head, nope_dim -> kv_rank, one above the other: queries are multiplied by it, or latents by its
+    transpose"""
+    v_b: Linear
+    """For each head, kv_rank -> v_dim, one above the other"""
     out: Linear
     q_norm: NormWeights | None = None
     """[q_rank]"""

@@ -143,7 +143,7 @@ class LatentAttention:
     """Attention whose keys and values are projections of a short vector of each row, the latent (DeepSeek-V2, 2024).
 
     With the latent c = norm(kv_a(x)[: kv_rank]) and k = rotated(kv_a(x)[kv_rank :]), which all heads share, the key of
-    a head is kv_b(c)[: nope_dim] followed by k, and its value the rest of kv_b(c). Of each row, c and k are kept.
+    a head is its k_b, transposed, times c, followed by k, and its value v_b(c). Of each row, c and k are kept.
     """
 
     heads: int

@@ -6,7 +6,7 @@ from dataclasses import replace
 from models.errors import ModelError
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.experts import gguf_expert_layers, with_experts
-from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
+from models.families.family import GGUF_NAMES, GGUF_PACKED, NAMES, PACKED, Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import rope_parameters, yarn_attention
 from models.spec import Experts, FeedForward, LatentAttention, ModelSpec, Norm, Rope, each_layer
@@ -201,7 +201,8 @@ _NAMES = {
     "q_b": "self_attn.q_b_proj",
     "kv_a": "self_attn.kv_a_proj_with_mqa",
     "kv_a_norm": "self_attn.kv_a_layernorm",
-    "kv_b": "self_attn.kv_b_proj",
+    "k_b": "self_attn.k_b_proj",
+    "v_b": "self_attn.v_b_proj",
     "selection_bias": "mlp.gate.e_score_correction_bias",
     "shared.gate": "mlp.shared_experts.gate_proj",
     "shared.up": "mlp.shared_experts.up_proj",
@@ -214,14 +215,19 @@ _GGUF_NAMES = {
     "q_b": "attn_q_b",
     "kv_a": "attn_kv_a_mqa",
     "kv_a_norm": "attn_kv_a_norm",
-    "kv_b": "attn_kv_b",
+    "k_b": "attn_k_b",
+    "v_b": "attn_v_b",
 }
+_PACKED = {**PACKED, "self_attn.kv_b_proj.weight": ("k_b", "v_b")}
+_GGUF_PACKED = {**GGUF_PACKED, "attn_kv_b.weight": ("k_b", "v_b")}
+"""Old files have one tensor, as checkpoints do."""
 
 V2 = Family(
     architectures=("DeepseekV2ForCausalLM",),
     model_types=("deepseek_v2",),
     from_hf=_v2_from_hf,
     names=_NAMES,
+    packed=_PACKED,
 )
 V3 = Family(
     architectures=("DeepseekV3ForCausalLM",),
@@ -230,11 +236,14 @@ V3 = Family(
     gguf_architecture="deepseek2",
     from_gguf=_from_gguf,
     names=_NAMES,
+    packed=_PACKED,
     gguf_names=_GGUF_NAMES,
+    gguf_packed=_GGUF_PACKED,
 )
 GLM = Family(
     architectures=("Glm4MoeLiteForCausalLM",),
     model_types=("glm4_moe_lite",),
     from_hf=_glm_from_hf,
     names=_NAMES,
+    packed=_PACKED,
 )

@@ -184,7 +184,7 @@ def _notes(plan: LoadPlan, in_planes: bool) -> list[str | None]:
     """Return lines for the user on how the weights are held."""
     tensors, target = plan.tensors, plan.target
     matrices = [tensor for tensor in tensors if plan.places[tensor.name].is_matrix]
-    notes = [conversion_note(tensors, plan.kinds), plain_note(matrices, {**plan.kinds, **plan.packed})]
+    notes = [conversion_note(matrices, plan.kinds), plain_note(matrices, {**plan.kinds, **plan.packed})]
     if in_planes:
         on_device = {name: slot for name, slot in plan.places.items() if not plan.is_on_host(slot)}
         notes.append(expansion_note(tensors, on_device, plan.packed, target.dtype))

@@ -305,9 +305,9 @@ class Decoder:
             heads = torch.cat((last, k.unsqueeze(1)), dim=1)
             heads = rotate(heads, step.rotation(weights.rotary), spec.rope.interleaved)
             q, k = torch.cat((first, heads[:, :-1]), dim=-1), heads[:, -1]
-        outs, start = [], 0
+        outs, start, expands = [], 0, latent.expansions(spec, weights, x.dtype)
         for count, rows in backend.latent_rows(index, torch.cat((latents, k), dim=-1)):
-            outs.append(latent.attend(spec, weights.kv_b, q[start : start + count], rows, self._product))
+            outs.append(latent.attend(spec, expands, q[start : start + count], rows, self._product))
             start += count
         return self._linear(weights.out, torch.cat(outs).flatten(1))
 

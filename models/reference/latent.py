@@ -9,27 +9,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.network import LatentWeights
 from models.reference.products import Product
+from models.reference.tiled import numbers
 from models.spec import LatentAttention
+
+Expansions = tuple[Tensor, Tensor]
+"""What makes keys of latents, [heads, kv_rank, nope_dim], and what makes values, [heads, v_dim, kv_rank]."""
 
 AT_ONCE = 1 << 24
 """About how many numbers of keys and values, or of scores, are computed at once."""
 
 
-def attend(spec: LatentAttention, kv_b: Tensor, q: Tensor, rows: Tensor, product: Product) -> Tensor:
+def expansions(spec: LatentAttention, weights: LatentWeights, dtype: torch.dtype) -> Expansions:
+    """Return what expands latents; of weights in blocks, numbers of `dtype`."""
+    (keys,), (values,) = weights.k_b.parts, weights.v_b.parts
+    to_keys = numbers(keys, dtype).view(spec.heads, spec.kv_rank, spec.nope_dim)
+    return to_keys, numbers(values, dtype).view(spec.heads, spec.v_dim, spec.kv_rank)
+
+
+def attend(spec: LatentAttention, expands: Expansions, q: Tensor, rows: Tensor, product: Product) -> Tensor:
     """Attend causally with the last t rows: q [t, heads, head_dim], rows [R, row_size] -> [t, heads, v_dim].
 
-    q and the keys in rows are rotated already. `kv_b` is that of `models.network.LatentWeights`; `product` multiplies
-    by it. Which way is chosen depends on t and R alone.
+    q and the keys in rows are rotated already. `product` multiplies latents by what expands them. Which way is chosen
+    depends on t and R alone.
     """
-    expands = kv_b.view(spec.heads, spec.expanded_dim, spec.kv_rank)
     mask = None
     if len(q) > 1:  # row i of q sees all rows before those of q, and those up to itself
         mask = torch.ones(len(q), len(rows), dtype=torch.bool, device=q.device).tril(len(rows) - len(q))
     if _absorbs(spec, len(q), len(rows)):
-        return _absorbed(spec, expands, q, rows, mask)
+        return _absorbed(spec, *expands, q, rows, mask)
     at_once = max(1, AT_ONCE // (len(rows) * (spec.expanded_dim + spec.rope_dim)))
-    parts = zip(torch.split(expands, at_once), torch.split(q, at_once, dim=1), strict=True)
+    both = torch.cat((expands[0].mT, expands[1]), dim=1)
+    parts = zip(torch.split(both, at_once), torch.split(q, at_once, dim=1), strict=True)
     return torch.cat([_expanded(spec, some, heads, rows, mask, product) for some, heads in parts], dim=1)
 
 
@@ -54,11 +66,13 @@ def _expanded(
     return _softmax(spec, q.transpose(0, 1), keys, values, mask).transpose(0, 1)
 
 
-def _absorbed(spec: LatentAttention, expands: Tensor, q: Tensor, rows: Tensor, mask: Tensor | None) -> Tensor:
+def _absorbed(
+    spec: LatentAttention, to_keys: Tensor, to_values: Tensor, q: Tensor, rows: Tensor, mask: Tensor | None
+) -> Tensor:
     """Attend with all heads to the rows as they are."""
-    to_keys, to_values = torch.split(expands, [spec.nope_dim, spec.v_dim], dim=1)
     first, last = torch.split(q.transpose(0, 1), [spec.nope_dim, spec.rope_dim], dim=-1)
-    queries = torch.cat((torch.bmm(first, to_keys), last), dim=-1)  # [heads, t, row_size]
+    # In this order, torch multiplies by a few rows several times as fast.
+    queries = torch.cat((torch.bmm(to_keys, first.mT).mT, last), dim=-1)  # [heads, t, row_size]
     at_once = max(1, AT_ONCE // (spec.heads * len(rows)))
     outs = []
     for start in range(0, len(q), at_once):
@@ -69,8 +83,7 @@ def _absorbed(spec: LatentAttention, expands: Tensor, q: Tensor, rows: Tensor, m
         # Values as long as keys let torch choose a faster kernel on a CPU; what they add is cut off.
         outs.append(_softmax(spec, given, seen, seen, visible).view(spec.heads, -1, spec.row_size))
     mixed = torch.cat(outs, dim=1)[..., : spec.kv_rank]
-    # In this order, torch multiplies by a few rows several times as fast.
-    return torch.bmm(to_values, mixed.transpose(1, 2)).permute(2, 0, 1)
+    return torch.bmm(to_values, mixed.mT).permute(2, 0, 1)
 
 
 def _softmax(spec: LatentAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -27,41 +27,15 @@ def stored_tensors(
 ) -> list[StoredTensor]:
     """Return all weights of a file, in file order. Raises ModelError for a type that cannot be dequantised.
 
-    `interleaved` has the head size of each tensor whose rows interleave the two halves of every head. What expands
-    latents to keys and what expands them to values become one tensor, as in checkpoints.
+    `interleaved` has the head size of each tensor whose rows interleave the two halves of every head.
     """
     for kind in {tensor.kind for tensor in file.tensors.values()}:
         _check_kind(kind)
-    found = {
-        name: _stored(tensor, interleaved.get(name))
+    return [
+        _stored(tensor, interleaved.get(name))
         for name, tensor in file.tensors.items()
         if name not in _IN_CONFIG
-    }
-    for name in [name for name in found if ".attn_k_b." in name]:
-        keys, values = found[name], found.get(name.replace(".attn_k_b.", ".attn_v_b."))
-        if values is not None and (both := _joined(keys, values)) is not None:
-            del found[values.name]
-            found[name] = both
-    return list(found.values())
-
-
-def _joined(keys: StoredTensor, values: StoredTensor) -> StoredTensor | None:
-    """Join keys [heads, rank, key size] and values [heads, value size, rank] to [heads * both sizes, rank].
-
-    Return None for tensors of other shapes.
-    """
-    if len(keys.shape) != 3 or len(values.shape) != 3:
-        return None
-    (heads, rank, size), others = keys.shape, values.shape
-    if (others[0], others[2]) != (heads, rank):
-        return None
-    shape = heads * (size + others[1]), rank
-
-    def copy_into(out: Tensor) -> None:
-        out.copy_(torch.cat((keys.numbers().transpose(1, 2), values.numbers()), dim=1).view(shape))
-
-    name = keys.name.replace(".attn_k_b.", ".attn_kv_b.")
-    return StoredTensor(name, shape, keys.nbytes + values.nbytes, copy_into)
+    ]
 
 
 def _check_kind(kind: Kind) -> None:

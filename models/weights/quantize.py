@@ -35,6 +35,18 @@ def choose_kinds(
 
     `places` has the slot of each tensor; `quantize` is one of QUANTIZE. Raises ModelError for what cannot be done.
     """
+    kinds = _of_matrices(tensors, places, quantize, device)
+    by_head = [tensor for tensor in tensors if tensor.name in places and places[tensor.name].is_by_head]
+    return kinds | {t.name: _held(t) for t in by_head if not t.shape[1] % _BLOCK} if kinds else {}
+
+
+def _held(tensor: StoredTensor) -> Kind:
+    return tensor.blocks.kind if tensor.blocks and tensor.blocks.kind in KINDS else Kind.Q8_0
+
+
+def _of_matrices(
+    tensors: Sequence[StoredTensor], places: Mapping[str, Slot], quantize: str, device: torch.device
+) -> dict[str, Kind]:
     if quantize not in QUANTIZE:
         raise ModelError(f"Unknown quantisation {quantize!r}; it must be one of {', '.join(QUANTIZE)}.")
     matrices = [tensor for tensor in tensors if tensor.name in places and places[tensor.name].is_matrix]
@@ -43,7 +55,7 @@ def choose_kinds(
     if quantize == "auto":
         if device.type != "cpu" or not packed or odd or any(t.quantized and not t.blocks for t in matrices):
             return {}
-        return {t.name: t.blocks.kind if t.blocks and t.blocks.kind in KINDS else Kind.Q8_0 for t in matrices}
+        return {t.name: _held(t) for t in matrices}
     if quantize == "none":
         return {}
     if device.type != "cpu":

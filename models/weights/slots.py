@@ -36,10 +36,10 @@ _WHOLE_NAMES = (
 """Parts whose names in a checkpoint are whole, without a field to be added."""
 
 _PLAIN = (
-    *("position_embedding", "router", "shared_gate", "filters", "kv_b", "delta_b", "delta_a"),
+    *("position_embedding", "router", "shared_gate", "filters", "k_b", "v_b", "delta_b", "delta_a"),
     *("altup_router", "altup_predict", "altup_correct"),
 )
-"""Matrices that are never held in blocks, as they are small or not multiplied."""
+"""Matrices that are never held in blocks, as they are small or not multiplied, or only where others are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,11 @@ class Slot:
     def is_matrix(self) -> bool:
         """Whether it may be held in blocks: not those in `_PLAIN`."""
         return self.field == "weight" and len(self.shape) == 2 and self.part not in _PLAIN
+
+    @property
+    def is_by_head(self) -> bool:
+        """Whether it is multiplied head by head: it may be in blocks where all matrices are."""
+        return self.part in ("k_b", "v_b")
 
     @property
     def split(self) -> Literal["rows", "columns"]:
@@ -221,7 +226,8 @@ def _latent(spec: LatentAttention, hidden: int) -> Iterator[Slot]:
         yield from _linear("q_b", {"q_b": q}, spec.q_rank)
     yield from _linear("kv_a", {"kv_a": spec.row_size}, hidden, spec.bias)
     yield from _norm("kv_a_norm", spec.norm, spec.kv_rank)
-    yield from _linear("kv_b", {"kv_b": spec.heads * spec.expanded_dim}, spec.kv_rank)
+    yield from _linear("k_b", {"k_b": spec.heads * spec.kv_rank}, spec.nope_dim)
+    yield from _linear("v_b", {"v_b": spec.heads * spec.v_dim}, spec.kv_rank)
     yield from _linear("out", {"out": hidden}, spec.heads * spec.v_dim, spec.bias)
 
 

@@ -7,7 +7,7 @@ from math import prod
 from torch import Tensor
 
 from models.recurrences import DeltaNet
-from models.spec import Attention, ModelSpec
+from models.spec import Attention, LatentAttention, ModelSpec
 from models.weights.checkpoint import Blocks, StoredTensor
 from models.weights.slots import Names, Packed, Slot, slots
 
@@ -58,6 +58,8 @@ def map_tensors(
         one_of_many = bool(found) and found[-1].expert is not None
         if one_of_many and (len(found) > 1 or len(tensor.shape) > len(found[-1].shape)):
             yield from _experts(tensor, found, names, turned, renamed in mixed)
+        elif [slot.part for slot in found] == ["k_b", "v_b"]:
+            yield from _by_head(tensor, found, names, spec)
         elif renamed in mixed:
             yield from _cut(tensor, found, names, _groups(spec, found[0]))
         else:
@@ -86,7 +88,10 @@ def _cut(tensor: StoredTensor, found: list[Slot], names: Names, groups: int = 1)
     shape = tensor.shape
     fits = prod(shape) == sum(prod(slot.shape) for slot in found)
     if fits and len(found) == 1 and len(found[0].shape) != len(shape):
-        yield _shaped(tensor, found[0].shape)
+        if tensor.cut and len(shape) > 2 and shape[-1:] == found[0].shape[-1:]:
+            yield replace(tensor.cut(0, found[0].rows), name=tensor.name)
+        else:
+            yield _shaped(tensor, found[0].shape)
     elif fits and len(found) > 1 and tensor.cut and (len(shape) == 1 or shape[-1:] == found[0].shape[-1:]):
         start = 0
         for slot in found:
@@ -96,6 +101,26 @@ def _cut(tensor: StoredTensor, found: list[Slot], names: Names, groups: int = 1)
             start += rows
     else:
         yield tensor
+
+
+def _by_head(
+    tensor: StoredTensor, found: list[Slot], names: Names, spec: ModelSpec
+) -> Iterator[StoredTensor]:
+    """Yield the slots of a tensor that has, head by head, rows that make keys of a latent, and rows that make values;
+    the former are transposed. Yield the tensor itself if it does not have the expected shape."""
+    keys, values = found
+    mixer = spec.layers[keys.layer or 0].mixer
+    assert isinstance(mixer, LatentAttention)
+    if tensor.shape != (mixer.heads * mixer.expanded_dim, mixer.kv_rank):
+        yield tensor
+        return
+
+    def pick(stored: Tensor) -> Tensor:
+        return stored.view(mixer.heads, -1, mixer.kv_rank)[:, : mixer.nope_dim].mT.flatten(0, 1)
+
+    yield replace(_picked(tensor, keys.shape, pick), name=keys.name(names))
+    of_values = _from_groups(tensor, mixer.heads, mixer.nope_dim, mixer.v_dim)
+    yield replace(of_values, name=values.name(names))
 
 
 def _experts(

@@ -212,14 +212,15 @@ class PlainNetwork:
         q = q.view(count, spec.heads, -1)
         kept = self._linear(f"{at}kv_a", x, spec.bias)
         latents = self._norm(f"{at}kv_a_norm", spec.norm, kept[:, : spec.kv_rank])
-        kv = self._linear(f"{at}kv_b", latents).view(count, spec.heads, -1)
+        k_b = self._get(f"{at}k_b.weight").view(spec.heads, spec.kv_rank, -1)
+        v_b = self._get(f"{at}v_b.weight").view(spec.heads, -1, spec.kv_rank)
         q_last, k_last = q[..., spec.nope_dim :], kept[:, spec.kv_rank :].unsqueeze(1)
         if spec.rope is not None:
             q_last, k_last = rotated(spec.rope, q_last), rotated(spec.rope, k_last)
         outs = torch.zeros(count, spec.heads, spec.v_dim, dtype=torch.float64)
         scale = (spec.nope_dim + spec.rope_dim) ** -0.5 if spec.scale is None else spec.scale
         for head in range(spec.heads):
-            keys, values = kv[:, head].split((spec.nope_dim, spec.v_dim), -1)
+            keys, values = latents @ k_b[head], latents @ v_b[head].T
             for row in range(count):
                 scores = keys[: row + 1] @ q[row, head, : spec.nope_dim]
                 scores = (scores + k_last[: row + 1, 0] @ q_last[row, head]) * scale

@@ -15,8 +15,8 @@ from models.families.registry import load_spec
 from models.files import ModelFiles
 from models.hub.inspect import describe
 from models.loading.load import fill_network, load_model
-from models.loading.plan import Target, plan_tensors, read_tensors
-from models.network import ExpertWeights
+from models.loading.plan import Target, plan_load, plan_tensors, read_tensors
+from models.network import ExpertWeights, LatentWeights
 from models.progress import Progress
 from models.weights import block_formats
 from models.weights.formats.blocks import chunks
@@ -42,6 +42,7 @@ from tests.models.families import (
     GRANITE_HYBRID_GGUF,
     RECURRENT_GGUF,
     tiny_deepseek,
+    tiny_deepseek_v2,
     tiny_ernie,
     tiny_ernie_moe,
     tiny_gemma2,
@@ -144,8 +145,9 @@ def test_logits_of_quantized_files_are_those_of_the_rounded_weights(kind: Kind, 
     )
 
 
-def test_what_expands_latents_may_be_quantised(tmp_path: Path) -> None:
-    """The part that makes keys is stored with its rows and columns exchanged."""
+@pytest.mark.parametrize("is_old", [False, True], ids=["two tensors", "one tensor"])
+def test_what_expands_latents_may_be_quantised(tmp_path: Path, is_old: bool) -> None:
+    """The part that makes keys is stored with its rows and columns exchanged, but not in old files."""
     sizes = {
         "qk_nope_head_dim": 32,
         "v_head_dim": 32,
@@ -153,14 +155,22 @@ def test_what_expands_latents_may_be_quantised(tmp_path: Path) -> None:
         "q_lora_rank": 32,
         "hidden_size": 96,
     }
-    model = random_model(tiny_deepseek(moe_intermediate_size=64, **sizes, **ALL_CHOSEN))
+    tiny = tiny_deepseek_v2 if is_old else tiny_deepseek
+    model = random_model(tiny(moe_intermediate_size=64, **sizes, **ALL_CHOSEN))
     expected = run(load(write_gguf(tmp_path / "plain.gguf", model)), TOKENS)
     path = write_gguf(tmp_path / "model.gguf", model, Kind.Q8_0)
-    assert read_gguf(path).tensors["blk.0.attn_k_b.weight"].kind == Kind.Q8_0
+    assert read_gguf(path).tensors[f"blk.0.attn_k{'v' * is_old}_b.weight"].kind == Kind.Q8_0
     plain = run(load(path), TOKENS)
     assert 0 < (plain - expected).abs().max() < 0.1 * expected.abs().max()
-    ours = run(load_model(files_of(path), dtype=torch.float32, device=CPU), TOKENS)
-    assert (ours - plain).abs().max() < 0.05 * expected.abs().max()
+    network = load_model(files_of(path), dtype=torch.float32, device=CPU)
+    mixer = network.layers[0].mixer
+    assert isinstance(mixer, LatentWeights)
+    for (part,) in (mixer.k_b.parts, mixer.v_b.parts):
+        assert (part.format, part.is_mapped) == (Kind.Q8_0, not is_old)
+    assert mixer.rotary is not None
+    plan = plan_load(files_of(path), Target(torch.float32, CPU))
+    assert plan.nbytes == network.nbytes + mixer.rotary.nbytes
+    assert (run(network, TOKENS) - plain).abs().max() < 0.05 * expected.abs().max()
 
 
 def test_deepseek_files_may_have_layers_that_predict_further_tokens(tmp_path: Path) -> None:

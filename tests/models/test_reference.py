@@ -362,7 +362,7 @@ def checkpoint(spec: ModelSpec, seed: int) -> tuple[dict[str, Tensor], Names]:
     tensors = {}
     for slot in slots(spec):
         made = torch.randn(slot.shape)
-        if slot.is_matrix or slot.expert is not None:
+        if slot.is_matrix or slot.is_by_head or slot.expert is not None:
             made /= slot.shape[-1] ** 0.5
         if slot.field == "weight" and slot.part.endswith("norm"):
             made = 1.0 + made / 4
@@ -579,12 +579,13 @@ def test_few_rows_attend_to_latents_and_many_to_expanded_keys(monkeypatch: pytes
     assert [latent._absorbs(spec, 1, rows) for rows in (1, 2, 1000)] == [False, True, True]
     assert [latent._absorbs(spec, count, 1000) for count in (64, 512, 1000)] == [True, False, False]
     torch.manual_seed(0)
-    kv_b, q, rows = torch.randn(4 * 256, 512) / 512**0.5, torch.randn(5, 4, 192), torch.randn(9, 576)
+    expands = torch.randn(4, 512, 128) / 512**0.5, torch.randn(4, 128, 512) / 512**0.5
+    q, rows = torch.randn(5, 4, 192), torch.randn(9, 576)
 
     def found(absorbs: bool, at_once: int = latent.AT_ONCE) -> Tensor:
         monkeypatch.setattr(latent, "AT_ONCE", at_once)
         monkeypatch.setattr(latent, "_absorbs", lambda *_: absorbs)
-        return latent.attend(spec, kv_b, q, rows, torch.nn.functional.linear).flatten(1)
+        return latent.attend(spec, expands, q, rows, torch.nn.functional.linear).flatten(1)
 
     assert_close(found(True), found(False))
     assert_close(found(False, at_once=9 * 3 * 320), found(False))  # three heads, then one

@@ -33,8 +33,6 @@ from models.spec import (
     Norm,
     ShortConvolution,
 )
-from models.weights.block_formats import Kind
-from models.weights.quantize import quantize
 
 
 class NativeStructs:
@@ -136,14 +134,12 @@ class NativeStructs:
         )
 
     def _latent(self, spec: LatentAttention, weights: LatentWeights) -> native.Latent:
-        expands = weights.kv_b.view(spec.heads, spec.expanded_dim, spec.kv_rank)
-        keys, values = torch.split(expands, [spec.nope_dim, spec.v_dim], dim=1)
         return native.Latent(
             q_norm=self.norm(spec.norm, weights.q_norm),
             kv_norm=self.norm(spec.norm, weights.kv_norm),
             q_b=native.Linear() if weights.q_b is None else self.linear(weights.q_b),
-            k_b=self.linear(Linear((_held(keys.mT, not weights.out.is_plain),))),
-            v_b=self.linear(Linear((_held(values, not weights.out.is_plain),))),
+            k_b=self.linear(weights.k_b),
+            v_b=self.linear(weights.v_b),
             kv_rank=spec.kv_rank,
             nope=spec.nope_dim,
             rope=spec.rope_dim,
@@ -251,14 +247,6 @@ class NativeStructs:
     def _table(self, numbers: Tensor) -> int:
         """Return the address of an fp32 copy that layers share."""
         return self._tables.get(id(numbers)) or self._tables.setdefault(id(numbers), self._numbers(numbers))
-
-
-def _held(numbers: Tensor, quantizes: bool) -> Weight:
-    """Copy numbers [heads, rows, columns] to one matrix; of a quantised network to blocks, which are read faster."""
-    rows = numbers.contiguous().flatten(0, 1)
-    if not quantizes or rows.shape[1] % Kind.Q8_0.block:
-        return Weight.plain(rows)
-    return Weight(quantize(rows.float(), Kind.Q8_0), Kind.Q8_0, *rows.shape)
 
 
 def to_matrix(weight: Weight) -> native.Matrix:

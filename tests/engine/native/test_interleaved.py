@@ -21,15 +21,20 @@ from tests.engine.native.test_native_experts import CONFIGS as EXPERT_CONFIGS
 from tests.engine.native.test_native_experts import EXPERTS, GGUF
 from tests.engine.native.test_products import KINDS, Weight, multiply_many, random_weight
 from tests.models.checkpoints import files_of, random_model, write_gguf
+from tests.models.families import DEEPSEEK_GGUF, tiny_deepseek
 
 SMALL = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.MXFP4)
 """Blocks of 32 numbers."""
 LLAMA = {**CONFIGS["llama"].to_dict(), "attention_bias": False, "mlp_bias": False}
+LATENT = {"qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 64, "q_lora_rank": 32, "hidden_size": 192}
 ALL = CONFIGS | EXPERT_CONFIGS | {"llama": type(CONFIGS["llama"])(**LLAMA)}
+ALL["deepseek"] = tiny_deepseek(**LATENT, moe_intermediate_size=64)
 ATTENTION = {"attn_q": Kind.Q4_0, "attn_k": Kind.Q8_0, "attn_v": Kind.Q4_1, "attn_output": Kind.Q4_0}
 FEEDS: dict[str, Mapping[str, Kind]] = {
     "qwen3": {"ffn_gate": Kind.Q4_0, "ffn_up": Kind.Q4_1, "ffn_down": Kind.Q8_0, "token_embd": Kind.Q8_0},
     "llama": {"ffn_gate": Kind.Q6_K, "ffn_up": Kind.Q8_0, "ffn_down": Kind.Q4_0, "token_embd": Kind.Q4_1},
+    "deepseek": dict.fromkeys(("attn_q_a", "attn_kv_a_mqa", "attn_v_b"), Kind.Q8_0)
+    | dict.fromkeys(("attn_q_b", "attn_k_b", "ffn_gate", "ffn_up", "ffn_down", "token_embd"), Kind.Q4_0),
     "qwen3 moe": dict(zip(EXPERTS, (Kind.Q4_0, Kind.Q8_0, Kind.Q4_1), strict=True)),
     "ernie moe": dict(zip(EXPERTS, (Kind.Q8_0, Kind.Q4_0, Kind.Q4_0), strict=True)),
     "gpt-oss": dict.fromkeys(EXPERTS, Kind.MXFP4),
@@ -85,7 +90,7 @@ def test_what_cannot_be_interleaved_stays(library: NativeLibrary, pool: Pool) ->
 
 def mapped_network(name: str, folder: Path) -> Network:
     """A network whose blocks lie in a file, of a different kind for every matrix."""
-    metadata = GGUF.get(name, {})
+    metadata = DEEPSEEK_GGUF if name == "deepseek" else GGUF.get(name, {})
     path = write_gguf(folder / "m.gguf", random_model(ALL[name]), ATTENTION | FEEDS[name], metadata=metadata)
     model = load_model(files_of(path), dtype=torch.float32, device=CPU)
     assert model.is_quantized
