@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.batch import Span
 from engine.cache.copies import Copy, RowCopy
 from engine.cache.group_pool import GroupPool
 from engine.cache.host_memory import HostKV
@@ -257,11 +258,16 @@ class KVCache:
         size, window = self.block_size, self._windows[group]
         return window.first(row // size, size) * size if window is not None else 0
 
-    def seen_table(self, blocks: Sequence[int], row: int, group: int) -> list[int]:
-        """Return the slots of `blocks` in the pool of a group, the blank one for those that rows from `row` on do not
-        see."""
-        first = self.first_seen(row, group) // self.block_size
-        return [self.pools[group - 1].blank] * first + list(self.table(blocks[first:], group))
+    def seen_table(self, span: Span, group: int) -> list[int]:
+        """Return the slots of a span's blocks in the pool of a group, the blank one for those that it does not see."""
+        first = self.first_seen(span.start, group) // self.block_size
+        if (
+            self.states is not None
+            and span.states is not None
+            and group == self.groups[min(self.states.layers)]
+        ):
+            first = max(span.states.row - self.states.tail, 0) // self.block_size
+        return [self.pools[group - 1].blank] * first + list(self.table(span.blocks[first:], group))
 
     def slots(self, blocks: Sequence[int], start: int, stop: int, group: int = 0) -> list[tuple[int, int]]:
         """Return the slots of rows `start` to `stop` of a block table in the parts of a group, as few contiguous

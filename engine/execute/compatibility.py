@@ -18,6 +18,7 @@ NATIVE = frozenset(
         Feature.SCORE_CAP,
         Feature.QUERY_SCALING,
         Feature.SINKS,
+        Feature.GATE,
         Feature.HEAD_NORM,
         Feature.NORM_ALL_HEADS,
         Feature.NORM_ROTATED,
@@ -48,6 +49,7 @@ NATIVE = frozenset(
         Feature.LOGIT_CAP,
         Feature.MIXED_LAYERS,
         Feature.CONVOLUTION,
+        Feature.RECURRENCE,
         Feature.LATENT,
         Feature.VALUE_NORM,
         Feature.VALUE_IS_KEY,
@@ -74,7 +76,7 @@ FUSED = NATIVE - {
     Feature.LATENT,
     Feature.EXPERT_GROUPS,
     Feature.EXPERT_SCALE,
-} | {Feature.GATE, Feature.RECURRENCE}
+}
 """Features that the fused GPU kernels compute."""
 
 FUSED_HEADS = (64, 96, 128, 256, 512)
@@ -150,6 +152,13 @@ def not_native(spec: ModelSpec) -> str | None:
             if mixer.kv_rank % 8 or mixer.rope_dim % 8:
                 return (
                     f"there are no native kernels for latents of {mixer.kv_rank} + {mixer.rope_dim} numbers"
+                )
+        elif isinstance(mixer, Mamba2):
+            return "there are no native kernels for Mamba-2"
+        elif isinstance(mixer, DeltaNet):
+            if mixer.key_dim % 8 or mixer.value_dim % 8:
+                return (
+                    f"there are no native kernels for states of {mixer.key_dim} x {mixer.value_dim} numbers"
                 )
         elif isinstance(mixer, Attention) and mixer.head_dim % 8:
             return f"there are no native kernels for a head_dim of {mixer.head_dim}"

@@ -74,7 +74,7 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.HEAD_NORM: a_spec(head_norm=Norm()),
     Feature.NORM_ALL_HEADS: a_spec(head_norm=Norm(), norms_all_heads=True),
     Feature.NORM_ROTATED: a_spec(head_norm=Norm(), norms_rotated=True),
-    Feature.GATE: a_spec(gate="heads"),
+    Feature.GATE: a_spec(gate="numbers"),
     Feature.VALUE_NORM: a_spec(v_norm=Norm()),
     Feature.VALUE_IS_KEY: a_spec(v_is_k=True),
     Feature.QKV_BIAS: a_spec(qkv_bias=True),

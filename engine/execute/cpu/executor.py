@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.batch import Span
+from engine.batch import NONE, Span, StateMoves
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_native
 from engine.execute.cpu.native_structs import NativeStructs
@@ -25,6 +25,7 @@ from models.spec import ModelSpec
 
 QUANTIZED = {"int8": 100, "fp8": 101}
 """The `ct_kv_type` of each quantised cache."""
+_NO_STATES = StateMoves(NONE, 0, ())
 PORTABLE = 0
 """The index of the portable variant, the first one."""
 BF16 = "avx512bf16"
@@ -45,8 +46,10 @@ def takes_prompts(network: Network, library: NativeLibrary, variant: int) -> boo
     """Return whether kernels of `variant` also beat torch at prompts of this network.
 
     They do if its weights are quantised, unless the variant is the portable one. In bf16 they do with instructions for
-    it, unless torch has AMX.
+    it, unless torch has AMX. At recurrences they always do, because torch walks row by row.
     """
+    if Feature.RECURRENCE in features(network.spec):
+        return True
     if network.is_quantized:
         return variant != PORTABLE
     has_amx = torch.cpu._is_amx_tile_supported()
@@ -71,6 +74,12 @@ class NativeDecoder:
             layer.kept = native.Kept(k.data_ptr(), v.data_ptr(), slots=len(k), table=group)
             if layer.convolution.width:
                 layer.convolution.type = PLAIN[row.dtype]
+            if layer.recurrence.width:
+                layer.recurrence.type = PLAIN[row.dtype]
+        states = cache.states
+        if states is not None:
+            for index, numbers in states.layers.items():
+                layers[index].recurrence.states = numbers.data_ptr()
         described = native.Model(
             layers=(native.Layer * len(layers))(*layers),
             # The scale of the logits is folded into the weights of the final norm, whose output the head multiplies.
@@ -90,7 +99,8 @@ class NativeDecoder:
         if number is None or cache.device.type != "cpu":
             raise NativeError(f"the KV cache is {cache.row.stored} on {cache.device}")
         tables = 1 + len(cache.pools)
-        kept = native.Cache(type=number, block_size=cache.block_size, tables=tables)
+        slots = 0 if states is None else states.slots
+        kept = native.Cache(type=number, block_size=cache.block_size, tables=tables, states=slots)
         reason = ctypes.c_char_p()
         chosen = pool.library.best if variant is None else variant
         with pool.held() as handle:
@@ -142,15 +152,18 @@ class NativeDecoder:
     def _run(self, spans: Sequence[Span], logits: Tensor) -> None:
         given, groups = array("i"), range(1, 1 + len(self._cache.pools))
         for span in spans:
-            count = len(span.tokens)
+            count, moves = len(span.tokens), span.states or _NO_STATES
             if count != len(span.positions):
                 raise NativeError(f"a span has {count} tokens and {len(span.positions)} positions")
             given.extend((len(span.blocks), span.start, count, span.wanted))
+            given.extend((moves.source, moves.row, len(moves.saves)))
             given.extend(span.blocks)
             for group in groups:
-                given.extend(self._cache.seen_table(span.blocks, span.start, group))
+                given.extend(self._cache.seen_table(span, group))
             given.extend(span.tokens)
             given.extend(span.positions)
+            for numbers in zip(*moves.saves, strict=True):
+                given.extend(numbers)
         with self._pool.held():
             wrong = self._functions.ct_decoder_run(
                 self._handle, given.buffer_info()[0], len(spans), logits.data_ptr()

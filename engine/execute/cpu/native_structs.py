@@ -12,6 +12,7 @@ from engine.kernels.native.library import NativeError
 from models.network import (
     AttentionWeights,
     ConvolutionWeights,
+    DeltaNetWeights,
     ExpertWeights,
     FeedForwardWeights,
     InputWeights,
@@ -22,6 +23,7 @@ from models.network import (
     NormWeights,
     Weight,
 )
+from models.recurrences import DeltaNet
 from models.spec import (
     XIELU_BETA,
     Attention,
@@ -64,8 +66,13 @@ class NativeStructs:
             found.qkv = self._side_by_side(layer.mixer.q, layer.mixer.kv_a)
             found.attention = self._absorbed(spec.mixer, layer.mixer)
             found.latent = self._latent(spec.mixer, layer.mixer)
+        elif isinstance(spec.mixer, DeltaNet):
+            assert isinstance(layer.mixer, DeltaNetWeights)
+            found.qkv = self._side_by_side(layer.mixer.inputs, layer.mixer.gates)
+            found.recurrence = self._delta_net(spec.mixer, layer.mixer)
         else:
-            found.qkv = self.linear(layer.attention.qkv)
+            qkv, gate = layer.attention.qkv, layer.attention.gate
+            found.qkv = self.linear(qkv) if gate is None else self._side_by_side(qkv, gate)
             found.attention = self._attention(spec.attention, layer.attention)
         feed, weights = spec.feed_forward, layer.feed_forward
         if isinstance(feed, Experts):
@@ -119,6 +126,7 @@ class NativeStructs:
             head_dim=spec.head_dim,
             shares_kv=spec.kv_from is not None,
             v_is_k=spec.v_is_k,
+            gate=0 if weights.gate is None else weights.gate.rows // spec.heads,
         )
 
     def _absorbed(self, spec: LatentAttention, weights: LatentWeights) -> native.Attention:
@@ -152,6 +160,20 @@ class NativeStructs:
             bias=None if weights.bias is None else self._numbers(weights.bias),
             width=spec.width,
             size=spec.size,
+        )
+
+    def _delta_net(self, spec: DeltaNet, weights: DeltaNetWeights) -> native.Recurrence:
+        return native.Recurrence(
+            filters=self._numbers(weights.filters.T),
+            decay=self._numbers(weights.decay),
+            dt_bias=self._numbers(weights.dt_bias),
+            norm=native.Norm(self._numbers(weights.norm.weight), None, spec.norm_eps),
+            width=spec.conv_width,
+            key_heads=spec.key_heads,
+            value_heads=spec.value_heads,
+            key_dim=spec.key_dim,
+            value_dim=spec.value_dim,
+            alternating=spec.alternating,
         )
 
     def _layer_input(self, spec: LayerInputs, weights: InputWeights) -> native.LayerInput:
@@ -222,7 +244,7 @@ class NativeStructs:
         """Describe up to three matrices with the same input, and their bias."""
         matrices = [self.matrix(weight) for weight in linear.parts]
         bias = None if linear.bias is None else self._numbers(linear.bias)
-        return native.Linear((native.Matrix * 3)(*matrices), bias, len(matrices))
+        return native.Linear((native.Matrix * native.MOST_PARTS)(*matrices), bias, len(matrices))
 
     def matrix(self, weight: Weight) -> native.Matrix:
         """Describe one weight and keep it alive."""

@@ -61,4 +61,4 @@ class NativeProduct:
 
 
 def _layer(weights: Sequence[Weight]) -> native.Linear:
-    return native.Linear((native.Matrix * 3)(*map(to_matrix, weights)), None, len(weights))
+    return native.Linear((native.Matrix * native.MOST_PARTS)(*map(to_matrix, weights)), None, len(weights))

@@ -85,6 +85,18 @@ void gate_by(const Activation& activation, const ct_feed& feed, const float* giv
   gate_as(activation, ClampedUp{limit, feed.up_offset}, given, up, n, out);
 }
 
+struct Sigmoid {
+  Floats of(Floats x) const { return 1.0f / (1.0f + exponential(-x)); }
+};
+
+void open(const float* gates, int32_t gate, int32_t dim, int32_t heads, const float* x, float* out) {
+  if (gate > 1) return gate_as(Sigmoid{}, PlainUp{}, gates, x, heads * dim, out);
+  for (int32_t h = 0; h < heads; ++h) {
+    const float factor = Sigmoid{}.of(splat(gates[h]))[0];
+    for (int32_t i = h * dim; i < (h + 1) * dim; ++i) out[i] = x[i] * factor;
+  }
+}
+
 void gate(const ct_feed& feed, const float* given, const float* up, int32_t n, float* out) {
   if (feed.gain != 1.0f) return gate_by(SteepSilu{feed.gain}, feed, given, up, n, out);
   switch (feed.activation) {

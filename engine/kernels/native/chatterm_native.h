@@ -42,9 +42,11 @@ struct ct_matrix {
   int32_t storage;
 };
 
-// Up to three matrices with the same input; their outputs lie side by side. bias is fp32 [all rows] or null.
+enum ct_most : int32_t { CT_MOST_PARTS = 5 };
+
+// Up to CT_MOST_PARTS matrices with the same input; their outputs lie side by side. bias is fp32 [all rows] or null.
 struct ct_linear {
-  ct_matrix parts[3];
+  ct_matrix parts[CT_MOST_PARTS];
   const float* bias;
   int32_t count;
   int32_t unused;
@@ -78,6 +80,9 @@ struct ct_attention {
   int32_t head_dim;
   int32_t shares_kv;  // whether `kept` are the rows of an earlier layer, and the first product has q alone
   int32_t v_is_k;     // whether v is k before its norm and rotation, and the first product has q and k alone
+  int32_t gate;       // numbers for each q head at the end of the first product, 1 or head_dim, whose sigmoids multiply
+                      // what the head has attended to; 0: none
+  int32_t unused;
 };
 
 // out(c * conv(b * x)) for the projections b, c and x, of `size` channels each, side by side: each channel is the sum of
@@ -85,9 +90,35 @@ struct ct_attention {
 struct ct_convolution {
   const float* filters;  // [width, size]
   const float* bias;     // [size] or null
-  int32_t width;         // 0: the layer has attention
+  int32_t width;         // 0: the layer has no convolution
   int32_t size;          // a multiple of 8
   int32_t type;          // of the rows that are kept: CT_F32, CT_BF16 or CT_F16
+  int32_t unused;
+};
+
+// A recurrence: a gated delta net (Yang, Kautz and Hatamizadeh 2024). The first product has q, k, v, z, b and a of all
+// heads, side by side. q, k, v, b and a are rounded to a row of the log, which is kept; q, k and v of the last `width`
+// rows of the log go through a filter for each channel and SiLU, and q and k are divided by their lengths, q also by the
+// root of key_dim. With beta = sigmoid(b) and t = exp(decay * softplus(a + dt_bias)), each value head has the state S
+// [key_dim, value_dim], zeros before the first row of a sequence:
+//
+//   S = t * S + outer(k, beta * (v - k @ (t * S)))
+//   y = q @ S
+//
+// The last product multiplies norm(y) * silu(z).
+struct ct_recurrence {
+  float* states;         // [slots of ct_cache, value heads, key_dim, value_dim]
+  const float* filters;  // [width, channels of q, k and v], the oldest row first
+  const float* decay;    // [value heads]
+  const float* dt_bias;  // [value heads]
+  ct_norm norm;          // of each head: weight [value_dim]
+  int32_t width;         // 0: the layer has no recurrence
+  int32_t key_heads;
+  int32_t value_heads;
+  int32_t key_dim;  // a multiple of 8, as is value_dim
+  int32_t value_dim;
+  int32_t alternating;  // whether value head i reads key head i modulo their number; else neighbours read the same one
+  int32_t type;         // of the log: CT_F32, CT_BF16 or CT_F16
   int32_t unused;
 };
 
@@ -109,7 +140,7 @@ struct ct_latent {
 };
 
 // What a layer keeps of each token: K and V [slots, kv_heads, head_dim] of the cache's type; or in place of k a row of
-// latent attention or the input of a convolution, [slots, size], and no v. `table` is the number of the block table that
+// latent attention, the input of a convolution or a row of a recurrence's log, [slots, size], and no v. `table` is the number of the block table that
 // says which slots.
 struct ct_kept {
   void* k;
@@ -171,17 +202,19 @@ struct ct_layer_input {
   ct_norm post_norm;
 };
 
-// x += residual_scale * post_norm(part(norm(x))) for both parts: attention or a convolution, then the feed-forward or, if
-// there are any, the experts; `feed` is zeros then. `qkv` is the first product of either, `output` the last one. If they
-// are parallel, both read x as the layer got it. Then comes the layer's own input, and x *= scalar.
+// x += residual_scale * post_norm(part(norm(x))) for both parts: attention, a convolution or a recurrence, then the
+// feed-forward or, if there are any, the experts; `feed` is zeros then. `qkv` is the first product of the first part,
+// `output` its last one. If they are parallel, both read x as the layer got it. Then comes the layer's own input, and
+// x *= scalar.
 struct ct_layer {
   ct_norm input_norm;
   ct_norm attention_post_norm;
   ct_norm mlp_norm;
   ct_norm mlp_post_norm;
-  ct_attention attention;      // zeros if there is a convolution
+  ct_attention attention;      // zeros if there is a convolution or a recurrence
   ct_latent latent;            // zeros if there is none
   ct_convolution convolution;  // zeros if there is none
+  ct_recurrence recurrence;    // zeros if there is none
   ct_kept kept;
   ct_linear qkv;
   ct_linear output;
@@ -220,13 +253,13 @@ struct ct_model {
 };
 
 // K and V are of `type` (CT_F32, CT_BF16 or CT_F16); a block is block_size slots, and a sequence has `tables` block
-// tables. If quantised (ct_kv_type), a slot holds the bytes of all heads, then fp32 [kv_heads], and begins at a multiple
+// tables. All recurrences together have so many slots for `states`. If quantised (ct_kv_type), a slot holds the bytes of all heads, then fp32 [kv_heads], and begins at a multiple
 // of 16 bytes; latents are never quantised.
 struct ct_cache {
   int32_t type;
   int32_t block_size;
   int32_t tables;
-  int32_t unused;
+  int32_t states;
 };
 
 struct ct_pool;
@@ -260,9 +293,14 @@ void ct_decoder_destroy(ct_decoder* decoder);
 // Returns null, or what is wrong with the spans (a static string). One call at a time per pool.
 //
 // A span is `tokens` tokens of one sequence, each with a position, in its rows from `row` on; the logits of the last
-// `wanted` rows are returned. It is given as the numbers blocks, row, tokens, wanted, then table[tables][blocks],
-// token[tokens], position[tokens]; the next span follows. Row r of the sequence lies in slot table[t][r / block_size] *
-// block_size + r % block_size of the layers whose table is t. What no row of the span sees is not read there.
+// `wanted` rows are returned. It is given as the numbers blocks, row, tokens, wanted, source, since, saves, then
+// table[tables][blocks], token[tokens], position[tokens], saved[saves], slot[saves]; the next span follows. Row r of the
+// sequence lies in slot table[t][r / block_size] * block_size + r % block_size of the layers whose table is t. What no
+// row of the span sees is not read there.
+//
+// Recurrences go on from the states in slot `source` (-1: zeros), which have seen `since` rows. The log has the rows from
+// there to `row`, and those before that they read. After saved[i] rows, from `row` to the end of the span and ascending,
+// their states are written to slot[i]. Without recurrences there are no saves, otherwise at least one.
 //
 // Inputs of products with quantised weights are rounded to int8 in groups of 32 numbers. A row's K, V and logits are
 // the same to the bit however a sequence is split into spans, and whatever other rows are computed.

@@ -9,7 +9,7 @@
 namespace chatterm {
 
 bool fits(const ct_linear& linear, int32_t columns, int32_t rows) {
-  if (linear.count < 1 || linear.count > 3) return false;
+  if (linear.count < 1 || linear.count > CT_MOST_PARTS) return false;
   for (int32_t p = 0; p < linear.count; ++p) {
     const ct_matrix& part = linear.parts[p];
     if (!is_sound(part) || part.storage == CT_INTERLEAVED || part.columns != columns) return false;
@@ -68,6 +68,14 @@ bool latent_fits(const ct_latent& latent, const ct_attention& attention) {
           (latent.q_norm.weight != nullptr && fits(latent.q_b, q_rank, heads * (latent.nope + latent.rope))));
 }
 
+// Whether the heads of a recurrence fit together, if there is one.
+bool recurrence_fits(const ct_recurrence& how) {
+  return how.width == 0 ||
+         (how.width > 0 && how.key_heads > 0 && how.value_heads > 0 && how.value_heads % how.key_heads == 0 &&
+          how.key_dim > 0 && how.key_dim % 8 == 0 && how.value_dim > 0 && how.value_dim % 8 == 0 &&
+          how.states != nullptr && how.norm.weight != nullptr && number_bytes(how.type) > 1);
+}
+
 bool fits_together(const ct_layer& layer, const ct_model& model, const Sizes& sizes) {
   const ct_attention& attention = layer.attention;
   const ct_convolution& convolution = layer.convolution;
@@ -75,7 +83,8 @@ bool fits_together(const ct_layer& layer, const ct_model& model, const Sizes& si
   const Shape shape(layer);
   const int32_t size = model.inputs.size;
   return fits(layer.qkv, sizes.hidden, shape.projected) && fits(layer.output, shape.out, sizes.hidden) &&
-         latent_fits(layer.latent, attention) &&
+         latent_fits(layer.latent, attention) && recurrence_fits(layer.recurrence) &&
+         (attention.gate == 0 || attention.gate == 1 || attention.gate == attention.head_dim) &&
          (layer.experts != nullptr || fits(layer.feed, sizes)) && attention.rotated >= 0 &&
          attention.rotated <= shape.dim && attention.rotated % 2 == 0 && attention.window >= 0 &&
          (attention.beta == 0.0f || attention.original > 0) && convolution.width >= 0 && convolution.size % 8 == 0 &&
@@ -106,6 +115,10 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
     if (kept.slots < cache.block_size) return "the KV cache is empty";
     if (kept.table < 0 || kept.table >= cache.tables) return "the KV cache has no such block table";
     if (model.layers[i].convolution.width > 0) continue;
+    if (model.layers[i].recurrence.width > 0) {
+      if (cache.states < 1) return "there are no states for recurrences";
+      continue;
+    }
     if (const char* wrong = misfit(model.layers[i].attention)) return wrong;
     if (model.layers[i].latent.kv_rank > 0 && number_bytes(cache.type) == 1) return "a KV cache of latents is quantised";
   }
@@ -139,10 +152,28 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
 
 // Reads the span at `at`, which has so many block tables, and moves `at` behind it.
 Span read_span(const int32_t*& at, int32_t tables) {
-  const int32_t blocks = at[0], row = at[1], tokens = at[2], wanted = at[3];
-  const int32_t *table = at + 4, *token = table + int64_t(tables) * blocks, *position = token + tokens;
-  at = position + tokens;
-  return {{table, blocks}, token, position, row, tokens, wanted};
+  const int32_t blocks = at[0], row = at[1], tokens = at[2], wanted = at[3], source = at[4], since = at[5], saves = at[6];
+  const int32_t *table = at + 7, *token = table + int64_t(tables) * blocks, *position = token + tokens;
+  const int32_t *saved = position + tokens, *slots = saved + saves;
+  at = slots + saves;
+  const int32_t target = saves > 0 ? slots[saves - 1] : source, last = saves > 0 ? saved[saves - 1] : row;
+  return {{table, blocks}, token, position, row, tokens, wanted, {source, since, target, last, saves, saved, slots}};
+}
+
+// Returns what is wrong with what a span does with the states of recurrences, null if nothing is.
+const char* misuse_of_states(const Decoder& decoder, const Span& span) {
+  const StateMoves& moves = span.states;
+  if (decoder.sizes.walks.state == 0) return moves.saves == 0 ? nullptr : "there are no states";
+  if (moves.source < -1 || moves.source >= decoder.cache.states || moves.since < 0 || moves.since > span.row) {
+    return "there is no such state";
+  }
+  int32_t row = span.row;
+  for (int32_t i = 0; i < moves.saves; ++i) {
+    if (moves.slots[i] < 0 || moves.slots[i] >= decoder.cache.states) return "there is no such state";
+    if (moves.saved[i] < row) return "states are saved in another order";
+    row = moves.saved[i];
+  }
+  return moves.saves > 0 && row <= span.row + span.count ? nullptr : "no state of the span is saved";
 }
 
 const char* misuse(const Decoder& decoder, const Span& span) {
@@ -160,7 +191,7 @@ const char* misuse(const Decoder& decoder, const Span& span) {
       if (table[i] < 0 || table[i] >= decoder.blocks[size_t(t)]) return "there is no such block";
     }
   }
-  return nullptr;
+  return misuse_of_states(decoder, span);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "experts.h"
 #include "interleave.h"
 #include "multiply.h"
+#include "recurrence.h"
 #include "team.h"
 
 namespace chatterm {
@@ -38,12 +39,13 @@ inline int32_t queries_together(const ct_layer& layer) {
   return groups;
 }
 
-// The sizes of a layer's attention, all zeros if it has none, and of the inputs and outputs of attention or convolution.
+// The sizes of a layer's attention, all zeros if it has none, and of the inputs and outputs of its first part.
 // The heads that share latents are divided into several KV heads, which are the same rows.
 struct Shape {
   int32_t q_heads, groups, kv_heads, dim, q_size, kv_size;
   int32_t v_dim;  // the numbers of V in a head
   int32_t projected, mixed, out;
+  int32_t gate = 0, gates = 0;  // the numbers of a head's gate, and where those of all heads begin
   int32_t queries = 0;  // the numbers of all queries that attend to latents
 
   explicit Shape(const ct_layer& layer)
@@ -57,8 +59,11 @@ struct Shape {
         projected(3 * layer.convolution.size),
         mixed(layer.convolution.size),
         out(mixed) {
+    if (layer.recurrence.width > 0) take(RecurrenceShape(layer.recurrence));
     if (kv_heads == 0) return;
-    projected = q_size + (layer.attention.shares_kv ? 0 : layer.attention.v_is_k ? kv_size : 2 * kv_size);
+    gates = q_size + (layer.attention.shares_kv ? 0 : layer.attention.v_is_k ? kv_size : 2 * kv_size);
+    gate = layer.attention.gate;
+    projected = gates + q_heads * gate;
     mixed = out = q_size;
     if (layer.latent.kv_rank > 0) take(layer.latent);
   }
@@ -70,6 +75,10 @@ struct Shape {
   }
 
  private:
+  void take(const RecurrenceShape& recurrence) {
+    projected = recurrence.projected();
+    mixed = out = recurrence.out;
+  }
   void take(const ct_latent& latent) {
     const int32_t given = q_heads * (latent.nope + latent.rope), q_rank = q_rank_in(latent);
     v_dim = latent.kv_rank;
@@ -86,6 +95,7 @@ struct Sizes {
   int32_t q_heads = 0, groups = 0;     // of a row, and of one KV head
   int32_t of_heads = 0, of_group = 0;  // the numbers in a row's q, k and v, and in the query heads of one KV head
   int32_t of_latent = 0;               // the inputs of k_b and v_b for a head
+  WalkSizes walks;
 
   explicit Sizes(const ct_model& model)
       : hidden(model.hidden),
@@ -94,6 +104,7 @@ struct Sizes {
         mixed(model.inputs.size) {
     for (int32_t i = 0; i < model.layer_count; ++i) {
       const Shape shape(model.layers[i]);
+      if (model.layers[i].recurrence.width > 0) walks.grow(model.layers[i].recurrence);
       projected = std::max(projected, std::max(shape.projected, shape.out));
       mixed = std::max(mixed, shape.mixed);
       queries = std::max(queries, shape.queries);
@@ -120,6 +131,7 @@ struct Bench {
   InputsRoom of_head;  // for the rows of one head that attends to latents
   Buffer row, rows, tile, other, query, scores, keys, values, numbers;
   SumsRoom sums;
+  WalkRoom walk;
   Multiplier multiplier;
   Visits visits;
 
@@ -135,6 +147,7 @@ struct Bench {
         keys(room<float>(size_t(sizes.dim) * ATTEND_ROWS)),
         values(room<float>(size_t(padded(sizes.dim)) * ATTEND_ROWS)),
         numbers(room<float>(size_t(rows) * size_t(sizes.of_latent))),
+        walk(sizes.walks),
         multiplier(kernels, sizes.widest(), rows),
         visits(mixture, rows) {}
 
@@ -160,6 +173,7 @@ struct Span {
   int32_t row;
   int32_t count;
   int32_t wanted;
+  StateMoves states;
 };
 
 // A row of activations, described by its token and its place in its sequence.
@@ -208,14 +222,16 @@ struct Workspace {
   int32_t rows;
   // fp32 [rows][...]: `normed` and `inner` are for plain weights, `added` for outputs that are normed before they are
   // added to x, and `beside` for those of a part beside another one. `heads` and `mixed` are the inputs and outputs of
-  // attention or of a convolution, `inputs` those of all layers, and `queries` those that attend to latents.
+  // a layer's first part, `inputs` those of all layers, and `queries` those that attend to latents.
   Buffer x, inputs, heads, mixed, queries, normed, inner, added, beside;
+  Buffer zeros;  // the state of a head before the first row
   InputsRoom shared, gated;
   SumsRoom sums;
   std::vector<Bench> benches;
   std::vector<Row> given;
   std::vector<int32_t> wanted;  // rows whose logits are wanted
   std::vector<Stretch> stretches;
+  std::vector<StateMoves> moves;  // of each stretch
   std::vector<Plan> plans;  // as numbered in Decoder
   MixtureRoom mixture;
 
@@ -231,6 +247,7 @@ struct Workspace {
         inner(floats(plain ? sizes.inner : 0)),
         added(floats(norms_after ? sizes.hidden : 0)),
         beside(floats(has_beside ? sizes.hidden : 0)),
+        zeros(room<float>(size_t(sizes.walks.state))),
         shared(most, sizes.widest()),
         gated(most, sizes.inner),
         mixture(experts, sizes.hidden, most, plain) {

@@ -8,6 +8,15 @@ namespace {
 
 void run_group(void* group, int32_t thread) { static_cast<Group*>(group)->run(thread); }
 
+// Returns what a span still has to do with states when the rows before `row` are done.
+StateMoves from_row(const StateMoves& given, int32_t row) {
+  StateMoves left = given;
+  left.source = given.target;
+  left.since = row < given.last ? row : given.last;
+  for (; left.saves > 0 && *left.saved <= row; --left.saves) ++left.saved, ++left.slots;
+  return left;
+}
+
 }  // namespace
 
 Group::Group(Decoder& given, float* out)
@@ -60,10 +69,14 @@ Inputs Group::put_together(int32_t layer, int32_t forms, Bench& bench) {
   auto from = [&](int32_t r) { return mixed(layer, r); };
   return inputs(count, shape.q_size, forms, mixed(layer, 0), bench, from, [&](int32_t r, float* spare) {
     const Queries& some = plan.queries[size_t(plan.of_row[size_t(r)])];
-    if (!some.apart) return from(r);
-    float* out = count == 1 ? spare : from(r);
-    const Sums sums = space.sums.from(some.sums, shape.v_dim);
-    combine(layer, some, r - some.first, sums, sinks, shape.kv_heads, shape.kv_heads, out);
+    float *out = count == 1 ? spare : from(r), *found = from(r);
+    if (some.apart) {
+      const Sums sums = space.sums.from(some.sums, shape.v_dim);
+      combine(layer, some, r - some.first, sums, sinks, shape.kv_heads, shape.kv_heads, out);
+      found = out;
+    }
+    if (shape.gate == 0) return found;
+    decoder.kernels.open(heads(layer, r) + shape.gates, shape.gate, shape.dim, shape.q_heads, found, out);
     return out;
   });
 }
@@ -192,6 +205,8 @@ void Group::run(int32_t thread) {
     multiply(layer.qkv, given, after, heads(index, 0), 0.0f, thread);
     if (layer.convolution.width > 0) {
       given = convolve(index, forms_of(layer.output), bench);
+    } else if (layer.recurrence.width > 0) {
+      given = recur(index, forms_of(layer.output), bench);
     } else if (latent) {
       given = attend_to_latents(index, forms_of(layer.output), thread);
     } else {
@@ -243,10 +258,12 @@ void run_spans(Decoder& decoder, const Span* spans, int32_t count, float* logits
     space.given.clear();
     space.wanted.clear();
     space.stretches.clear();
+    space.moves.clear();
     for (int32_t free = most; left > 0 && free > 0;) {
       const int32_t some = spans->count - done < free ? spans->count - done : free;
       const int32_t first = int32_t(space.given.size()), row = spans->row + done;
       space.stretches.push_back({spans->tables, row, first, some});
+      space.moves.push_back(done > 0 ? from_row(spans->states, row) : spans->states);
       for (int32_t i = 0; i < some; ++i) {
         space.given.push_back({spans->tokens[done + i], spans->positions[done + i], spans->tables, row + i});
         if (done + i >= spans->count - spans->wanted) space.wanted.push_back(first + i);

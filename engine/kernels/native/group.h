@@ -4,7 +4,8 @@
 // (a norm, combined attention) for itself, and positions the heads that it attends with.
 //
 //   qkv        norm, products                  x -> heads
-//   (a short convolution takes the place of the next part: see convolution.cpp; for latents see latent.cpp)
+//   (a short convolution or a recurrence takes the place of the next part: see convolution.cpp and recurrence.cpp; for
+//   latents see latent.cpp)
 //   attention  head norms, RoPE, KV write      heads -> heads, cache
 //              attention                       heads -> mixed, or sums of parts
 //   output     combination of sums             sums -> mixed
@@ -133,6 +134,20 @@ class Group {
   Plan& plan_of(int32_t layer) const { return space.plans[decoder.plans[size_t(layer)]]; }
   // Writes the inputs of a convolution into the cache, then returns what it makes of each row.
   Inputs convolve(int32_t layer, int32_t forms, Bench& bench);
+  // Computes a recurrence: writes the log and states, and returns what its last product multiplies.
+  Inputs recur(int32_t layer, int32_t forms, Bench& bench);
+  // Walks through a head of a stretch; `next` is the state that the thread reads next, or null.
+  void walk_head(int32_t layer, const Stretch& stretch, const StateMoves& moves, int32_t head, const float* next,
+                 Bench& bench) const;
+  // Walks over rows first..end of a sequence, at most WALKED, from one state to another.
+  void walk_delta(int32_t layer, const Stretch& stretch, int32_t head, int32_t first, int32_t end, DeltaWalk& walk,
+                  Bench& bench) const;
+  // Returns the state of a head of a layer in a slot; zeros for slot -1.
+  float* state_at(int32_t layer, int32_t slot, int32_t head) const;
+  // Writes pieces of the log rows first..end of a sequence to `out`, one row after the other; zeros before its first.
+  void read_log(int32_t layer, const Stretch& stretch, int32_t first, int32_t end, const LogPiece* pieces, int32_t count,
+                uint8_t* out) const;
+  void write_log(int32_t layer, int32_t r) const;
   // Computes latent attention, and returns its values.
   Inputs attend_to_latents(int32_t layer, int32_t forms, int32_t thread);
   void keep_latents(int32_t layer, Bench& bench);

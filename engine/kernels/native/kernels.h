@@ -108,6 +108,37 @@ struct AttendChunk : CachedRows {
   float* sum;     // [queries]: sum of exp(score - most)
 };
 
+// Rows that go through a filter for each channel, and SiLU.
+struct Filtering {
+  const uint8_t* rows;   // of `type`, the oldest first: width - 1 rows, then `count` whose outputs are wanted
+  int64_t row_bytes;
+  const float* filters;  // [width][channels of the layer]
+  int64_t channels;
+  float* out;            // [count][stride]
+  int64_t stride;
+  int32_t type;
+  int32_t width;
+  int32_t count;
+  int32_t numbers;       // channels of these rows, a multiple of 8
+};
+
+// Rows that a value head of a gated delta net walks over.
+struct DeltaWalk {
+  float* rows;         // [count][2 * key_dim + value_dim]: q, k and v; q and k become unit vectors here
+  const float* decay;  // [count]: t
+  const float* beta;   // [count]
+  const float* from;   // the state before them [key_dim][value_dim]
+  float* to;           // the state after them; may be `from`
+  float* y;            // [count][value_dim]
+  float* columns;      // scratch [key_dim][WALKED_COLUMNS]
+  const float* next;   // the state that is read after this one, to be prefetched; or null
+  int32_t count;
+  int32_t key_dim;
+  int32_t value_dim;
+};
+
+constexpr int32_t WALKED_COLUMNS = 32;  // the most columns of a state that are walked together
+
 // The length of a row of `numbers` numbers in whole vectors.
 constexpr int32_t padded(int32_t numbers) { return (numbers + 15) / 16 * 16; }
 
@@ -135,6 +166,8 @@ struct Kernels {
   void (*rotate)(float* head, const float* cos_sin, int32_t rotated, bool interleaved);
   // The operation between gate_up and down; `up` is null if `feed` is not gated. `out` may be one of them.
   void (*gate)(const ct_feed& feed, const float* gate, const float* up, int32_t n, float* out);
+  // out[h][i] = x[h][i] * sigmoid(gates[h][i]), or of gates[h] if a gate is one number; `out` may be x.
+  void (*open)(const float* gates, int32_t gate, int32_t dim, int32_t heads, const float* x, float* out);
   // x = most * tanh(x / most)
   void (*cap)(float* x, int32_t n, float most);
   void (*attend)(const Attend& given);
@@ -146,6 +179,8 @@ struct Kernels {
                   int32_t stride, int32_t heads, int32_t dim, float* out);
   // out += filter * row, for n numbers of `type` in the row, a multiple of 8.
   void (*add_filtered)(const uint8_t* row, int32_t type, const float* filter, int32_t n, float* out);
+  void (*filter)(const Filtering& given);
+  void (*walk_delta)(const DeltaWalk& given);
   // Writes heads [heads, dim] to `out`, and their scales if the type has them.
   void (*store)(const float* x, int32_t heads, int32_t dim, int32_t type, uint8_t* out, uint8_t* scales);
   // The largest of n numbers; NaN if one of them is NaN.

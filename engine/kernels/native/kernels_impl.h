@@ -474,6 +474,7 @@ void attend(const Attend& given) {
 }  // namespace chatterm
 
 #include "attend_chunk.h"
+#include "delta_net.h"
 #include "sampling.h"
 
 namespace chatterm {
@@ -568,7 +569,8 @@ bool by_tiles(int32_t type, int32_t rows) {
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
     CT_TEXT(CT_NAME), INTERLEAVES, product_of, by_tiles, round,     unpack,  multiply_panel, norm,    rotate,
-    gate,             cap,         attend,     attend_chunk, combine, add_filtered,   store_row, largest, soften,
+    gate,             open,        cap,         attend,     attend_chunk, combine, add_filtered,   filter,  walk_delta,
+    store_row,        largest,     soften,
 };
 
 }  // namespace chatterm

@@ -40,6 +40,9 @@ IMPOSSIBLE = -2
 ROWS, MAPPED, INTERLEAVED = 0, 1, 2
 """The values of ct_storage."""
 
+MOST_PARTS = 5
+"""CT_MOST_PARTS"""
+
 _Pointer, _Int, _Long, _Float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
@@ -62,7 +65,7 @@ class Linear(ctypes.Structure):
     """ct_linear: matrices with the same input, side by side in the output."""
 
     _fields_: ClassVar = [
-        ("parts", Matrix * 3),
+        ("parts", Matrix * MOST_PARTS),
         ("bias", _Pointer),
         *_fields_of_type(_Int, "count", "unused"),
     ]
@@ -83,6 +86,7 @@ class Attention(ctypes.Structure):
         *_fields_of_type(_Int, "together", "later", "rotated", "interleaved", "window"),
         *_fields_of_type(_Float, "scale", "cap", "beta"),
         *_fields_of_type(_Int, "original", "q_heads", "kv_heads", "head_dim", "shares_kv", "v_is_k"),
+        *_fields_of_type(_Int, "gate", "unused"),
     ]
 
 
@@ -102,6 +106,17 @@ class Convolution(ctypes.Structure):
     _fields_: ClassVar = [
         *_fields_of_type(_Pointer, "filters", "bias"),
         *_fields_of_type(_Int, "width", "size", "type", "unused"),
+    ]
+
+
+class Recurrence(ctypes.Structure):
+    """ct_recurrence: a recurrence in place of attention; all zeros mean none."""
+
+    _fields_: ClassVar = [
+        *_fields_of_type(_Pointer, "states", "filters", "decay", "dt_bias"),
+        ("norm", Norm),
+        *_fields_of_type(_Int, "width", "key_heads", "value_heads", "key_dim", "value_dim"),
+        *_fields_of_type(_Int, "alternating", "type", "unused"),
     ]
 
 
@@ -158,6 +173,7 @@ class Layer(ctypes.Structure):
         ("attention", Attention),
         ("latent", Latent),
         ("convolution", Convolution),
+        ("recurrence", Recurrence),
         ("kept", Kept),
         *_fields_of_type(Linear, "qkv", "output"),
         ("feed", Feed),
@@ -198,7 +214,7 @@ class Model(ctypes.Structure):
 class Cache(ctypes.Structure):
     """ct_cache: the KV cache."""
 
-    _fields_: ClassVar = _fields_of_type(_Int, "type", "block_size", "tables", "unused")
+    _fields_: ClassVar = _fields_of_type(_Int, "type", "block_size", "tables", "states")
 
 
 class MixtureJob(ctypes.Structure):

@@ -47,7 +47,7 @@ void multiply(void* given, int32_t thread) {
 }
 
 bool fits(const ct_linear& linear, int32_t widest, const Kernels& kernels) {
-  if (linear.count < 1 || linear.count > 3) return false;
+  if (linear.count < 1 || linear.count > CT_MOST_PARTS) return false;
   for (int32_t p = 0; p < linear.count; ++p) {
     const ct_matrix& part = linear.parts[p];
     if (part.storage == CT_INTERLEAVED && !kernels.interleaves) return false;

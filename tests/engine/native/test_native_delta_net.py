@@ -1,0 +1,264 @@
+"""Gated delta nets by the native kernels: against the reference executor, and to the bit the same however a text is
+cut, from whichever mark it goes on."""
+
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.batch import NONE, Span, StateMoves
+from engine.cache.kv_cache import KVCache
+from engine.cache.states import make_states
+from engine.execute.compatibility import not_native
+from engine.execute.cpu.executor import NativeDecoder
+from engine.kernels.native.library import NativeError, NativeLibrary, Pool
+from models.loading.load import load_model
+from models.network import DeltaNetWeights, Network
+from models.recurrences import DeltaNet
+from models.reference.decoder import Decoder
+from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm, Rope, each_layer
+from tests.engine.hybrid import hybrid_network
+from tests.engine.native.spans import a_span
+from tests.engine.native.test_native_batches import Sequence
+from tests.engine.native.test_native_chunks import relative
+from tests.engine.native.test_native_decode import CPU, cache_for, plain_model, rounded
+from tests.engine.native.test_native_latent import all_logits, random_texts
+from tests.fresh import examples
+from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+from tests.models.hybrids import tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
+from tests.models.test_reference import VOCAB
+
+LENGTHS = (1, 7, 45, 150)
+LONG = {
+    "max_position_embeddings": 512,
+    "hidden_size": 64,
+    "linear_value_head_dim": 40,
+    "linear_num_value_heads": 4,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 32,
+}
+"""Sizes whose matrices can be in blocks, and columns of states that are no whole vectors."""
+CONFIGS: dict[str, Any] = {
+    "qwen3.5": tiny_qwen3_5(**LONG),
+    "qwen3.5 moe": tiny_qwen3_5_moe(**LONG),
+    "qwen3 next": tiny_qwen3_next(**LONG),
+}
+MARKS = 12
+
+
+@dataclass
+class Walked:
+    """A text with states: the slot of its own and the row after which it is there, and other slots with theirs."""
+
+    text: Sequence
+    slot: int
+    free: list[int]
+    done: int = 0
+    source: int = NONE
+    row: int = 0
+    marks: dict[int, int] = field(default_factory=dict)
+
+    def go_back(self, random: Random) -> None:
+        """Go on from a mark, or from before the first row, at some row that is known."""
+        known = [NONE, *(slot for slot, row in self.marks.items() if row <= self.done)]
+        self.source = random.choice(known)
+        self.row = self.marks.get(self.source, 0)
+        self.done = random.randint(self.row, self.done)
+
+    def span(self, end: int, random: Random, guessed: int = 0) -> Span:
+        """The rows to `end`, with marks on the way; the last `guessed` rows are not in the state that is left."""
+        start, stop, saves = self.done, max(end - guessed, self.done), []
+        for row in sorted(random.choices(range(start, stop + 1), k=random.choice((0, 0, 1, 2)))):
+            if self.free:
+                self.marks[slot := self.free.pop()] = row
+                saves.append((row, slot))
+        moves = StateMoves(self.source, self.row, (*saves, (stop, self.slot)))
+        self.done, self.source, self.row = end, self.slot, stop
+        return replace(self.text.span(start, end), states=moves)
+
+
+def cache_of(model: Network, dtype: torch.dtype, blocks: int, slots: int) -> KVCache:
+    """A cache of which nothing was written."""
+    cache = cache_for(model, dtype, blocks)
+    cache.states = make_states(model.spec, slots, CPU)
+    assert cache.states is not None
+    for states in cache.states.layers.values():
+        states.fill_(float("nan"))
+    return cache
+
+
+def walked(texts: list[Sequence]) -> tuple[list[Walked], int]:
+    """The texts with slots, and how many there are."""
+    own = len(texts)
+    return [
+        Walked(text, at, list(range(own + at * MARKS, own + (at + 1) * MARKS)))
+        for at, text in enumerate(texts)
+    ], own * (1 + MARKS)
+
+
+def alone(decoder: NativeDecoder, texts: list[Walked]) -> list[Tensor]:
+    """The logits after every row of each text, token by token."""
+    return [
+        torch.cat([decoder.run([text.span(row + 1, _Never())]) for row in range(len(text.text.ids))])
+        for text in texts
+    ]
+
+
+class _Never(Random):
+    """Chooses the first."""
+
+    def choice(self, seq: Any) -> Any:
+        return seq[0]
+
+
+def together(decoder: NativeDecoder, texts: list[Walked], random: Random) -> list[tuple[int, int, Tensor]]:
+    """The same rows in steps of some of the next rows of some texts, now and then from a mark: which, the last row, its
+    logits."""
+    found: list[tuple[int, int, Tensor]] = []
+    for step in count():
+        left = [at for at, text in enumerate(texts) if text.done < len(text.text.ids)]
+        if not left:
+            break
+        some, spans = random.sample(left, random.randint(1, len(left))), []
+        for at in some:
+            text = texts[at]
+            if random.random() < 0.2:
+                text.go_back(random)
+            rows = 1 if step % 2 else random.randint(1, len(text.text.ids) - text.done)
+            guessed = random.randint(1, min(rows - 1, 5)) if rows > 1 and random.random() < 0.3 else 0
+            spans.append(text.span(text.done + rows, random, guessed))
+        logits = decoder.run(spans)
+        found += [(at, texts[at].done - 1, row) for at, row in zip(some, logits, strict=True)]
+    return found
+
+
+def check(
+    model: Network,
+    library: NativeLibrary,
+    pool: Pool,
+    lengths: tuple[int, ...] | list[int],
+    dtype: torch.dtype,
+) -> None:
+    """Compare every row with the reference, and its bits in any company with those it has alone.
+
+    With a cache in 16 bits, other experts may be chosen for some rows, so that only bits are compared.
+    """
+    assert not_native(model.spec) is None
+    random = Random(len(lengths))
+    texts, blocks = random_texts(model, lengths, random)
+    expected = all_logits(Decoder(model), texts)
+    near = all_logits(rounded(model), texts) if model.is_quantized else expected
+    limit = 2 * relative(near, expected) + 2e-5
+    for variant in library.variants.values():
+        runs = [walked(texts) for _ in range(2)]
+        caches = [cache_of(model, dtype, blocks, slots) for _, slots in runs]
+        single = alone(NativeDecoder(model, caches[0], pool, variant), runs[0][0])
+        if dtype == torch.float32:
+            assert relative(torch.cat(single), expected) < limit
+        for text, row, found in together(NativeDecoder(model, caches[1], pool, variant), runs[1][0], random):
+            assert torch.equal(found, single[text][row])
+        for ours, theirs in zip(caches[1].parts, caches[0].parts, strict=True):
+            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+        first, second = (cache.states for cache in caches)
+        assert first is not None
+        assert second is not None
+        for layer, states in first.layers.items():
+            for ours, theirs in zip(*(texts for texts, _ in runs), strict=True):
+                if theirs.row == ours.row:
+                    assert torch.equal(states[ours.slot], second.layers[layer][theirs.slot])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantize"),
+    [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float16, "int8"), (torch.float32, "int8")],
+    ids=["float32", "bfloat16", "float16-int8", "float32-int8"],
+)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_row_has_the_same_bits_in_any_company(
+    name: str, dtype: torch.dtype, quantize: str, library: NativeLibrary, pool: Pool, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path, CONFIGS[name])
+    model = load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize=quantize)
+    assert model.is_quantized == (quantize == "int8")
+    check(model, library, pool, LENGTHS, dtype)
+
+
+def delta_nets() -> st.SearchStrategy[DeltaNet]:
+    heads = st.sampled_from(((1, 1), (2, 4), (3, 3), (2, 6)))
+    sizes = st.sampled_from((8, 24, 64))
+    return st.builds(
+        lambda heads, key, value, width, alternating: DeltaNet(
+            *heads, key, value, width, alternating=alternating
+        ),
+        heads,
+        sizes,
+        st.sampled_from((8, 40, 72)),
+        st.sampled_from((1, 2, 4, 7)),
+        st.booleans(),
+    )
+
+
+@examples(5, *HealthCheck)
+@given(
+    net=delta_nets(),
+    gate=st.sampled_from((None, "heads", "numbers")),
+    lengths=st.lists(st.sampled_from((1, 7, 30, 140)), min_size=1, max_size=3),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**16),
+)
+def test_any_delta_net_computes_what_its_description_says(
+    library: NativeLibrary, net: DeltaNet, gate: Any, lengths: list[int], threads: int, seed: int
+) -> None:
+    attention = Attention(4, 2, 16, rope=Rope(dims=8), gate=gate)
+    layers = (Layer(net, FeedForward(40)), Layer(attention, FeedForward(40)), Layer(net, FeedForward(40)))
+    model = hybrid_network(ModelSpec("Hybrid", VOCAB, 48, 512, layers, Norm()), seed)
+    check(model, library, Pool(threads, library), lengths, torch.float32)
+
+
+def test_what_does_not_fit_is_refused(pool: Pool, tmp_path: Path) -> None:
+    model = plain_model(tmp_path, CONFIGS["qwen3.5"])
+    odd = with_nets(model.spec, key_dim=20)
+    assert not_native(odd) == "there are no native kernels for states of 20 x 40 numbers"
+    with pytest.raises(NativeError, match="there are no states for recurrences"):
+        NativeDecoder(model, cache_for(model, torch.float32), pool)
+    cache = cache_of(model, torch.float32, 40, slots=2)
+    first = model.layers[0]
+    assert isinstance(first.mixer, DeltaNetWeights)
+    for wrong in (replace(first.mixer, out=first.mixer.inputs), replace(first.mixer, gates=first.mixer.out)):
+        layers = (replace(first, mixer=wrong), *model.layers[1:])
+        with pytest.raises(NativeError, match="a layer do not fit together"):
+            NativeDecoder(replace(model, layers=layers), cache, pool)
+    decoder, span = NativeDecoder(model, cache, pool), a_span([1, 2], 3, [3, 4], [0])
+    for moves, said in (
+        (None, "no state of the span is saved"),
+        (StateMoves(2, 0, ((5, 0),)), "there is no such state"),
+        (StateMoves(NONE, 4, ((5, 0),)), "there is no such state"),
+        (StateMoves(NONE, 0, ((5, 2),)), "there is no such state"),
+        (StateMoves(NONE, 0, ((6, 0),)), "no state of the span is saved"),
+        (StateMoves(NONE, 0, ((5, 0), (4, 1))), "states are saved in another order"),
+    ):
+        with pytest.raises(NativeError, match=said):
+            decoder.run([replace(span, states=moves)])
+    plain = plain_model(tmp_path / "plain", tiny_qwen3())
+    with pytest.raises(NativeError, match="there are no states"):
+        NativeDecoder(plain, cache_for(plain, torch.float32), pool).run(
+            [replace(span, states=StateMoves(NONE, 0, ((5, 0),)))]
+        )
+
+
+def with_nets(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    def changed(_: int, layer: Layer) -> Layer:
+        return (
+            replace(layer, mixer=replace(layer.mixer, **changes))
+            if isinstance(layer.mixer, DeltaNet)
+            else layer
+        )
+
+    return each_layer(spec, changed)
