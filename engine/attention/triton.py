@@ -11,9 +11,9 @@ from torch import Tensor
 from engine.attention import Write
 from engine.attention.convolving import convolving
 from engine.attention.parts import Parts, WriteSpans, block_tables, cache_args, ends, expands, places, runs
-from engine.attention.recurring import RecurringStep
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.unusual import Layers
+from engine.attention.walks import recurrence_step
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from models.reference.attention import Attention
@@ -43,13 +43,14 @@ class TritonBackend:
         self._unusual = unusual
         self._has_plain = len(unusual) < len(cache.k)
         self._long = SdpaBackend(cache)
+        self._step = recurrence_step(cache.device)
         self.tiles: Mapping[int, Tile] = {}
         """How spans of any length are tiled, by the size of a head; the default where it is missing. Set it before the
         first step."""
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
-        return convolving(self._attention(batch), self._cache, batch.spans, RecurringStep)
+        return convolving(self._attention(batch), self._cache, batch.spans, self._step)
 
     def _attention(self, batch: StepBatch) -> Attention:
         plain = self._plain(batch) if self._has_plain and self._expands(batch) else None
