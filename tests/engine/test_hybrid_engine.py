@@ -25,6 +25,7 @@ from engine.conversation.cache_explainer import Explainer, Question
 from engine.conversation.chat import Turn
 from engine.events import Cause, Parting, TurnStats
 from engine.execute.build_options import BuildOptions
+from engine.kernels.native import library
 from models.reference.decoder import Decoder
 from models.units import counted
 from tests.engine.hybrid import hybrid_engine, hybrid_network
@@ -38,6 +39,14 @@ from tests.models.checkpoints import run
 from tests.models.hybrids import tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
 
 STEPS = 40
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "native"])
+def native(request: pytest.FixtureRequest) -> bool:
+    """Whether native kernels compute the network."""
+    if request.param and (reason := library.problem()) is not None:
+        pytest.skip(reason)
+    return bool(request.param)
 
 
 def expected(engine: TinyEngine, prompt: list[int], count: int) -> list[int]:
@@ -59,10 +68,10 @@ def text(seed: int, length: int) -> list[int]:
     return [rng.randrange(250) for _ in range(length)]
 
 
-def test_greedy_answers_are_those_of_the_reference_however_a_prompt_is_cut() -> None:
+def test_greedy_answers_are_those_of_the_reference_however_a_prompt_is_cut(native: bool) -> None:
     prompt = text(0, 100)
     for chunk in (1, 7, 64):
-        with hybrid_engine(max_chunk=chunk) as engine:
+        with hybrid_engine(native=native, max_chunk=chunk) as engine:
             found, computed = told(engine, prompt)
             assert computed == 100
             assert found == expected(engine, prompt, len(found))
@@ -78,11 +87,11 @@ def test_families_answer_as_the_reference_does(folder: Path, config: Callable[..
         assert told(engine, [*prompt, *found[:-3], 1, 2])[1] == 2
 
 
-def test_prompts_that_are_computed_together_are_answered_as_alone() -> None:
+def test_prompts_that_are_computed_together_are_answered_as_alone(native: bool) -> None:
     stem = text(1, 90)
     rng = Random(1)
     prompts = [stem[: rng.randint(1, 90)] + text(at, rng.randint(1, 20)) for at in range(12)]
-    with hybrid_engine(max_chunk=16) as engine:
+    with hybrid_engine(native=native, max_chunk=16) as engine:
         for first in range(0, len(prompts), 4):
             asked = [engine.start(Rows.of(prompt), GREEDY) for prompt in prompts[first : first + 4]]
             for prompt, sequence in zip(prompts[first:], asked, strict=False):
@@ -91,9 +100,9 @@ def test_prompts_that_are_computed_together_are_answered_as_alone() -> None:
             engine.check()
 
 
-def test_a_prefix_is_reused_to_the_row() -> None:
+def test_a_prefix_is_reused_to_the_row(native: bool) -> None:
     prompt = text(2, 100)
-    with hybrid_engine() as engine:
+    with hybrid_engine(native=native) as engine:
         first, _ = told(engine, prompt)
         assert told(engine, prompt) == (first, 1), "a retry"
         after = [*prompt, *first[:-1]]
@@ -158,11 +167,11 @@ def test_only_what_is_new_is_computed_after_each_message() -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(3))
-def test_guesses_change_no_token_and_cost_no_state(seed: int) -> None:
+def test_guesses_change_no_token_and_cost_no_state(native: bool, seed: int) -> None:
     rng, stem = Random(seed), text(seed, 120)
     params = SamplingParams(temperature=0.0, max_tokens=30, speculation="suffix")
     prompts = [stem[: rng.randint(1, 120)] + text(at, rng.randint(1, 9)) for at in range(8)]
-    with hybrid_engine(max_chunk=32) as engine:
+    with hybrid_engine(native=native, max_chunk=32) as engine:
         answers = {at: [*prompt, *expected(engine, prompt, 30)] for at, prompt in enumerate(prompts)}
         speculate(engine, Oracle(answers=dict(answers), random=rng, vocab=250))
         asked = []
@@ -176,9 +185,9 @@ def test_guesses_change_no_token_and_cost_no_state(seed: int) -> None:
         engine.check()
 
 
-def test_the_end_of_a_cancelled_answer_is_taken_back_at_no_cost() -> None:
+def test_the_end_of_a_cancelled_answer_is_taken_back_at_no_cost(native: bool) -> None:
     prompt = text(4, 60)
-    with hybrid_engine() as engine:
+    with hybrid_engine(native=native) as engine:
         said = expected(engine, prompt, 60)
         events = engine.stream(prompt, SamplingParams(temperature=0.0, max_tokens=60))
         for _ in range(50):

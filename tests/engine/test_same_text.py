@@ -20,6 +20,7 @@ from torch import Tensor
 
 from engine import Engine, SamplingParams
 from engine.cache.blocks import Key
+from engine.cache.layer_groups import layer_groups
 from engine.conversation.chat import Chat, Turn
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeLibrary
@@ -35,6 +36,7 @@ from tests.engine.test_native_engine import CPU, a_native_engine
 from tests.fresh import examples
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 from tests.models.families import tiny_gemma4, tiny_gpt_oss, tiny_lfm2
+from tests.models.hybrids import tiny_qwen3_5
 
 CONTEXT = 400
 BLOCKS = CONTEXT // 4 + 10
@@ -47,6 +49,7 @@ CONFIGS = {
     ),
     "windows and experts": tiny_gpt_oss(**SIZES, sliding_window=30),
     "convolutions": tiny_lfm2(**SIZES, num_attention_heads=4, num_key_value_heads=2, conv_L_cache=7),
+    "recurrences": tiny_qwen3_5(**SIZES, linear_value_head_dim=32),
 }
 TEXTS = st.text("ab \n\u00e9", min_size=1, max_size=24).filter(str.strip)
 STEPS = st.one_of(
@@ -110,7 +113,7 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
         options = {"dtype": torch.bfloat16, "context": CONTEXT}
         used = stack.enter_context(a_native_engine(model, num_blocks=BLOCKS, **options))
         fresh = stack.enter_context(a_native_engine(model, max_chunk=512, threads=1, **options))
-        assert len(used.pieces.cache.pools) == any(layer.mixer.window for layer in model.spec.layers)
+        assert len(used.pieces.cache.pools) == len(layer_groups(model.spec, torch.bfloat16))
         speculate(used)
         fresh.engine_step.speculating = None
         yield Pair(used, fresh, seen)
