@@ -41,7 +41,7 @@ FEEDS: dict[str, Mapping[str, Kind]] = {
 }
 
 
-@pytest.fixture(params=["avx2", "avxvnni", "avx512"])
+@pytest.fixture(params=["avx2", "avxvnni", "avx512", "avx512bf16"])
 def variant(request: pytest.FixtureRequest, library: NativeLibrary) -> int:
     if request.param not in library.variants:
         pytest.skip(f"this machine does not run {request.param}")

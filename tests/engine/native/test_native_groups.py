@@ -22,7 +22,7 @@ from tests.models.checkpoints import files_of, write_checkpoint
 from tests.models.families import tiny_gemma4, tiny_gpt_oss, tiny_lfm2
 
 STEP = 30
-LENGTHS = (1, 60, 170, 240)
+LENGTHS = (1, 60, 170)
 HEADS = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 CONFIGS = {
     "shared": tiny_gemma4(hidden_size=64, hidden_size_per_layer_input=32, sliding_window=25),

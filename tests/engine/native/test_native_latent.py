@@ -35,7 +35,7 @@ from tests.models.checkpoints import (
 from tests.models.families import FAMILIES, tiny_deepseek, tiny_deepseek_v2, tiny_glm_lite
 from tests.models.test_reference import VOCAB, checkpoint, network_of
 
-LENGTHS = (1, 2, 7, 30, 140, 300)
+LENGTHS = (1, 7, 30, 140)
 LONG = {"max_position_embeddings": 512}
 IN_BLOCKS = LONG | {"hidden_size": 192, "v_head_dim": 32, "moe_intermediate_size": 64, "q_lora_rank": 32}
 """Sizes whose matrices can be in blocks."""
@@ -107,7 +107,7 @@ def test_a_family_gives_the_logits_of_the_plain_modules(
 def test_a_row_has_the_same_bits_in_any_company(
     name: str, dtype: torch.dtype, quantize: str, library: NativeLibrary, pool: Pool, tmp_path: Path
 ) -> None:
-    """Contexts of one part and of several, which single rows and chunks see."""
+    """Contexts of one part and of two, which single rows and chunks see."""
     folder = write_checkpoint(tmp_path, CONFIGS[name])
     model = load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize=quantize)
     assert model.is_quantized == (quantize == "int8")
@@ -133,7 +133,7 @@ def latents() -> st.SearchStrategy[LatentAttention]:
 @examples(6, *HealthCheck)
 @given(
     latent=latents(),
-    lengths=st.lists(st.sampled_from((1, 7, 30, 140, 200)), min_size=1, max_size=4),
+    lengths=st.lists(st.sampled_from((1, 7, 30, 140, 260)), min_size=1, max_size=4),
     threads=st.integers(1, 3),
     seed=st.integers(0, 2**16),
 )
