@@ -111,9 +111,6 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
         notes = (*notes, on_host.told(len(spec.layers)))
     sized = size_up(network, device, row, block_size, on_host, options, keeps_groups(options))
     plan, window = sized.plan, sized.plan.needs.window
-    if options.num_blocks:
-        most = options.num_blocks
-        plan = replace(plan, num_blocks=most, slots=tuple(min(count, most) for count in plan.slots))
     cache = _allocate(plan, rows, network, options.kv_dtype)
     cache.host = _host_memory(cache, options, device)
     if plan.slots and (options.offload or options.offload_gb):
@@ -160,10 +157,12 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
         except NativeError as error:
             pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({error}).",)
     if options.drafter is not None:
-        why = _no_draft(pieces, sized.has_draft)
-        if why is None:
+        why = _no_draft(pieces)
+        if why is None and sized.draft is None:
+            why = "there is too little memory for the KV cache of a draft model"
+        elif why is None and sized.draft is not None:
             try:
-                pieces.draft = _build_draft(options.drafter, network, pieces, plan, options)
+                pieces.draft = _build_draft(options.drafter, network, pieces, sized.draft, options)
             except Exception as error:  # noqa: BLE001 - a draft model is optional
                 why = first_line(error)
         if why is not None:
@@ -197,29 +196,25 @@ def _marks(plan: KVPlan, cache: KVCache) -> Marks | None:
     return None
 
 
-def _no_draft(pieces: Pieces, has_room: bool) -> str | None:
+def _no_draft(pieces: Pieces) -> str | None:
     """Return why there can be no draft model here, as the end of a sentence; None if there can."""
     decodes = pieces.decode_runner
-    if not (decodes.checks_guesses if decodes is not None else pieces.runner.checks_guesses):
-        return DRAFTS_NEED
-    return None if has_room else "there is too little memory for the KV cache of a draft model"
+    checks_guesses = decodes.checks_guesses if decodes is not None else pieces.runner.checks_guesses
+    return None if checks_guesses else DRAFTS_NEED
 
 
 def _build_draft(
     draft: Network, network: Network, pieces: Pieces, plan: KVPlan, options: BuildOptions
 ) -> Drafting:
-    """Build the engine of a draft model, with as many rows as the KV cache of the model that it guesses for. Raises
-    EngineError and torch's errors."""
+    """Build the engine of a draft model, whose KV cache is that of `plan`. Raises EngineError and torch's errors."""
     device, context = pieces.cache.device, min(plan.context_length, draft.positions)
     vocab_size = min(draft.spec.vocab_size, network.whole.vocab_size)
     asked = BuildOptions(
-        context=context,
         attention=pieces.backend.name if device.type == "cuda" else "auto",
         graphs=options.graphs,
         tune=options.tune,
-        free=maxsize,
+        plan=replace(plan, context_length=context),
         block_size=plan.needs.block_size,
-        num_blocks=plan.num_blocks,
         threads=pieces.threads,
         offload=0,
         pool=pieces.runner.pool,
@@ -301,11 +296,8 @@ def _allocate(
 
 
 def keeps_groups(options: BuildOptions) -> bool:
-    """Return whether layers with a window keep their rows in groups of their own.
-
-    The ranks of several devices keep all rows, and the memory of a draft model is planned with all rows.
-    """
-    return options.group is None and not options.drafts_for
+    """Return whether layers with a window keep their rows in groups of their own. Ranks of several devices do not."""
+    return options.group is None
 
 
 def _host_memory(cache: KVCache, options: BuildOptions, device: torch.device) -> HostKV | None:

@@ -3,7 +3,7 @@
 import torch
 
 from engine.cache.computing import GRAPH_BYTES, computing_bytes, prefill_rows
-from engine.cache.kv_rows import token_bytes
+from engine.cache.kv_needs import kv_needs
 from engine.cache.sizing import USEFUL_CONTEXT, kv_share
 from engine.execute.compatibility import DRAFTS_NEED, not_divided, not_fused
 from engine.execute.cpu.executor import unsupported
@@ -72,9 +72,12 @@ def read_draft(
 def _needed(plan: LoadPlan, model: Network, context: int | None, free: int) -> int:
     """Return the bytes that a draft model and the KV caches of a useful length need."""
     device = plan.target.device
-    each = token_bytes(plan.spec, model.dtype) + token_bytes(model.spec, model.dtype)
     tokens = min(context or USEFUL_CONTEXT, model.positions)
-    needed = plan.nbytes + int(tokens * each / kv_share(device))
+    kv = sum(
+        kv_needs(spec, model.dtype, in_groups=True).conversation_bytes(tokens)
+        for spec in (plan.spec, model.spec)
+    )
+    needed = plan.nbytes + int(kv / kv_share(device))
     if device.type == "cuda":
         rows = prefill_rows(model.spec, model.dtype, device, free + model.nbytes)
         needed += computing_bytes(model.spec, rows, model.dtype, device) + GRAPH_BYTES

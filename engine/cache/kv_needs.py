@@ -1,7 +1,7 @@
 """What a network needs of the KV cache: the bytes of a token, and the rows that its layers see."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -38,6 +38,11 @@ class KVNeeds:
     """The most rows that are computed at once; not needed without groups."""
     state_bytes: int = 0
     """Bytes of the states of all recurrent layers at one row; 0: there are no such layers."""
+
+    def beside(self, draft: "KVNeeds") -> "KVNeeds":
+        """Return the needs of this network and a draft model, whose cache has as many blocks; its groups come last."""
+        total = self.token_bytes + draft.token_bytes
+        return replace(self, token_bytes=total, groups=(*self.groups, *draft.groups))
 
     def slots(self, streams: int, context: int, windows: int) -> tuple[int, ...]:
         """Return the blocks of each group for `streams` contexts, a copy, and branches with `windows` windows."""

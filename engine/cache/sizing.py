@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -57,6 +57,18 @@ class KVPlan:
     def nbytes(self) -> int:
         """The size of the cache in bytes."""
         return self.needs.nbytes(self.num_blocks, self.slots) + self.states * self.needs.state_bytes
+
+    def with_blocks(self, blocks: int) -> "KVPlan":
+        """Return the plan with so many blocks, for a context of the same length."""
+        return replace(self, num_blocks=blocks, slots=tuple(min(count, blocks) for count in self.slots))
+
+    def split(self, own: KVNeeds, draft: KVNeeds) -> tuple["KVPlan", "KVPlan"]:
+        """Split a plan for `own` beside `draft` into the plans of the two caches."""
+        at = len(own.groups)
+        return (
+            replace(self, needs=own, slots=self.slots[:at]),
+            replace(self, needs=draft, slots=self.slots[at:], states=0),
+        )
 
     @property
     def share(self) -> float:
@@ -173,18 +185,20 @@ def expected_plan(
     return plan_chunks(plan, most, min(most, LEAST_ROWS), useful)[0]
 
 
-def plan_with_draft(plan: Callable[[int], KVPlan], draft_bytes: int) -> tuple[KVPlan, bool]:
-    """Call `plan` with the bytes per token that a draft model's KV cache adds, and return the plan and whether a draft
-    model fits. `draft_bytes` are those bytes (0: no draft model). It must leave room for a useful context, or for all
-    of the context possible without it. Raises as `plan` does.
+def plan_with_draft(
+    plan: Callable[[KVNeeds], KVPlan], own: KVNeeds, draft: KVNeeds | None
+) -> tuple[KVPlan, KVPlan | None]:
+    """Return what `plan` makes for the `own` needs of a network, and the plan of a draft model's cache if one fits.
+
+    It must leave room for a useful context, or for all of the context possible without it. Raises as `plan` does.
     """
-    alone = plan(0)
-    if draft_bytes:
+    alone = plan(own)
+    if draft is not None:
         with suppress(OutOfRoomError):
-            found = plan(draft_bytes)
+            found = plan(own.beside(draft))
             if found.context_length >= min(USEFUL_CONTEXT, alone.context_length):
-                return found, True
-    return alone, False
+                return found.split(own, draft)
+    return alone, None
 
 
 def offload_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> int:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from engine.cache.sizing import KVPlan
 from engine.execute.group import Group
 from engine.kernels.native.library import Pool
 from engine.params import LoadOptions
@@ -30,6 +31,8 @@ class BuildOptions(LoadOptions):
     drafter: Network | None = None
     """A draft model; it takes memory in addition to the KV cache."""
     draft_name: str = ""
+    plan: KVPlan | None = None
+    """The KV cache of a draft model, which was planned with that of the model for which it guesses."""
     drafts_for: int = 0
     """Nonzero if this network is itself a draft model: the vocabulary size that it shares with its target model."""
     pool: Pool | None = None

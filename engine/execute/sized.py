@@ -14,8 +14,8 @@ from engine.cache.computing import (
     expert_bytes,
     prefill_rows,
 )
-from engine.cache.kv_needs import kv_needs
-from engine.cache.kv_rows import KVRow, token_bytes
+from engine.cache.kv_needs import KVNeeds, kv_needs
+from engine.cache.kv_rows import KVRow
 from engine.cache.sizing import (
     USEFUL_CONTEXT,
     KVPlan,
@@ -36,11 +36,11 @@ from models.network import Network
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """The KV cache, the most prefill rows of a step, and whether a draft model fits."""
+    """The KV cache, the most prefill rows of a step, and the KV cache of a draft model, if one fits."""
 
     plan: KVPlan
     max_chunk: int
-    has_draft: bool
+    draft: KVPlan | None
 
 
 def size_up(
@@ -58,39 +58,45 @@ def size_up(
     """
     spec, most, free, group = network.spec, options.max_chunk, options.free, options.group
     drafter = options.drafter
-    draft_bytes = (
-        0 if drafter is None else token_bytes(drafter.spec, drafter.dtype)
-    )  # of a token in its KV cache
     if most is None:
         most = prefill_rows(spec, network.dtype, device, _memory(network, device, on_host))
         most = most if group is None else group.least(most)
-    computing = _computing(network, device, row, on_host, options.streams, bool(draft_bytes))
+    if (planned := options.plan) is not None:
+        slides = planned.slots or planned.needs.window is not None
+        return Sized(planned, min(most, planned.needs.step) if slides else most, None)
+    computing = _computing(network, device, row, on_host, options.streams, drafter is not None)
     reserve = computing(most)  # before asking what is free, because workspaces of libraries stay
     free = available_memory(device) if free is None else free
     if group is not None:  # all ranks need the same number of blocks
         free = group.least(free - reserve) + reserve
 
-    def plan_with(rows: int, beside: int) -> KVPlan:
-        needs = kv_needs(spec, network.dtype, options.kv_dtype, rows, in_groups, block_size)
+    def needs(rows: int) -> KVNeeds:
+        return kv_needs(spec, network.dtype, options.kv_dtype, rows, in_groups, block_size)
+
+    def plan_with(needs: KVNeeds) -> KVPlan:
         return plan_kv(
-            replace(needs, token_bytes=needs.token_bytes + beside),
+            needs,
             free,
             network.positions,
             options.context,
             kv_share(device),
-            computing(rows),
+            computing(needs.step),
             options.streams,
             branch_share(device),
         )
 
     least = most if options.max_chunk is not None or group is not None else min(most, LEAST_ROWS)
     useful = min(options.context or USEFUL_CONTEXT, network.positions)
-    rows = plan_chunks(lambda rows: plan_with(rows, 0), most, least, useful)[1]
-    plan, has_draft = plan_with_draft(lambda beside: plan_with(rows, beside), draft_bytes)
+    rows = plan_chunks(lambda rows: plan_with(needs(rows)), most, least, useful)[1]
+    beside = None
+    if drafter is not None:
+        beside = kv_needs(drafter.spec, drafter.dtype, "auto", rows, True, block_size)
+    plan, draft = plan_with_draft(plan_with, needs(rows), beside)
+    blocks = options.num_blocks or plan.num_blocks
     if group is not None:  # rank 0 may need room for a draft model
-        agreed = group.least(plan.context_length), group.least(plan.num_blocks)
-        plan = replace(plan, context_length=agreed[0], num_blocks=agreed[1])
-    return Sized(plan, rows, has_draft)
+        plan = replace(plan, context_length=group.least(plan.context_length))
+        blocks = group.least(blocks)
+    return Sized(plan.with_blocks(blocks), rows, draft.with_blocks(blocks) if draft is not None else None)
 
 
 def _memory(network: Network, device: torch.device, on_host: HostExperts | None) -> int | None:

@@ -14,6 +14,8 @@ from tokenizers import AddedToken
 from engine import Engine, SamplingParams
 from engine.batch import StepBatch
 from engine.cache.kv_needs import KVNeeds
+from engine.cache.kv_rows import token_bytes
+from engine.cache.layer_groups import LayerGroup, layer_groups
 from engine.cache.rows import Rows
 from engine.cache.sizing import USEFUL_CONTEXT, KVPlan, plan_with_draft
 from engine.errors import OutOfRoomError
@@ -169,6 +171,16 @@ def test_what_was_accepted_is_not_computed_again(models: tuple[Network, Network]
         assert sum(rows) < len(sequence.rows) + wrong + MOST_ROWS
 
 
+def test_its_layers_with_a_window_keep_only_the_rows_of_windows(models: tuple[Network, Network]) -> None:
+    large, small = models
+    with a_native_engine(large, context=500, num_blocks=600, drafter=small, draft_name="small") as engine:
+        drafts, groups = drafting(engine), layer_groups(small.spec, small.dtype)
+        rows = 600 * drafts.blocks.block_size
+        every = token_bytes(small.spec, small.dtype) * rows
+        assert (drafts.nbytes - small.nbytes < every) is bool(groups)
+        assert groups or drafts.nbytes - small.nbytes == every
+
+
 def test_drafts_are_for_those_who_want_them(engine: Engine) -> None:
     draft(engine)
     for how, wants in (("off", False), ("suffix", False), ("draft", True), ("auto", True)):
@@ -309,23 +321,29 @@ def test_where_its_cache_is_full_answers_go_on(models: tuple[Network, Network]) 
 
 
 def test_a_draft_model_that_does_not_fit_is_left_out() -> None:
-    def plan(most: int, least: int = 16) -> Callable[[int], KVPlan]:
-        def of(beside: int) -> KVPlan:
-            tokens = most // (100 + beside)
+    def plan(most: int, least: int = 16) -> Callable[[KVNeeds], KVPlan]:
+        def of(needs: KVNeeds) -> KVPlan:
+            tokens = most // needs.token_bytes
             if tokens < least:
                 raise OutOfRoomError("no room")
-            return KVPlan(min(tokens, 100_000), tokens, KVNeeds(100, 1))
+            return KVPlan(min(tokens, 100_000), tokens, needs, slots=tuple(range(1, 1 + len(needs.groups))))
 
         return of
 
+    own = KVNeeds(100, 1, groups=(LayerGroup(8, (0,), 10),))
+    more = KVNeeds(101, 1)
+    draft = KVNeeds(100, 1, groups=(LayerGroup(4, (0,), 1), LayerGroup(2, (1,), 1)))
     plenty = plan(200 * 100_000)
-    assert plan_with_draft(plenty, 0) == (plenty(0), False)
-    assert plan_with_draft(plenty, 100) == (plenty(100), True)
+    assert plan_with_draft(plenty, own, None) == (plenty(own), None)
+    tokens = 100_000
+    both = (KVPlan(tokens, tokens, own, slots=(1,)), KVPlan(tokens, tokens, draft, slots=(2, 3)))
+    assert plan_with_draft(plenty, own, draft) == both
     some = plan(200 * USEFUL_CONTEXT)
-    assert plan_with_draft(some, 100) == (some(100), True), "enough for both"
-    assert plan_with_draft(some, 101) == (some(0), False), "the conversation would be too short"
+    enough, drafts = plan_with_draft(some, own, draft)
+    assert (enough.context_length, drafts is None) == (USEFUL_CONTEXT, False), "enough for both"
+    assert plan_with_draft(some, own, more) == (some(own), None), "the conversation would be too short"
     exact = plan(100 * 500, 400)
-    assert plan_with_draft(exact, 100) == (exact(0), False)
+    assert plan_with_draft(exact, own, draft) == (exact(own), None)
 
 
 def test_one_line_says_that_there_is_no_room(models: tuple[Network, Network]) -> None:
