@@ -54,9 +54,9 @@ def test_layers_with_experts_and_several_products_before_the_attention() -> None
 
 def test_the_inputs_of_all_layers_belong_to_none() -> None:
     first = ["embedding_kernel", "embedding_kernel", "linear_kernel", "norm_kernel"]
-    layer = [*LAYER, "norm_kernel", "linear_kernel", "gate_kernel", "linear_kernel", "norm_kernel"]
+    layer = [*LAYER, "linear_kernel", "linear_kernel"]
     parts = median_kernels(steps([*first, *2 * layer, "linear_kernel"]))
-    assert [part.layer for part in parts] == [*4 * [None], *11 * [0], *11 * [1], None]
+    assert [part.layer for part in parts] == [*4 * [None], *8 * [0], *8 * [1], None]
     assert [part.name for part in parts[4:6]] == ["q, k, v", "attention"]
 
 

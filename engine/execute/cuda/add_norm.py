@@ -46,6 +46,11 @@ class AddNorm:
             found["factor"] = self.factor
         return found
 
+    def pending(self) -> dict[str, Any]:
+        """Return the named arguments of `linear_kernel` for total; `norm` is that of the product itself."""
+        assert self.post is not None
+        return {"ADD_EPS": self.post[0].eps, "ADD_SCALE": self.scale, "factor": self.factor}
+
 
 def add_norm(
     x: Tensor, residual: Tensor | None, between: AddNorm, out: Tensor, total: Tensor, pdl: bool = False

@@ -12,12 +12,12 @@ Up to eight rows, a layer takes six launches, weights are read once, and every r
 Before products with few bits per weight, o and down do most of the norm: they multiply x by the norm's weights and sum
 its squares. In small networks o also combines the chunks of a single short sequence.
 
-A norm of a product's output, before it is added to x, is a launch of its own (`norm_kernel`).
+Where a product's output is normed before it is added to x, the product prepares that norm, and the next one adds it.
 
 In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no experts.
 A short convolution is one launch in place of the attention and its combination (`convolution.py`), as is a gated delta
 net (`delta_net.py`). Gates of either are a product beside the first, which runs at the same time.
-A second input of every layer is computed first, and added to each layer's result in four launches (`step_inputs.py`).
+A second input of every layer is computed first, and added to each layer's result in two launches (`step_inputs.py`).
 
 With many query heads per KV head, and for many short sequences, tensor cores compute the attention
 (`attention_mma.py`). With more rows, rows that several sequences share are attended to once, besides those that each
@@ -38,7 +38,7 @@ from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_divided, not_fused
-from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed, wants_norm
+from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed
 from engine.execute.cuda.all_reduce import AllReduce
 from engine.execute.cuda.experts import ExpertStep, apart, has_post_norms, inner_norm, join
 from engine.execute.cuda.host_experts import HostExperts
@@ -50,7 +50,7 @@ from engine.execute.cuda.prefix_groups import KVShape
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_attention import StepAttention
 from engine.execute.cuda.step_inputs import StepInputs, look_up, rounded_scale
-from engine.execute.cuda.step_products import StepProducts
+from engine.execute.cuda.step_products import Handover, StepProducts
 from engine.execute.cuda.tiles import FEW, FUSED, FUSED_MOST
 from engine.kernels.triton.launch import has_warpgroups, split_alike
 from models.network import ExpertWeights, FeedForwardWeights, Network, Weight
@@ -209,7 +209,7 @@ class FusedDecoder:
         layers = list(zip(whole.layers, network.layers, strict=True))
         norms = [normed(spec.attention_norm, layer.attention_norm) for spec, layer in layers]
         norms.append((whole.final_norm, network.final_norm))
-        programs = 0  # that have prepared x for the next norm
+        handover: Handover | None = None
         attention.begin(given, rows)
         if inputs is not None:
             inputs.begin(given, x, rows)
@@ -220,31 +220,30 @@ class FusedDecoder:
             if (second := layer.gates) is not None:
                 gates = self._gates[: rows * second.rows].view(rows, second.rows)
                 beside = second, gates
-            products.run(rows, x, first, projected, norm=norms[index], prepared=programs, beside=beside)
+            x = products.read(rows, x, handover, first, projected, norm=norms[index], beside=beside)
             parts = attention.run(given, index, Projected(projected, gates), limit, own, alone)
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
-            following = (
-                norm if isinstance(weights, FeedForwardWeights) and wants_norm(weights.gate_up) else None
-            )
-            programs = products.add(rows, attention.mixed, layer.out, x, after, scale, following, parts)
+            reader = weights.gate_up if isinstance(weights, FeedForwardWeights) else None
+            between = AddNorm(after, scale, norm)
+            handover = products.add(rows, attention.mixed, layer.out, x, between, parts, reader)
             factor = layer.scalar if inputs is None else None
             if isinstance(weights, ExpertWeights):
                 self._mix(given, x, rows, index, norm, factor)
-                programs = 0
                 continue
             assert isinstance(feed, FeedForward)
             assert weights is not None
             inner = self._inner[: rows * feed.size].view(rows, feed.size)
-            products.run(rows, x, weights.gate_up, inner, norm=norm, gate=feed, prepared=programs)
+            x = products.read(rows, x, handover, weights.gate_up, inner, norm=norm, gate=feed)
             after = normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
-            consumer = network.head if index + 1 == len(layers) else layers[index + 1][1].projections
-            following = norms[index + 1] if wants_norm(consumer) and inputs is None else None
-            programs = products.add(rows, inner, weights.down, x, after, scale, following, factor=factor)
-            if inputs is not None:
-                inputs.add(rows, index, x)
+            reader = network.head if index + 1 == len(layers) else layers[index + 1][1].projections
+            between = AddNorm(after, scale, norms[index + 1], factor)
+            if inputs is None:
+                handover = products.add(rows, inner, weights.down, x, between, reader=reader)
+            else:
+                x, handover = inputs.add(rows, index, x, inner, between, reader)
         scale, cap = whole.logit_scale, whole.logit_cap or 0.0
-        products.run(rows, x, network.head, logits, norm=norms[-1], scale=scale, cap=cap, prepared=programs)
+        products.read(rows, x, handover, network.head, logits, norm=norms[-1], scale=scale, cap=cap)
 
     def _mix(
         self,

@@ -4,12 +4,14 @@ The plain twin is `Decoder` in `models/reference/decoder.py`. `fused_program.py`
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm
+from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, wants_norm
 from engine.execute.cuda.all_reduce import AllReduce
 from engine.execute.cuda.decode_attention import Partials
 from engine.execute.cuda.experts import activation
@@ -21,6 +23,18 @@ from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.network import Linear, Network, Weight
 from models.spec import FeedForward
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What a product leaves in the buffers of `StepProducts` for the one that reads x next."""
+
+    programs: int
+    """How many programs left sums of squares."""
+    between: AddNorm | None = None
+    """How its output is to be added to x; None: x is whole, and prepared for the norm that follows."""
+    total: Tensor | None = None
+    """Where the sum is written, [rows, hidden]."""
 
 
 class StepProducts:
@@ -40,6 +54,7 @@ class StepProducts:
         self._exchange = exchange
         self._out = buffer(rows, size)
         self._prepared = buffer(rows, size)
+        self._totals = buffer(rows, size), buffer(rows, size)
         self._square_sums = buffer(rows * triton.cdiv(size, SMALLEST_OUTPUTS), dtype=torch.float32)
         self.part = buffer(rows if exchange is not None else 0, size, dtype=torch.float32)
         """The summands of a divided network, before the ranks are summed."""
@@ -50,36 +65,47 @@ class StepProducts:
         given: Tensor,
         layer: Linear,
         x: Tensor,
-        after: Normed | None,
-        scale: float,
-        following: Normed | None,
+        between: AddNorm,
         parts: Partials | None = None,
-        factor: Tensor | None = None,
-    ) -> int:
-        """Add `scale` times the product, normed if there is an `after`, to x. With `parts`, it combines its input.
+        reader: Linear | None = None,
+    ) -> Handover | None:
+        """Add the product to x, as `between` says. With `parts`, it combines its input.
 
-        With `factor` [1], which a divided network does not have, the sum is multiplied by it. Return the number of
-        programs that have prepared x for the norm `following`; 0 if it is not prepared.
+        The `reader` is the product that reads x next, and norms it by the norm of `between`. Return what is left for it
+        to do; None if x is whole and not prepared, as it always is without a reader.
         """
         exchange, here = self._exchange, x[:rows]
+        after, scale, following, factor = between.post, between.scale, between.norm, between.factor
+        whole = exchange is None and len(layer.parts) == 1
         if after is None and factor is None and exchange is None:
-            if len(layer.parts) > 1:
-                following = None
+            prepares = reader is not None and wants_norm(reader) and whole
+            following = following if prepares else None
             programs = self.run(
                 rows, given, layer, x, residual=x, scale=scale, following=following, parts=parts
             )
-            return 0 if following is None else programs
+            return None if following is None else Handover(programs)
+        if reader is not None and after is not None and whole:
+            programs = self.run(rows, given, layer, self._out, following=after, parts=parts)
+            total = self._totals[1 if x is self._totals[0] else 0]
+            return Handover(programs, between, total)
         if exchange is None:
             self.run(rows, given, layer, self._out, parts=parts)
         else:
             self.run(rows, given, layer, self.part, scale=scale if after is None else 1.0, parts=parts)
             if after is None:
                 exchange.add(self.part[:rows], here, here)
-                return 0
+                return None
             exchange.add(self.part[:rows], None, self._out[:rows])
         kernel = add_norm(self._out, x, AddNorm(after, scale, None, factor), here, x, self._pdl)
         split_alike(kernel)
-        return 0
+        return None
+
+    def read(
+        self, rows: int, x: Tensor, handover: Handover | None, layer: Linear, out: Tensor, **how: Any
+    ) -> Tensor:
+        """Run a product of x, after what the `handover` has left to do; return x as it is then."""
+        self.run(rows, x, layer, out, handover=handover, **how)
+        return x if handover is None or handover.total is None else handover.total
 
     def run(
         self,
@@ -91,20 +117,26 @@ class StepProducts:
         norm: Normed | None = None,
         residual: Tensor | None = None,
         gate: FeedForward | None = None,
+        up: Tensor | None = None,
         scale: float = 1.0,
         cap: float = 0.0,
-        prepared: int = 0,
+        handover: Handover | None = None,
         following: Normed | None = None,
         parts: Partials | None = None,
         beside: tuple[Linear, Tensor] | None = None,
     ) -> int:
         """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
 
-        With `prepared`, that many programs have prepared x for the norm. A layer of one part prepares its output for
-        the norm `following`. With `parts`, x is not read but combined from them. `beside` is another layer that reads
-        the same x, and its output.
+        With `up` [rows, outputs], its rows any distance apart, the product is not halved but gates that. A layer of one
+        part prepares its output for the norm `following`. With `parts`, x is not read but combined from them. `beside`
+        is another layer that reads the same x, and its output.
         """
-        gated, programs = gate is not None, 0
+        gated, programs = gate is not None and up is None, 0
+        added = residual if up is None else up
+        source = x if handover is None or handover.between is not None else self._prepared
+        pending = {}
+        if handover is not None and handover.between is not None:
+            pending = {"addend": self._prepared, "total": handover.total, **handover.between.pending()}
         weighs = norm or following
         jobs = [(layer, *each, out) for each in _places(layer)]
         if beside is not None:
@@ -122,12 +154,14 @@ class StepProducts:
                 matrix = {**ordered_plane_args(weight), "STRIDE": into.shape[1], "LANES": tile.lanes}
                 if rows > FEW // 2 and tile.lanes > 1 and tile.warps >= 8:  # so that two programs fit
                     limit = {"maxnreg": 128}
+            if pending and tile.warps >= 8:  # as above
+                limit = {"maxnreg": 128}
             programs = triton.cdiv(outputs, tile.outputs(gated))
             kernel = launch[(programs,)](
-                self._prepared if prepared else x,
+                source,
                 bias=weight.data if own.bias is None else own.bias[first:],
                 norm_weight=weighs[1].weight if weighs is not None else x,
-                residual=x if residual is None else residual.view(-1)[first:],
+                residual=x if added is None else added[:, first:],
                 out=into.view(-1)[first:],
                 COUNT=rows,
                 N=outputs,
@@ -136,7 +170,8 @@ class StepProducts:
                 NORM=norm is not None,
                 BIAS=own.bias is not None,
                 GATED=gated,
-                RESIDUAL=residual is not None,
+                RESIDUAL=added is not None,
+                BESIDE=0 if up is None else up.stride(0),
                 WARPS=tile.warps,
                 TILES=tile.tiles,
                 AHEAD=tile.ahead,
@@ -149,7 +184,8 @@ class StepProducts:
                 CAP=cap,
                 prepared=self._prepared,
                 square_sums=self._square_sums,
-                PREPARED=prepared,
+                PREPARED=0 if handover is None else handover.programs,
+                **pending,
                 PREPARES=programs if following is not None else 0,
                 LEADS=number == 0 and len(jobs) > 1,
                 FOLLOWS=number > 0,

@@ -8,7 +8,7 @@ later.
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.columns import along, load
+from engine.kernels.triton.columns import SPAN, along, load
 from engine.kernels.triton.gluon import gl, jit, multiply, type_layout
 
 
@@ -50,12 +50,62 @@ def leave_sums(squares, square_sums, PREPARES: tl.constexpr, COUNT: tl.constexpr
 
 @jit
 def gather_sums(
-    square_sums, PREPARED: tl.constexpr, COUNT: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr
-):
-    """Add up the sums of squares of PREPARED programs, a share of them in each warp, and return fp32 [WARPS, ROWS]."""
+    square_sums, PREPARED: tl.constexpr, COUNT: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr,
+    RUN: tl.constexpr = 1,
+):  # fmt: skip
+    """Add up the sums of squares of PREPARED programs, a share of them in each warp, and return fp32 [WARPS, ROWS].
+
+    RUN neighbouring places have the same row; if there is one row, all have.
+    """
     EACH: tl.constexpr = triton.next_power_of_2(max((PREPARED + WARPS - 1) // WARPS, 16))
     L: tl.constexpr = gl.BlockedLayout([1, 4, 1], [1, 4, 8], [WARPS, 1, 1], [1, 2, 0])
     row, program = along(2, ROWS, L), along(0, WARPS, L) * EACH + along(1, EACH, L)
+    if RUN > 1:
+        row = row // RUN if COUNT > 1 else row * 0
     return gl.sum(
         load(square_sums + row * PREPARED, program, row < COUNT, PREPARED, WARPS * EACH == PREPARED), 1
     )
+
+
+@jit
+def pending_scale(
+    square_sums, PREPARED: tl.constexpr, COUNT: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr,
+    RUN: tl.constexpr, K: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, X: tl.constexpr,
+):  # fmt: skip
+    """Return SCALE / RMS of the rows of a product from what `leave_sums` stored, as fp32 [1, 1, ROWS]."""
+    total = gl.sum(gather_sums(square_sums, PREPARED, COUNT, WARPS, ROWS, RUN), 0)
+    scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, gl.SliceLayout(1, X)))
+    if SCALE != 1.0:
+        scale *= SCALE
+    return gl.expand_dims(gl.expand_dims(scale, 0), 1)
+
+
+@jit
+def add_pending(parts, products, pending):
+    """Return each of `parts` of x plus the norm of what `prepare` stored of a product, rounded to the dtype of x.
+
+    `pending` has 1 / RMS, the factor of the sums, and where and whether they are stored.
+    """
+    scale, factor, _, _ = pending
+    sums = ()
+    for number in tl.static_range(len(parts)):
+        x = parts[number]
+        found = (x.to(tl.float32) + products[number].to(tl.float32) * scale).to(x.dtype)
+        if factor is not None:
+            found = (found.to(tl.float32) * factor).to(x.dtype)
+        sums += (found,)
+    return sums
+
+
+@jit
+def store_sum(part, pending, at, given, K: tl.constexpr):
+    """Store a part of the sums in the columns `at` of the rows that are `given`, or of all, if this program does."""
+    _, _, total, stores = pending
+    gl.store(total + at, part, mask=stores & (at < K) if given is None else stores & (at < K) & given)
+
+
+@jit
+def span_squares(part, WARPS: tl.constexpr, ROWS: tl.constexpr):
+    """Add up the squares of [WARPS, SPAN, ROWS] that a thread has: fp32 [WARPS, 4, ROWS]."""
+    part = gl.reshape(part.to(tl.float32), [WARPS, SPAN // 32, 4, 8, ROWS])
+    return gl.sum(gl.sum(part * part, 3), 1)

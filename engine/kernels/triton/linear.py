@@ -22,7 +22,16 @@ import triton.language as tl
 
 from engine.kernels.triton.columns import SPAN, along, load, tile_columns
 from engine.kernels.triton.fused_combine import combined, last_part
-from engine.kernels.triton.fused_norm import apply_weight, gather_sums, leave_sums, prepare
+from engine.kernels.triton.fused_norm import (
+    add_pending,
+    apply_weight,
+    gather_sums,
+    leave_sums,
+    pending_scale,
+    prepare,
+    span_squares,
+    store_sum,
+)
 from engine.kernels.triton.gluon import async_copy, fence, gl, jit, mma_v2, own_layout, type_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import capped, gated
@@ -81,13 +90,14 @@ def _input(
 
 @jit
 def _coming(
-    i, rows, given, attended, norm_weight, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr,
+    i, rows, addend, given, attended, norm_weight, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr,
     FOLDS: tl.constexpr, STEP: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
     X: tl.constexpr, ATTENDED: tl.constexpr,
 ):  # fmt: skip
-    """Load the inputs of the span after i: the rows of each fold, and the norm's weights that belong to them."""
+    """Load the inputs of the span after i: the rows of each fold, those of the addend, if there is one, and the norm's
+    weights that belong to them."""
     after = i + 1 - (i + 1) // SPANS  # the last span loads its own inputs again, which are not used
-    coming, scales = (), ()
+    coming, addends, scales = (), (), ()
     for fold in tl.static_range(FOLDS):
         coming += (
             _input(rows, given, attended, after * STEP, fold, K, WARPS, FOLDS, WHOLE, ROWS, X, ATTENDED),
@@ -95,7 +105,10 @@ def _coming(
         if NORM:
             at = after * STEP + tile_columns(fold, 1, X, WARPS, FOLDS)
             scales += (load(norm_weight, at, None, K, WHOLE),)
-    return coming, scales
+    if addend is not None:
+        for fold in tl.static_range(FOLDS):
+            addends += (load(addend, after * STEP + tile_columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
+    return coming, addends, scales
 
 
 @jit
@@ -104,6 +117,8 @@ def _span(
     held,
     source,
     rows,
+    addend,
+    pending,
     given,
     attended,
     norm_weight,
@@ -130,14 +145,21 @@ def _span(
     ATTENDED: tl.constexpr,
 ):
     """Multiply span i; meanwhile load the rows of the next one and copy the weights of a later one."""
-    coming, coming_scales = _coming(
-        i, rows, given, attended, norm_weight, K, NORM, WARPS, FOLDS, STEP, SPANS, WHOLE, ROWS, X, ATTENDED
-    )
+    coming, addends, coming_scales = _coming(
+        i, rows, addend, given, attended, norm_weight, K, NORM, WARPS, FOLDS, STEP, SPANS, WHOLE, ROWS, X,
+        ATTENDED,
+    )  # fmt: skip
     normed, added = (), ()
     for fold in tl.static_range(FOLDS):
         part = parts[fold]
+        if pending is not None:
+            at = i * STEP + tile_columns(fold, 1, X, WARPS, FOLDS)
+            store_sum(part, pending, at, given, K)
         if NORM:
-            squares += part.to(tl.float32) * part.to(tl.float32)
+            if pending is None:
+                squares += part.to(tl.float32) * part.to(tl.float32)
+            else:  # which takes registers
+                squares += span_squares(part, WARPS, ROWS)
             part = apply_weight(part, scales[fold], OFFSET)
         normed += (part,)
     async_copy.wait_group(STAGES - 1)
@@ -154,6 +176,8 @@ def _span(
                 held, weights, column, output, i + STAGES, N, K, OUTPUTS, TILES, STEP, STAGES, WHOLE
             )
     async_copy.commit_group()  # even an empty group, because the wait counts groups
+    if pending is not None:
+        coming = add_pending(coming, addends, pending)
     return added, squares, coming, coming_scales
 
 
@@ -170,7 +194,7 @@ def _added(sums, OUTPUTS: tl.constexpr, PAIR: tl.constexpr, FOLDS: tl.constexpr,
 def finish(
     y, up, at, b, scale, carried, bias, out, N: tl.constexpr, STRIDE: tl.constexpr, COUNT: tl.constexpr,
     NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr,
-    SCALE: tl.constexpr, CAP: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, BESIDE: tl.constexpr = 0,
 ):  # fmt: skip
     """Finish and store the sums y (and `up`), fp32 [outputs, rows], of the outputs `at` and the rows b.
 
@@ -192,7 +216,9 @@ def finish(
     if SCALE != 1.0:
         y *= SCALE
     y = capped(y, CAP)
-    if RESIDUAL:
+    if BESIDE:
+        y = gated(y, carried, GATE)
+    elif RESIDUAL:
         y += carried
     y = y.to(out.dtype.element_ty)
     gl.store(out + b * STRIDE + at, y, mask=(at < N) & (b < COUNT))
@@ -253,18 +279,28 @@ def linear_kernel(
     ATTENDED: tl.constexpr = None,
     LEADS: tl.constexpr = False,
     FOLLOWS: tl.constexpr = False,
+    addend=None,
+    total=None,
+    factor=None,
+    ADD_EPS: tl.constexpr = 0.0,
+    ADD_SCALE: tl.constexpr = 1.0,
+    BESIDE: tl.constexpr = 0,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
 
     With NORM, x is normed first, by norm_weight [K] + OFFSET. With BIAS, bias [N] is added. With GATED, weight is [2 N,
     K] (bias [2 N]), gate above up, and out = `gated` of both. The sum so far is multiplied by SCALE and capped by CAP
-    (0: not). With RESIDUAL, residual [COUNT, N] is added; it may be `out` itself. Pointers that the flags leave unused
-    may be anything.
+    (0: not). With RESIDUAL, residual [COUNT, N] is added; it may be `out` itself. With BESIDE as well, the sum gates it
+    (`gated`) instead, and its rows are BESIDE apart. Pointers that the flags leave unused may be anything.
 
     With PREPARES, the number of programs, this product also prepares `out` for the next one, which norms it by
     norm_weight [N] + OFFSET: it sets prepared [COUNT, N] to `out` times that, and square_sums fp32 [COUNT, PREPARES] to
     the sum of the squares of each program's outputs. With NORM and PREPARED, x has been prepared like this, and
     square_sums fp32 [COUNT, PREPARED] has the sums of the programs that did it; the weight is not applied again.
+
+    With an addend [COUNT, K], it is the addend that has been prepared like this, for a norm with the epsilon ADD_EPS.
+    The kernel multiplies total [COUNT, K] = (x + ADD_SCALE * that norm) * factor [1] in place of x, and its first
+    program stores it; `total` is not x, which others still read. Without a factor, it is 1.
 
     With ATTENDED, the one row of x is not read but `combined` from the parts that the attention has left in partial and
     lse.
@@ -285,7 +321,7 @@ def linear_kernel(
     W: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=8)
     X: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=8)
     ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
-    SQUARES: tl.constexpr = NORM and PREPARED == 0
+    SQUARES: tl.constexpr = NORM and (PREPARED == 0 or addend is not None)
     PAIR: tl.constexpr = 2 if GATED else 1
     OUTPUTS: tl.constexpr = 16 // (FOLDS * PAIR)
     SUMS: tl.constexpr = gl.BlockedLayout(
@@ -331,7 +367,8 @@ def linear_kernel(
     if RESIDUAL:
         for j in tl.static_range(TILES):
             there = (n + j * OUTPUTS < N) & (b < COUNT)
-            carried += (gl.load(residual + b * N + n + j * OUTPUTS, mask=there, other=0.0).to(tl.float32),)
+            at = residual + b * (BESIDE if BESIDE else N) + n + j * OUTPUTS
+            carried += (gl.load(at, mask=there, other=0.0).to(tl.float32),)
     rows, given = x + along(2, ROWS, X) * K, along(2, ROWS, X) < COUNT
     squares = gl.zeros([WARPS, SPAN, ROWS], tl.float32, layout=X)
     sums, parts = (), ()
@@ -339,21 +376,33 @@ def linear_kernel(
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
     for fold in tl.static_range(FOLDS):
         parts += (_input(rows, given, attended, 0, fold, K, WARPS, FOLDS, WHOLE, ROWS, X, ATTENDED),)
-    if NORM and PREPARED > 0:
+    pending = None
+    if addend is not None:
+        addend += along(2, ROWS, X) * K
+        addends = ()
+        squares = span_squares(squares, WARPS, ROWS)
+        for fold in tl.static_range(FOLDS):
+            addends += (load(addend, tile_columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
+        apart = pending_scale(square_sums, PREPARED, COUNT, WARPS, ROWS, 1, K, ADD_EPS, ADD_SCALE, X)
+        if factor is not None:
+            factor = gl.load(factor).to(tl.float32)
+        pending = apart, factor, total + along(2, ROWS, X) * K, (gl.program_id(0) == 0) & (not FOLLOWS)
+        parts = add_pending(parts, addends, pending)
+    elif NORM and PREPARED > 0:
         total = gather_sums(square_sums, PREPARED, COUNT, WARPS, ROWS)
     source = weights, column, first + output
     # fmt: off
     if SPANS * FOLDS <= UNROLLED:
         for i in tl.static_range(SPANS):
             sums, squares, parts, scales = _span(
-                i, held, source, rows, given, attended, norm_weight, sums, squares, parts, scales,
+                i, held, source, rows, addend, pending, given, attended, norm_weight, sums, squares, parts, scales,
                 N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
                 ATTENDED,
             )
     else:
         for i in range(SPANS):
             sums, squares, parts, scales = _span(
-                i, held, source, rows, given, attended, norm_weight, sums, squares, parts, scales,
+                i, held, source, rows, addend, pending, given, attended, norm_weight, sums, squares, parts, scales,
                 N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
                 ATTENDED,
             )
@@ -376,7 +425,7 @@ def linear_kernel(
         # fmt: off
         y = finish(
             y, up, n + j * OUTPUTS, b, scale, carried[j] if RESIDUAL else None, bias, out,
-            N, N, COUNT, NORM, BIAS, GATED, RESIDUAL, GATE, SCALE, CAP,
+            N, N, COUNT, NORM, BIAS, GATED, RESIDUAL, GATE, SCALE, CAP, BESIDE,
         )
         # fmt: on
         if PREPARES:

@@ -10,9 +10,17 @@ tensor core's sums (`lanes.py`).
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,index,misc"
 import triton.language as tl
 
-from engine.kernels.triton.columns import along, load
+from engine.kernels.triton.columns import along
 from engine.kernels.triton.fused_combine import last_part
-from engine.kernels.triton.fused_norm import apply_weight, gather_sums, leave_sums, prepare
+from engine.kernels.triton.fused_norm import (
+    add_pending,
+    apply_weight,
+    gather_sums,
+    leave_sums,
+    pending_scale,
+    prepare,
+    store_sum,
+)
 from engine.kernels.triton.gluon import (
     async_copy,
     constexpr_function,
@@ -24,7 +32,7 @@ from engine.kernels.triton.gluon import (
     type_layout,
     unpaired,
 )
-from engine.kernels.triton.lanes import combine_row, lane_columns, load_lanes, own, together
+from engine.kernels.triton.lanes import lane_columns, load_lanes, own, together
 from engine.kernels.triton.launch import gdc_wait
 from engine.kernels.triton.linear import begin, finish, wait_for_input
 from engine.kernels.triton.packed import (
@@ -37,6 +45,7 @@ from engine.kernels.triton.packed import (
     operand,
     pick,
 )
+from engine.kernels.triton.packed_inputs import input_places, load_inputs, load_norm
 
 UNROLLED = tl.constexpr(4)
 """The most spans that are multiplied without a loop."""
@@ -95,82 +104,6 @@ def _copy_span(
 
 
 @jit
-def _columns(
-    part: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr
-):
-    """Return the column numbers of a part of each warp's tiles in the first span: RUN groups, one in each lane."""
-    at = along(0, WARPS, L) * COLUMNS + part * (RUN * GROUP) + along(1, GROUP, L)
-    if RUN > 1:
-        at += along(2, 8, L) % RUN * GROUP
-    return at
-
-
-@jit
-def _load(source, at, step, given, order, K: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr):
-    """Load the elements at + step of `source`, in `order`; 0 for K * CHOSEN and beyond, or where `given` is False."""
-    if order is not None:
-        at, step = gl.load(order + (at + step), mask=at + step < K, other=K), 0
-        loaded = load(source, at, given, K, WHOLE)
-    elif WHOLE:  # what is the same in every span comes first, so that it is computed once
-        loaded = load(source + at, step, given, K, WHOLE)
-    else:
-        inside = at + step < K * CHOSEN
-        loaded = gl.load(source + at + step, mask=inside if given is None else inside & given, other=0.0)
-    return loaded
-
-
-@jit
-def _load_rows(
-    rows, i, part: tl.constexpr, given, attended, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
-    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr, X: tl.constexpr,
-    ATTENDED: tl.constexpr,
-):  # fmt: skip
-    """Load the inputs of a part of span i, `paired`: K numbers for each of the matrices side by side."""
-    at, step = _columns(part, X, WARPS, GROUP, RUN), i * (WARPS * COLUMNS)
-    if ATTENDED is not None:
-        loaded = combine_row(attended, rows.dtype.element_ty, i, part, K, WARPS, GROUP, RUN, X, ATTENDED)
-    elif CHOSEN == 1 or ACROSS * COLUMNS == K:
-        loaded = paired(_load(rows, at, step, given, order, K, CHOSEN, WHOLE))
-    else:
-        choice = matrix_choice(i, X, WARPS, ACROSS)
-        at += step - choice * (ACROSS * COLUMNS)
-        inside = (at < K) & (choice < CHOSEN)
-        loaded = paired(
-            gl.load(rows + (choice * K + at), mask=inside if given is None else inside & given, other=0.0)
-        )
-    return loaded
-
-
-@jit
-def _load_norm(
-    norm_weight, i, part: tl.constexpr, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
-    WHOLE: tl.constexpr, RUN: tl.constexpr, X: tl.constexpr,
-):  # fmt: skip
-    """Load the norm's weights of a part of span i, `paired`."""
-    at = _columns(part, X, WARPS, GROUP, RUN)
-    return paired(_load(norm_weight, at, i * (WARPS * COLUMNS), None, order, K, 1, WHOLE))
-
-
-@jit
-def _coming(
-    i, rows, given, attended, norm_weight, order, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr,
-    GROUP: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
-    X: tl.constexpr, ATTENDED: tl.constexpr,
-):  # fmt: skip
-    """Load the inputs of span i: the rows of each part, and the norm's weights that belong to them."""
-    coming, scales = (), ()
-    for part in tl.static_range(COLUMNS // GROUP // RUN):
-        coming += (
-            _load_rows(
-                rows, i, part, given, attended, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X, ATTENDED
-            ),
-        )  # fmt: skip
-        if NORM:
-            scales += (_load_norm(norm_weight, i, part, order, K, WARPS, GROUP, WHOLE, RUN, X),)
-    return coming, scales
-
-
-@jit
 def _squares(part, WARPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr):
     """Add up the squares of [WARPS, GROUP, ROWS] that a thread has: fp32 [WARPS, 4, ROWS]."""
     part = gl.reshape(part.to(tl.float32), [WARPS, 4, GROUP // 4, ROWS])
@@ -178,10 +111,23 @@ def _squares(part, WARPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr)
 
 
 @jit
+def _sums(parts, addends, pending, X: tl.constexpr):
+    """Add the pending norms of the addends to parts of x, all `paired`."""
+    wide, others, found = (), (), ()
+    for number in tl.static_range(len(parts)):
+        wide += (unpaired(parts[number], X),)
+        others += (unpaired(addends[number], X),)
+    sums = add_pending(wide, others, pending)
+    for number in tl.static_range(len(parts)):
+        found += (paired(sums[number]),)
+    return found
+
+
+@jit
 def _span(
-    i, after, place, held, planes, first, experts, weighed, rows, given, attended, norm_weight, order, sums, squares,
-    parts, scales, constant, K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, CODES: tl.constexpr,
-    WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr,
+    i, after, place, held, planes, first, experts, weighed, rows, addend, pending, given, attended, norm_weight, order,
+    sums, squares, parts, scales, constant, K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
+    CODES: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr,
     CHOSEN: tl.constexpr, TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr,
     MASKED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, APART: tl.constexpr,
     RUN: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr, ATTENDED: tl.constexpr,
@@ -198,16 +144,19 @@ def _span(
     MINIMA: tl.constexpr = CODES.values > SCALES or planes[2].dtype.element_ty == tl.uint8
     # Whether codes give the numbers themselves, not 128 too large.
     EXACT: tl.constexpr = CODES.bits == 8 or CODES.floats > 0
-    coming, coming_scales = _coming(
-        after, rows, given, attended, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X,
+    coming, addends, coming_scales = load_inputs(
+        after, rows, addend, given, attended, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X,
         ATTENDED,
     )  # fmt: skip
     normed, common, added, squared = (), (), (), squares
     nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
     for number in tl.static_range(PARTS):
         part = unpaired(parts[number], X)
+        if pending is not None:
+            at = input_places(i, number, order, K, WARPS, GROUP, RUN, X)
+            store_sum(part, pending, at, given, K)
         if NORM:
-            if LANES == 1:
+            if LANES == 1 and pending is None:
                 squared = (squared[0] + part.to(tl.float32) * part.to(tl.float32),)
             else:
                 squared = squared[1:] + (squared[0] + _squares(part, WARPS, GROUP, ROWS),)  # noqa: RUF005
@@ -258,6 +207,8 @@ def _span(
                 ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
             )  # fmt: skip
     async_copy.commit_group()  # even an empty group, because the wait counts groups
+    if pending is not None:
+        coming = _sums(coming, addends, pending, X)
     return added, squared, coming, coming_scales
 
 
@@ -315,14 +266,20 @@ def packed_linear_kernel(
     ATTENDED: tl.constexpr = None,
     LEADS: tl.constexpr = False,
     FOLLOWS: tl.constexpr = False,
+    addend=None,
+    total=None,
+    factor=None,
+    ADD_EPS: tl.constexpr = 0.0,
+    ADD_SCALE: tl.constexpr = 1.0,
+    BESIDE: tl.constexpr = 0,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
 
     Rows of `out` and of the residual are STRIDE apart. With GATED, the planes are those of gate, in whole tiles,
     followed by those of up. CODES describes the planes (see `Codes`). A program computes 16 * TILES outputs, half as
-    many with GATED. LANES is 1, or 4 if each group has a scale. ATTENDED (for a row in lanes), LEADS and FOLLOWS are as
-    in `linear_kernel`. Pointers that the flags leave unused may be anything. order, int32 [K], is the column of x for
-    each column of the planes; None: the same.
+    many with GATED. LANES is 1, or 4 if each group has a scale. ATTENDED (for a row in lanes), the addend, BESIDE,
+    LEADS and FOLLOWS are as in `linear_kernel`. Pointers that the flags leave unused may be anything. order, int32 [K],
+    is the column of x for each column of the planes; None: the same.
 
     With experts, the indices of CHOSEN matrices whose planes lie one after the other, and shares fp32 [CHOSEN], x is
     [1, CHOSEN, K]. The result is the sum of the experts' products times their shares, computed as the product of one
@@ -342,7 +299,7 @@ def packed_linear_kernel(
     APART: tl.constexpr = LANES // RUN
     FOUND: tl.constexpr = 1 if RUN == 4 and COUNT == 1 else ROWS // RUN
     X: tl.constexpr = input_layout(WARPS, GROUP, ROWS)
-    SQUARES: tl.constexpr = NORM and PREPARED == 0
+    SQUARES: tl.constexpr = NORM and (PREPARED == 0 or addend is not None)
     PAIR: tl.constexpr = 2 if GATED else 1
     OUTPUTS: tl.constexpr = 16 // PAIR
     LAST: tl.constexpr = (N + 7) // 8
@@ -382,7 +339,7 @@ def packed_linear_kernel(
     norm_scales = ()
     if SQUARES:
         for part in tl.static_range(COLUMNS // GROUP // RUN):
-            norm_scales += (_load_norm(norm_weight, 0, part, order, K, WARPS, GROUP, WHOLE, RUN, X),)
+            norm_scales += (load_norm(norm_weight, 0, part, order, K, WARPS, GROUP, WHOLE, RUN, X),)
     like = _added(gl.zeros([WARPS, 16, FOUND], tl.float32, layout=SUMS), GATED, FOUND)
     if GATED:
         like, _ = gl.split(like)
@@ -408,33 +365,42 @@ def packed_linear_kernel(
     if RESIDUAL:
         for j in tl.static_range(TILES):
             there = (n + j * OUTPUTS < N) & (b < COUNT)
-            carried += (gl.load(residual + b * STRIDE + n + j * OUTPUTS, mask=there, other=0.0).to(tl.float32),)
-    rows, given = x, None
+            at = residual + b * (BESIDE if BESIDE else STRIDE) + n + j * OUTPUTS
+            carried += (gl.load(at, mask=there, other=0.0).to(tl.float32),)
+    row, given = 0, None
     if FOUND > 1:
-        rows += along(2, ROWS, X) // RUN * K
+        row = along(2, ROWS, X) // RUN * K
+    rows = x + row
+    if addend is not None:
+        addend += row
     if FOUND > COUNT:
         given = along(2, ROWS, X) // RUN < COUNT
-    squares, sums, parts = (), (), ()
+    squares, sums = (), ()
     nothing = gl.zeros([WARPS, GROUP, ROWS], tl.float32, layout=X)
     for _ in tl.static_range(APART):
-        squares += (nothing if LANES == 1 else _squares(nothing, WARPS, GROUP, ROWS),)
+        squares += (nothing if LANES == 1 and addend is None else _squares(nothing, WARPS, GROUP, ROWS),)
     for _ in tl.static_range(TILES * APART):
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
-    for part in tl.static_range(COLUMNS // GROUP // RUN):
-        parts += (
-            _load_rows(
-                rows, 0, part, given, attended, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X, ATTENDED
-            ),
-        )
-    if NORM and PREPARED > 0:
+    parts, addends, _ = load_inputs(
+        0, rows, addend, given, attended, norm_weight, order, K, False, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X,
+        ATTENDED,
+    )
+    pending = None
+    if addend is not None:
+        apart = pending_scale(square_sums, PREPARED, COUNT, WARPS, ROWS, RUN, K, ADD_EPS, ADD_SCALE, X)
+        if factor is not None:
+            factor = gl.load(factor).to(tl.float32)
+        pending = apart, factor, total + row, (gl.program_id(0) == 0) & (not FOLLOWS)
+        parts = _sums(parts, addends, pending, X)
+    elif NORM and PREPARED > 0:
         total = gather_sums(square_sums, PREPARED, COUNT, WARPS, FOUND)
     # Unrolled spans of K-quants with separate sums would take 192 registers.
     if UNROLLED - (CODES.supers and APART > 1) >= TURNS:
         for i in tl.static_range(TURNS):
             sums, squares, parts, norm_scales = _span(
-                i, i + 1 - (i + 1) // TURNS, _place(i, STAGES), held, planes, tile, experts, weighed, rows, given,
-                attended, norm_weight, order, sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, CODES,
-                WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP,
+                i, i + 1 - (i + 1) // TURNS, _place(i, STAGES), held, planes, tile, experts, weighed, rows,
+                addend, pending, given, attended, norm_weight, order, sums, squares, parts, norm_scales, constant, K,
+                SQUARES, OFFSET, CODES, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP,
                 LAST, MASKED, WHOLE, ROWS, LANES, APART, RUN, MMA, W, X, ATTENDED,
             )
     else:
@@ -444,8 +410,8 @@ def packed_linear_kernel(
                     # The last span loads its own inputs again, which are not used.
                     turn * EACH + k, turn * EACH + k + (1 if k + 1 < EACH else turn + 1 < TURNS // EACH),
                     _place(k if EACH // STAGES * STAGES == EACH else turn * EACH + k, STAGES),
-                    held, planes, tile, experts, weighed, rows, given, attended, norm_weight, order, sums, squares,
-                    parts, norm_scales, constant, K, SQUARES, OFFSET, CODES,
+                    held, planes, tile, experts, weighed, rows, addend, pending, given, attended, norm_weight, order,
+                    sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, CODES,
                     WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, LANES, APART, RUN,
                     MMA, W, X, ATTENDED,
                 )
@@ -468,7 +434,7 @@ def packed_linear_kernel(
                 y += weighed[k] * own.to(tl.float32)
         y = finish(
             y, up, at, b, scale, carried[j] if RESIDUAL else None, bias, out,
-            N, STRIDE, COUNT, NORM, BIAS and experts is None, GATED, RESIDUAL, GATE, SCALE, CAP,
+            N, STRIDE, COUNT, NORM, BIAS and experts is None, GATED, RESIDUAL, GATE, SCALE, CAP, BESIDE,
         )
         if PREPARES:
             left += prepare(y, after[j], at, b, prepared, N, STRIDE, COUNT, OFFSET)

@@ -29,6 +29,7 @@ TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp
     "order": "*i32", "tiles": "*i32", "counts": "*i32", "pairs": "i32", "most": "i32", "square_sums": "*fp32"}
 NUMBERS = ("rows", "tiles", "chunks", "parts", "own", "least", "usual")
 LEFT = dict.fromkeys(("partial", "lse", "active", "counters"), "pointer")
+PENDING = {"addend": "pointer", "total": "pointer", "square_sums": "pointer", "ADD_EPS": 1e-6}
 SHARED = {"shared": "*i32", "members": "*i32"} | dict.fromkeys(NUMBERS, "i32")
 
 def ptx(kernel, warps, constants, language=GluonASTSource, capability=90, **options):
@@ -102,6 +103,8 @@ print(json.dumps([
     linear(1000, 576, RESIDUAL=True, BIAS=True), linear(4096, 12288, RESIDUAL=True),
     linear(3072, 1024, NORM=True, GATED=True, PREPARED=64, square_sums="pointer"),
     linear(1000, 576, RESIDUAL=True, PREPARES=63, prepared="pointer", square_sums="pointer"),
+    linear(6144, 1536, NORM=True, GATED=True, PREPARED=192, **PENDING),
+    linear(256, 1536, RESIDUAL=True, BESIDE=8960, GATE=Gate("gelu_tanh"), PREPARED=192, factor="pointer", **PENDING),
     linear(1024, 2048, COUNT=1, RESIDUAL=True, ATTENDED=(128, 128, 5), **LEFT),
     linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, GATE=Gate("gelu_tanh")),
     attention(640, 2, 128), attention(40960, 3, 64),
@@ -192,6 +195,8 @@ for kind, packing, lanes, count in cases:
     constants |= dict(CODES=codes_of(kind))
     if lanes > 1 and count == 1:
         constants |= dict(NORM=False, PREPARED=0, ATTENDED=(128, 128, 5), **LEFT)
+    elif lanes > 1 and count > 1:
+        constants |= PENDING
     text, shared = ptx(packed_linear_kernel, tile.warps, constants)
     before = text[: text.index("griddepcontrol.wait;")]
     loop = text[text.index("$L__BB0_1:"):]
@@ -458,7 +463,7 @@ def test_products_of_a_group_of_warps_load_all_weights_early_that_fit() -> None:
 def test_what_may_be_loaded_early_is_and_nothing_goes_another_way() -> None:
     """Weights are copied 16 bytes at a time before the wait, and a thread reads what it copied."""
     found = made(DENSE)
-    products, attentions = found[:9], found[9:]
+    products, attentions = found[:11], found[11:]
     for found in products:
         assert found["early"] == found["held"]
         assert found["ldmatrix"] == 0, "a thread would read what another one copied"

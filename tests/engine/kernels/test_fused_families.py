@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
+from triton.runtime.interpreter import GridExecutor
 
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.triton import TritonBackend
@@ -123,6 +124,27 @@ def test_a_step_of_families_gives_what_the_plain_modules_give(case: Case) -> Non
     agrees(case, slots, logits, written)
     alone, _ = decoded(case, [2], 1)
     assert torch.equal(alone[0], logits[1])  # bit for bit
+
+
+FEWEST = {"phi3": 6, "granite": 6, "olmo3": 6, "gemma2": 6, "gemma3": 6, "gemma4": 8, "gemma4 unified": 6}
+
+
+@pytest.mark.parametrize(("case", "most"), FEWEST.items(), indirect=["case"])
+def test_norms_and_inputs_of_layers_take_no_launches_of_their_own(
+    case: Case, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[str] = []
+    launch = GridExecutor.__call__
+
+    def noting(self: Any, *given: Any, **named: Any) -> None:
+        launched.append(self.fn.__name__)
+        launch(self, *given, **named)
+
+    monkeypatch.setattr(GridExecutor, "__call__", noting)
+    decoded(case, [1], 1)
+    # Before the layers there are embeddings, and what makes the inputs of all layers; the head comes last.
+    around = 2 if case.network.layer_inputs is None else 5
+    assert len(launched) == around + most * len(case.network.layers), launched
 
 
 @pytest.mark.parametrize("case", ["lfm2", "lfm2 biases", "lfm2 moe", "gemma4"], indirect=True)

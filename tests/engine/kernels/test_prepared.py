@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from engine.execute.cuda import fused_program, step_products
+from engine.execute.cuda import step_products
 from engine.execute.cuda.packed import plane_args
-from engine.execute.cuda.tiles import Tile
+from engine.execute.cuda.tiles import LANES, Tile
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
+from engine.kernels.triton.pointwise import Gate
 from models.loading.load import load_model
 from models.network import Network, Weight
 from models.weights.block_formats import Kind
@@ -103,6 +105,62 @@ def test_a_product_prepares_its_output_for_the_norm_of_the_next(layers: list[Wei
     torch.testing.assert_close(many[:8], out, rtol=1e-4, atol=1e-4 * float(out.abs().max()))
 
 
+def join(
+    layers: list[Weight], rows: list[int], offset: float, scale: float, how: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    """Multiply some rows by the first layer, and their normed sum with x by the second; return sum and result."""
+    given, x = random(ROWS, INNER, seed=5)[rows], random(ROWS, HIDDEN, seed=6)[rows]
+    after, norm, factor = random(HIDDEN, seed=7), random(HIDDEN, seed=8), torch.tensor([0.7])
+    prepared, apart, total = (torch.full((len(rows), HIDDEN), 7.0) for _ in range(3))
+    out, sums = torch.full((len(rows), OUTPUTS), 7.0), torch.full((len(rows), HIDDEN // 8), float("nan"))
+    shared = {"prepared": prepared, "square_sums": sums, "OFFSET": offset, "COUNT": len(rows)}
+    programs = -(-HIDDEN // 64)
+    multiply(layers[0], 2, 4, False, x=given, out=apart, norm_weight=after, PREPARES=programs, **shared)
+    added = {"addend": prepared, "total": total, "factor": factor, "ADD_EPS": 1e-5, "ADD_SCALE": scale}
+    named = {"x": x, "out": out, "norm_weight": norm, "NORM": True, "PREPARED": programs}
+    multiply(layers[1], 2, 1, True, **named, **added, **shared, **how)
+    between = F.rms_norm(apart, (HIDDEN,), after + offset, 1e-5)
+    torch.testing.assert_close(total, (x + scale * between) * factor, rtol=1e-5, atol=1e-5)
+    return x, total, out
+
+
+@pytest.mark.parametrize(("offset", "scale"), [(0.0, 1.0), (1.0, 0.3)])
+@pytest.mark.parametrize(
+    ("layers", "planes"),
+    [("plain", "none"), ("quantised", "usual"), ("quantised", "ordered"), ("quantised", "in lanes")],
+    indirect=["layers"],
+)
+def test_a_product_adds_the_norm_of_the_one_before_to_its_input(
+    layers: list[Weight], offset: float, scale: float, planes: str
+) -> None:
+    rows = list(range(8))
+    how: dict[str, Any] = {}
+    if planes == "ordered":
+        order = torch.randperm(HIDDEN, dtype=torch.int32, generator=torch.Generator().manual_seed(9))
+        how = {"order": order}
+    elif planes == "in lanes":
+        how = {"LANES": LANES}
+    x, total, out = join(layers, rows, offset, scale, how)
+    expected = torch.full_like(out, 7.0)
+    named = {"x": total, "out": expected, "norm_weight": random(HIDDEN, seed=8), "OFFSET": offset}
+    multiply(layers[1], 2, 1, True, NORM=True, COUNT=8, **named, **how)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(x, random(ROWS, HIDDEN, seed=6)[rows]), "other programs still read x"
+    for some in ([5], [3, 0], [3, 0, 7]):
+        for found, all_rows in zip(join(layers, some, offset, scale, how)[1:], (total, out), strict=True):
+            assert torch.equal(found, all_rows[some])
+
+
+def test_a_product_gates_what_lies_beside_it(layers: list[Weight]) -> None:
+    given, wide = random(3, INNER, seed=5), random(3, 2 * HIDDEN, seed=6)
+    found, plain = torch.full((3, HIDDEN), 7.0), torch.full((3, HIDDEN), 7.0)
+    up = wide[:, HIDDEN:]
+    multiply(layers[0], 2, 1, False, x=given, out=plain, COUNT=3)
+    how: dict[str, Any] = {"residual": up, "RESIDUAL": True, "BESIDE": 2 * HIDDEN, "GATE": Gate("gelu_tanh")}
+    multiply(layers[0], 2, 1, False, x=given, out=found, COUNT=3, **how)
+    torch.testing.assert_close(found, F.gelu(plain, approximate="tanh") * up, rtol=1e-5, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Network:
     config = tiny_qwen3(num_hidden_layers=2, head_dim=64, vocab_size=24)
@@ -122,7 +180,7 @@ def test_a_step_in_which_products_prepare_what_follows_gives_the_same(
     case = Case(model, [0, 130, 17, 5, 70, 64, 1, 33, 31])
     decoder = fused(case, model)
     usual, written = case.run(decoder, [2, 0, 1], 8)
-    monkeypatch.setattr(fused_program, "wants_norm", lambda layer: True)
+    monkeypatch.setattr(step_products, "wants_norm", lambda layer: True)
     monkeypatch.setattr(step_products, "linear_kernel", Kernel(launch))
     logits, cache = case.run(decoder, [2, 0, 1], 8)
     normed = [number for number, is_prepared in enumerate(prepared) if is_prepared]
