@@ -85,7 +85,7 @@ FUSED_HEADS = (64, 96, 128, 256, 512)
 FUSED_STATES = (16, 32, 64, 128)
 """Sizes of the keys and of the values of delta nets that the fused GPU kernels support."""
 
-NOT_WITH_EXPERTS = frozenset({Feature.NORM_OFFSET, Feature.LAYER_INPUTS})
+NOT_WITH_EXPERTS = frozenset({Feature.LAYER_INPUTS})
 """Features in `FUSED` that the fused kernels lack when the network has experts."""
 
 NOT_DIVIDED = frozenset(
@@ -182,8 +182,6 @@ def not_fused(spec: ModelSpec) -> str | None:
     for attention in spec.attentions.values():
         if attention.head_dim not in FUSED_HEADS:
             return f"there are no fused kernels for a head_dim of {attention.head_dim}"
-        if attention.gate == "heads":
-            return "the fused kernels do not support gates for whole heads"
     for mixer in {layer.mixer for layer in spec.layers}:
         if isinstance(mixer, Mamba2):
             return "the fused kernels do not support Mamba-2"
@@ -229,8 +227,6 @@ def _not_fused_experts(spec: ModelSpec) -> str | None:
         needed = {"router_norm", "expert_norm"} | ({"shared_norm"} if feed.shared is not None else set())
         if layer.feed_forward_norm is None and not needed <= feed.norms.keys():
             return "the fused kernels do not support experts without a norm before them"
-        if feed.shared_gate:
-            return "the fused kernels do not support a shared expert with a gate"
         if spec.hidden_size % 8 or feed.expert.size % 8:
             return f"there are no fused kernels for experts of {spec.hidden_size} by {feed.expert.size}"
     return None

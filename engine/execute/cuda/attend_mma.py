@@ -225,6 +225,7 @@ def attend_mma(
         *counts,
         **constants,
         gates=given.gates,
+        BY_HEAD=spec.gate == "heads",
         PADDED=padded_parts(count, dim),
         SHARES=sharing is not None,
         IN_ORDER=IN_ORDER if spec.head_dim == IN_ORDER_DIM else 0,

@@ -95,7 +95,7 @@ class AttentionInput:
     told: dict[str, Any] = field(default_factory=dict)
     """The arguments for quantised rows: see `KVCache.told`."""
     gates: Tensor | None = None
-    """[rows, q_heads * dim]: the output is multiplied by their sigmoid."""
+    """[rows, q_heads or q_heads * dim]: the output is multiplied by their sigmoid."""
 
     def arguments(self, spec: Attention, out: Tensor | None = None) -> tuple[Any, ...]:
         """Return the leading arguments of every attention kernel. It writes to `out` if given, not to `partial`."""
@@ -243,6 +243,7 @@ def attend(
         WINDOW=window,
         sinks=given.sinks,
         gates=given.gates,
+        BY_HEAD=spec.gate == "heads",
         IN_ORDER=IN_ORDER if spec.head_dim == IN_ORDER_DIM else 0,
         num_warps=4 * wide,
         launch_pdl=shape.pdl,

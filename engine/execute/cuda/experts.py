@@ -140,6 +140,8 @@ class ExpertStep:
         self._shares = buffer(rows, chosen, dtype=torch.float32)
         self._inner = buffer(rows, inner, dtype=network.dtype)
         hidden = network.spec.hidden_size
+        self.shared_gates = buffer(rows, 1, dtype=network.dtype)
+        """The projections whose sigmoid weights the output of the shared expert."""
         self.sums, self.beside, self.nothing = (buffer(rows, hidden, dtype=network.dtype) for _ in range(3))
         """For layers that do not add their output to x at once: the sum of the experts, the output of the shared one,
         and zeros."""
@@ -179,6 +181,7 @@ class ExpertStep:
             PDL=self._pdl,
             SCALE=spec.router_scale,
             expert_scales=weights.expert_scales,
+            OFFSET=norm[0].offset,
             num_warps=4 if hidden <= 4096 else 8,
             launch_pdl=self._pdl,
         )
@@ -229,6 +232,7 @@ class ExpertStep:
             bias=first.gate_up.bias,
             LANES=tile.lanes,
             GATE=activation(spec.expert),
+            OFFSET=norm[0].offset,
             num_warps=tile.warps,
             launch_pdl=self._pdl,
         )
@@ -297,7 +301,7 @@ def choose(spec: Experts, weights: ExpertWeights, x: Tensor) -> tuple[Tensor, Te
     ids = torch.empty(tokens, spec.chosen, dtype=torch.int32, device=x.device)
     shares = torch.empty(tokens, spec.chosen, dtype=torch.float32, device=x.device)
     if (norm := inner_norm(spec, weights, "router_norm")) is not None:
-        x = F.rms_norm(x.float(), x.shape[-1:], norm[1].weight.float(), norm[0].eps)
+        x = F.rms_norm(x.float(), x.shape[-1:], norm[1].weight.float() + norm[0].offset, norm[0].eps)
     logits = _logits(weights.router, x)
     if spec.router_scale != 1.0:
         logits *= spec.router_scale

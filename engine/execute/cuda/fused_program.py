@@ -272,14 +272,15 @@ class FusedDecoder:
         after = normed(layer.feed_forward_post_norm, self._network.layers[index].feed_forward_post_norm)
         is_apart = after is not None or factor is not None or has_post_norms(spec)
         out, shared, here = x if exchange is None else products.part.zero_(), weights.shared, x[:rows]
-        residual = None
+        residual, shares = None, None if weights.shared_gate is None else experts.shared_gates[:rows]
         if is_apart:
             out, residual = experts.sums, experts.nothing
         experts.route(spec, weights, routed, given.active, x, rows)
         inner = self._inner
         if shared is not None and spec.shared is not None:
             inner = inner[: rows * spec.shared.size].view(rows, spec.shared.size)
-            products.run(rows, x, shared.gate_up, inner, norm=beside, gate=spec.shared)
+            gate = None if shares is None or weights.shared_gate is None else (weights.shared_gate, shares)
+            products.run(rows, x, shared.gate_up, inner, norm=beside, gate=spec.shared, beside=gate)
         if weights.on_host:
             assert self._on_host is not None
             seen = torch.empty_like(here)
@@ -293,13 +294,13 @@ class FusedDecoder:
             experts.multiply(spec, weights, own, x, rows, 1.0 if is_apart else scale, out, residual)
         if is_apart:
             if shared is not None:
-                products.run(rows, inner, shared.down, experts.beside)
+                products.run(rows, inner, shared.down, experts.beside, row_gates=shares)
             join(spec, weights, out[:rows], None if shared is None else experts.beside[:rows], self._pdl)
             between = AddNorm(after, scale, None, factor)
             split_alike(add_norm(out[:rows], here, between, here, here, self._pdl))
             return
         if shared is not None:
-            products.run(rows, inner, shared.down, out, residual=out, scale=scale)
+            products.run(rows, inner, shared.down, out, residual=out, scale=scale, row_gates=shares)
         if exchange is not None:
             exchange.add(out[:rows], here, here)
 

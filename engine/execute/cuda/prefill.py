@@ -234,8 +234,9 @@ class FusedPrefill:
             v = v.clone()
         position(spec, heads, weights.head_norm, weights.rotary, positions)
         mixed = step(index, heads[:, : spec.heads], heads[:, spec.heads : count], v)
-        mixed = mixed.reshape(-1, spec.heads * spec.head_dim)
-        return mixed if given.gates is None else mixed * given.gates.sigmoid()
+        if given.gates is not None:
+            mixed = mixed * given.gates.sigmoid().view(len(projected), spec.heads, -1)
+        return mixed.reshape(-1, spec.heads * spec.head_dim)
 
 
 def position(
@@ -293,6 +294,8 @@ def _feed(
     if spec.shared is not None and weights.shared is not None:
         own = norm_rows(given, inner_norm(spec, weights, "shared_norm"))
         beside = _feed(index, spec.shared, weights.shared, own, None, LIBRARY)
+        if weights.shared_gate is not None:
+            beside = beside * LIBRARY.product(weights.shared_gate, own).sigmoid()
     if not weights.on_host:
         return mix(spec, weights, given, beside)
     assert on_host is not None

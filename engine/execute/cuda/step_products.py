@@ -124,24 +124,26 @@ class StepProducts:
         following: Normed | None = None,
         parts: Partials | None = None,
         beside: tuple[Linear, Tensor] | None = None,
+        row_gates: Tensor | None = None,
     ) -> int:
         """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
 
         With `up` [rows, outputs], its rows any distance apart, the product is not halved but gates that. A layer of one
         part prepares its output for the norm `following`. With `parts`, x is not read but combined from them. `beside`
-        is another layer that reads the same x, and its output.
+        is another layer that reads the same x, and its output, which is not gated. The sigmoid of row_gates [rows]
+        multiplies each row.
         """
-        gated, programs = gate is not None and up is None, 0
+        programs, weighs = 0, norm or following
         added = residual if up is None else up
         source = x if handover is None or handover.between is not None else self._prepared
         pending = {}
         if handover is not None and handover.between is not None:
             pending = {"addend": self._prepared, "total": handover.total, **handover.between.pending()}
-        weighs = norm or following
-        jobs = [(layer, *each, out) for each in _places(layer)]
+        jobs = [(layer, *each, out, gate) for each in _places(layer)]
         if beside is not None:
-            jobs += [(beside[0], *each, beside[1]) for each in _places(beside[0])]
-        for number, (own, weight, place, into) in enumerate(jobs):
+            jobs += [(beside[0], *each, beside[1], None) for each in _places(beside[0])]
+        for number, (own, weight, place, into, how) in enumerate(jobs):
+            gated = how is not None and up is None
             outputs = weight.rows // (2 if gated else 1)
             first = place // (2 if gated else 1)
             kind = weight.format if weight.planes is not None else None
@@ -178,7 +180,7 @@ class StepProducts:
                 PDL=self._pdl,
                 OFFSET=weighs[0].offset if weighs is not None else 0.0,
                 **matrix,
-                GATE=activation(gate),
+                GATE=activation(how),
                 **(parts.arguments() if parts is not None else {}),
                 SCALE=scale,
                 CAP=cap,
@@ -189,6 +191,7 @@ class StepProducts:
                 PREPARES=programs if following is not None else 0,
                 LEADS=number == 0 and len(jobs) > 1,
                 FOLLOWS=number > 0,
+                row_gates=row_gates,
                 num_warps=tile.warps,
                 launch_pdl=self._pdl,
                 **limit,

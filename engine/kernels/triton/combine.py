@@ -32,9 +32,14 @@ def parts_of_tile(used, parts, chunks, own):
 
 
 @triton.jit
-def gated_by(mixed, gates):
-    """Return the output of attention times the sigmoid of its gates, both rounded to their dtype."""
-    shares = (1.0 / (1.0 + tl.exp(-gates.to(tl.float32)))).to(mixed.dtype).to(tl.float32)
+def gated_by(mixed, gates, head, columns, DIM: tl.constexpr, BY_HEAD: tl.constexpr):
+    """Return the output of a head times the sigmoid of its gate, or its gates: both are rounded to their dtype.
+
+    gates [rows, heads] if BY_HEAD, otherwise [rows, heads, DIM]; `head` counts the heads of all rows.
+    """
+    at = head + columns * 0 if BY_HEAD else head * DIM + columns
+    gate = tl.load(gates + at, mask=columns < DIM, other=0.0).to(tl.float32)
+    shares = (1.0 / (1.0 + tl.exp(-gate))).to(mixed.dtype).to(tl.float32)
     return (mixed.to(tl.float32) * shares).to(mixed.dtype)
 
 
@@ -85,6 +90,7 @@ def combine_kernel(
     WINDOW: tl.constexpr = 0,
     sinks=None,
     gates=None,
+    BY_HEAD: tl.constexpr = False,
     IN_ORDER: tl.constexpr = 0,
 ):
     """Combine the parts of `attention_kernel` into out [rows, HQ, DIM]; PADDED is a power of two from the chunks in use
@@ -92,7 +98,7 @@ def combine_kernel(
 
     A chunk has CHUNK rows, doubled up to DOUBLINGS times while CHUNKS of them do not reach the token. Missing chunks of
     a sequence add exact zeros. The grid is [HQ, rows]. sinks [HQ] is a score per head that takes part in the softmax
-    but has no value; gates [rows, HQ, DIM] are as in `gated_by`. Up to IN_ORDER parts of a sequence are added up one
+    but has no value; gates and BY_HEAD are as in `gated_by`. Up to IN_ORDER parts of a sequence are added up one
     after the other, as in `combined`.
     """
     gdc_launch_dependents(PDL)
@@ -134,7 +140,7 @@ def combine_kernel(
         at = (batch * HQ + head) * DIM + columns
         mixed = mixed.to(out.dtype.element_ty)
         if gates is not None:
-            mixed = gated_by(mixed, tl.load(gates + at, mask=columns < DIM, other=0.0))
+            mixed = gated_by(mixed, gates, batch * HQ + head, columns, DIM, BY_HEAD)
         if DIM == D:
             tl.store(out + at, mixed)
         else:
@@ -165,6 +171,7 @@ def combine_parts_kernel(
     PDL: tl.constexpr,
     IN_ORDER: tl.constexpr = 0,
     gates=None,
+    BY_HEAD: tl.constexpr = False,
 ):
     """Combine the parts of `parts_kernel` into out [rows, HQ, DIM]; PADDED is a power of two, at least a row's parts.
 
@@ -206,5 +213,5 @@ def combine_parts_kernel(
                 mixed, total, _ = _in_order(partial, lse, first, alone - 1, none, HQ, D, DIM, IN_ORDER)
         at, mixed = (batch * HQ + head) * DIM + columns, (mixed / total).to(out.dtype.element_ty)
         if gates is not None:
-            mixed = gated_by(mixed, tl.load(gates + at, mask=columns < DIM, other=0.0))
+            mixed = gated_by(mixed, gates, batch * HQ + head, columns, DIM, BY_HEAD)
         tl.store(out + at, mixed, mask=columns < DIM)

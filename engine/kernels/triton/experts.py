@@ -46,8 +46,10 @@ def gate_up_kernel(
     supers=None,
     CODES: tl.constexpr = None,
     LANES: tl.constexpr = 1,
+    OFFSET: tl.constexpr = 0.0,
 ):
-    """Write out [rows, CHOSEN, N] = `gated` of gate and up of the chosen experts of x [rows, K], which is normed first.
+    """Write out [rows, CHOSEN, N] = `gated` of gate and up of the chosen experts of x [rows, K], which is normed first,
+    by norm_weight [K] + OFFSET.
 
     weight [experts, 2 N, K], gate above up, and an optional bias [experts, 2 N]; ids int32 [rows, CHOSEN], -1 for a row
     without a sequence, for which nothing is written. The grid is [tiles, CHOSEN, rows]. With CODES, weight is the codes
@@ -84,6 +86,7 @@ def gate_up_kernel(
                 AHEAD=AHEAD,
                 PDL=False,
                 GATE=GATE,
+                OFFSET=OFFSET,
             )
         else:
             codes, others, own_scales, own_supers = planes_at(
@@ -115,6 +118,7 @@ def gate_up_kernel(
                 CODES=CODES,
                 PDL=False,
                 GATE=GATE,
+                OFFSET=OFFSET,
             )
 
 

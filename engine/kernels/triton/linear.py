@@ -194,7 +194,7 @@ def _added(sums, OUTPUTS: tl.constexpr, PAIR: tl.constexpr, FOLDS: tl.constexpr,
 def finish(
     y, up, at, b, scale, carried, bias, out, N: tl.constexpr, STRIDE: tl.constexpr, COUNT: tl.constexpr,
     NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr,
-    SCALE: tl.constexpr, CAP: tl.constexpr, BESIDE: tl.constexpr = 0,
+    SCALE: tl.constexpr, CAP: tl.constexpr, BESIDE: tl.constexpr = 0, row_gates=None,
 ):  # fmt: skip
     """Finish and store the sums y (and `up`), fp32 [outputs, rows], of the outputs `at` and the rows b.
 
@@ -216,6 +216,8 @@ def finish(
     if SCALE != 1.0:
         y *= SCALE
     y = capped(y, CAP)
+    if row_gates is not None:
+        y *= 1.0 / (1.0 + gl.exp(-gl.load(row_gates + b, mask=b < COUNT, other=0.0).to(tl.float32)))
     if BESIDE:
         y = gated(y, carried, GATE)
     elif RESIDUAL:
@@ -285,13 +287,15 @@ def linear_kernel(
     ADD_EPS: tl.constexpr = 0.0,
     ADD_SCALE: tl.constexpr = 1.0,
     BESIDE: tl.constexpr = 0,
+    row_gates=None,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
 
     With NORM, x is normed first, by norm_weight [K] + OFFSET. With BIAS, bias [N] is added. With GATED, weight is [2 N,
     K] (bias [2 N]), gate above up, and out = `gated` of both. The sum so far is multiplied by SCALE and capped by CAP
-    (0: not). With RESIDUAL, residual [COUNT, N] is added; it may be `out` itself. With BESIDE as well, the sum gates it
-    (`gated`) instead, and its rows are BESIDE apart. Pointers that the flags leave unused may be anything.
+    (0: not), then multiplied by the sigmoid of row_gates [COUNT], if given. With RESIDUAL, residual [COUNT, N] is
+    added; it may be `out` itself. With BESIDE as well, the sum gates it (`gated`) instead, and its rows are BESIDE
+    apart. Pointers that the flags leave unused may be anything.
 
     With PREPARES, the number of programs, this product also prepares `out` for the next one, which norms it by
     norm_weight [N] + OFFSET: it sets prepared [COUNT, N] to `out` times that, and square_sums fp32 [COUNT, PREPARES] to
@@ -425,7 +429,7 @@ def linear_kernel(
         # fmt: off
         y = finish(
             y, up, n + j * OUTPUTS, b, scale, carried[j] if RESIDUAL else None, bias, out,
-            N, N, COUNT, NORM, BIAS, GATED, RESIDUAL, GATE, SCALE, CAP, BESIDE,
+            N, N, COUNT, NORM, BIAS, GATED, RESIDUAL, GATE, SCALE, CAP, BESIDE, row_gates,
         )
         # fmt: on
         if PREPARES:

@@ -272,14 +272,15 @@ def packed_linear_kernel(
     ADD_EPS: tl.constexpr = 0.0,
     ADD_SCALE: tl.constexpr = 1.0,
     BESIDE: tl.constexpr = 0,
+    row_gates=None,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
 
     Rows of `out` and of the residual are STRIDE apart. With GATED, the planes are those of gate, in whole tiles,
     followed by those of up. CODES describes the planes (see `Codes`). A program computes 16 * TILES outputs, half as
     many with GATED. LANES is 1, or 4 if each group has a scale. ATTENDED (for a row in lanes), the addend, BESIDE,
-    LEADS and FOLLOWS are as in `linear_kernel`. Pointers that the flags leave unused may be anything. order, int32 [K],
-    is the column of x for each column of the planes; None: the same.
+    LEADS, FOLLOWS and row_gates are as in `linear_kernel`. Pointers that the flags leave unused may be anything. order,
+    int32 [K], is the column of x for each column of the planes; None: the same.
 
     With experts, the indices of CHOSEN matrices whose planes lie one after the other, and shares fp32 [CHOSEN], x is
     [1, CHOSEN, K]. The result is the sum of the experts' products times their shares, computed as the product of one
@@ -434,7 +435,7 @@ def packed_linear_kernel(
                 y += weighed[k] * own.to(tl.float32)
         y = finish(
             y, up, at, b, scale, carried[j] if RESIDUAL else None, bias, out,
-            N, STRIDE, COUNT, NORM, BIAS and experts is None, GATED, RESIDUAL, GATE, SCALE, CAP, BESIDE,
+            N, STRIDE, COUNT, NORM, BIAS and experts is None, GATED, RESIDUAL, GATE, SCALE, CAP, BESIDE, row_gates,
         )
         if PREPARES:
             left += prepare(y, after[j], at, b, prepared, N, STRIDE, COUNT, OFFSET)

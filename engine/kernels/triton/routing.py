@@ -100,8 +100,10 @@ def router_kernel(
     PDL: tl.constexpr,
     SCALE: tl.constexpr = 1.0,
     expert_scales=None,
+    OFFSET: tl.constexpr = 0.0,
 ):
-    """Choose for x [rows, K], normed first: ids int32 [rows, CHOSEN] and shares fp32 [rows, CHOSEN].
+    """Choose for x [rows, K], normed first by norm_weight [K] + OFFSET: ids int32 [rows, CHOSEN] and shares fp32 [rows,
+    CHOSEN].
 
     weight [COUNT, K] and bias [COUNT] in any dtype; selection_bias and expert_scales fp32 [COUNT]; active int32 [rows]:
     -1 for a row without a sequence, whose ids become -1. logits fp32 [rows, COUNT], which SCALE multiplies, and arrived
@@ -114,13 +116,15 @@ def router_kernel(
     column = tl.arange(0, triton.next_power_of_2(K))[None, :]
     inside = column < K
     matrix = tl.load(weight + expert * K + column, mask=inside & (expert < COUNT), other=0.0)
-    scale = tl.load(norm_weight + column, mask=inside, other=0.0)
+    scale = tl.load(norm_weight + column, mask=inside, other=0.0).to(tl.float32)
+    if OFFSET != 0.0:
+        scale += OFFSET
     there = tl.load(active + row) >= 0
     gdc_wait(PDL)
     if there:
         given = tl.load(x + row * K + column, mask=inside, other=0.0).to(tl.float32)
         square = tl.sum(given * given, 1)
-        y = tl.sum(given * scale.to(tl.float32) * matrix.to(tl.float32), 1) * tl.rsqrt(square / K + EPS)
+        y = tl.sum(given * scale * matrix.to(tl.float32), 1) * tl.rsqrt(square / K + EPS)
         at = tl.program_id(0) * PER + tl.arange(0, PER)
         if BIAS:
             y += tl.load(bias + at, mask=at < COUNT, other=0.0).to(tl.float32)

@@ -106,6 +106,7 @@ print(json.dumps([
     linear(6144, 1536, NORM=True, GATED=True, PREPARED=192, **PENDING),
     linear(256, 1536, RESIDUAL=True, BESIDE=8960, GATE=Gate("gelu_tanh"), PREPARED=192, factor="pointer", **PENDING),
     linear(1024, 2048, COUNT=1, RESIDUAL=True, ATTENDED=(128, 128, 5), **LEFT),
+    linear(2048, 512, RESIDUAL=True, row_gates="pointer"),
     linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, GATE=Gate("gelu_tanh")),
     attention(640, 2, 128), attention(40960, 3, 64),
     attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
@@ -128,7 +129,8 @@ from engine.kernels.triton.routing import router_kernel
 
 tile = KernelConfigs().product(16, 768, 2048, True, None)
 cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
-gate, _ = ptx(gate_up_kernel, tile.warps, cut | dict(CHOSEN=8, N=768, K=2048, EPS=1e-6, TILES=tile.tiles))
+shape = dict(CHOSEN=8, N=768, K=2048, EPS=1e-6, TILES=tile.tiles, OFFSET=1.0)
+gate, _ = ptx(gate_up_kernel, tile.warps, cut | shape)
 clamped = dict(bias="pointer", GATE=Gate("silu", 1.702, 7.0, 1.0))
 shape = dict(CHOSEN=4, N=2880, K=2880, EPS=1e-6, TILES=tile.tiles)
 ptx(gate_up_kernel, tile.warps, cut | shape | clamped)
@@ -138,7 +140,8 @@ down, _ = ptx(down_kernel, tile.warps, cut | dict(CHOSEN=8, N=2048, K=768))
 odd = dict(CHOSEN=3, N=328, K=200, FOLDS=2, WARPS=4, AHEAD=4, PDL=True)
 odd, _ = ptx(down_kernel, 4, odd | dict(bias="pointer", SCALE=0.22))
 flags = dict(BIAS=True, SELECTION_BIAS=True, SIGMOID=False, RENORMALISE=True)
-ptx(router_kernel, 4, flags | dict(COUNT=128, CHOSEN=8, K=2048, EPS=1e-6, PER=2, PDL=True), ASTSource)
+routed = dict(COUNT=128, CHOSEN=8, K=2048, EPS=1e-6, PER=2, PDL=True, OFFSET=1.0)
+ptx(router_kernel, 4, flags | routed, ASTSource)
 scaled = dict(SCALE=2816**-0.5, expert_scales="pointer")
 ptx(router_kernel, 4, flags | scaled | dict(COUNT=128, CHOSEN=8, K=2816, EPS=1e-6, PER=2, PDL=True), ASTSource)
 ptx(place_kernel, 8, dict(COUNT=128, HEIGHT=128, BLOCK=4096), ASTSource)
@@ -336,6 +339,7 @@ print(json.dumps(found))
 """
 
 DELTA_NETS = """
+from engine.kernels.triton.combine import combine_kernel, combine_parts_kernel
 from engine.kernels.triton.delta_net import delta_net_kernel
 
 TYPES.update(moves="*i32", states="*fp32", dt_bias="*fp32", decay="*fp32")
@@ -347,6 +351,10 @@ for capability, keys, values in ((80, 128, 128), (86, 128, 128), (90, 128, 128),
     early = text[: text.rindex("griddepcontrol.wait;")] if capability >= 90 else text
     loads = len(re.findall(r"ld\\.global\\.v4\\.b32 |ld\\.global\\.v4\\.f32 ", early))
     found.append({"loads": loads, "wanted": keys // 8, "shared": shared, "spilled": ".local" in text})
+TYPES.update(SHARED)
+shape = dict(HQ=16, D=256, DIM=256, PADDED=16, PDL=True, gates="pointer")
+ptx(combine_kernel, 4, shape | dict(CHUNK=128, DOUBLINGS=2, CHUNKS=16, sinks=None), ASTSource)
+ptx(combine_parts_kernel, 4, shape | dict(MEMBERS=4, SHARES=True, BY_HEAD=True), ASTSource)
 print(json.dumps(found))
 """
 
@@ -463,7 +471,7 @@ def test_products_of_a_group_of_warps_load_all_weights_early_that_fit() -> None:
 def test_what_may_be_loaded_early_is_and_nothing_goes_another_way() -> None:
     """Weights are copied 16 bytes at a time before the wait, and a thread reads what it copied."""
     found = made(DENSE)
-    products, attentions = found[:11], found[11:]
+    products, attentions = found[:12], found[12:]
     for found in products:
         assert found["early"] == found["held"]
         assert found["ldmatrix"] == 0, "a thread would read what another one copied"

@@ -22,7 +22,7 @@ from engine.execute.cuda.verify import GuessedRows
 from models.network import Network
 from models.recurrences import DeltaNet
 from models.reference.decoder import Decoder
-from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm, Rope
+from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope
 from tests.engine.hybrid import hybrid_network
 
 CPU = torch.device("cpu")
@@ -37,9 +37,21 @@ PLAIN = Layer(
     NORM,
     feed_forward_norm=NORM,
 )
+EXPERTS = Experts(6, 2, FeedForward(40), shared=FeedForward(24), shared_gate=True)
 SPECS = {
     "usual": ModelSpec("Hybrid", 272, 64, 1024, (NET, PLAIN, NET), NORM),
     "alternating": ModelSpec("Hybrid", 272, 64, 1024, (TURNED, PLAIN), NORM),
+    "experts": ModelSpec(
+        "Hybrid",
+        272,
+        64,
+        1024,
+        (
+            replace(NET, feed_forward=EXPERTS),
+            replace(PLAIN, mixer=replace(PLAIN.attention, gate="heads"), feed_forward=EXPERTS),
+        ),
+        NORM,
+    ),
 }
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="tests/gpu runs them; fp32 is known in the interpreter only"
