@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +23,22 @@ from tests.engine.kernels.test_groups_in_slots import BLOCK, CONTEXT, in_slots
 from tests.engine.speculation import Oracle, speculate
 from tests.engine.test_hybrid_engine import expected, text
 from tests.engine.tiny import TinyEngine, tiny_engine
+from tests.models.hybrids import tiny_qwen3_5_moe, tiny_qwen3_next
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_hybrid.py does the same")
 
 SPEC = replace(SPECS["usual"], layers=SPECS["usual"].layers[:2])
+
+
+OPTIONS: dict[str, Any] = {
+    "context": CONTEXT, "max_chunk": 32, "block_size": BLOCK, "streams": 3, "fused": True
+}  # fmt: skip
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, "not_native", lambda spec: "as on a GPU")
+    monkeypatch.setattr(Runner, "go_native", lambda *_: None)
+    monkeypatch.setattr(build, "_tell", in_slots)
 
 
 @pytest.fixture
@@ -33,11 +46,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyEngine]:
     """Its memory is NaN wherever nobody has written, and it has few marks."""
     monkeypatch.setattr(kv_needs, "BRANCH_WINDOWS", (1, 0))
     monkeypatch.setattr(kv_needs, "MOST_MARKS", 6)
-    monkeypatch.setattr(compatibility, "not_native", lambda spec: "as on a GPU")
-    monkeypatch.setattr(Runner, "go_native", lambda *_: None)
-    monkeypatch.setattr(build, "_tell", in_slots)
-    options = {"context": CONTEXT, "max_chunk": 32, "block_size": BLOCK, "streams": 3, "fused": True}
-    with tiny_engine(Path(), network=hybrid_network(SPEC), **options) as engine:
+    as_on_a_gpu(monkeypatch)
+    with tiny_engine(Path(), network=hybrid_network(SPEC), **OPTIONS) as engine:
         engine.tokenizer.stop_ids = frozenset()
         cache = engine.pieces.cache
         assert cache.states is not None
@@ -66,6 +76,26 @@ def test_streams_beside_each_other_say_what_they_say_alone(engine: TinyEngine) -
             assert answer == expected(engine, prompt, len(answer))
         engine.check()
         prompts = [[*prompt, *answer[:-2]] for prompt, answer in zip(prompts, found, strict=True)]
+
+
+@pytest.mark.parametrize("config", [tiny_qwen3_5_moe, tiny_qwen3_next])
+def test_families_answer_as_the_reference_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any
+) -> None:
+    as_on_a_gpu(monkeypatch)
+    sizes = {"vocab_size": 272, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    sizes |= {
+        "head_dim": 64,
+        "num_key_value_heads": 1,
+        "linear_value_head_dim": 16,
+        "linear_num_value_heads": 4,
+    }
+    with tiny_engine(tmp_path, config(**sizes), **OPTIONS) as engine:
+        engine.tokenizer.stop_ids = frozenset()
+        assert engine.pieces.decode_runner is not None
+        prompt = text(3, 20)
+        answer = [token for token, _ in heard(engine, engine.start(Rows.of(prompt), params(4)))]
+        assert answer == expected(engine, prompt, 4)
 
 
 def test_an_answer_goes_on_at_its_last_row(engine: TinyEngine) -> None:
