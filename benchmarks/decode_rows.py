@@ -22,10 +22,14 @@ import torch
 
 from benchmarks.formats import FORMATS, random_quantized
 from benchmarks.shapes import SHAPES, random_model
+from engine.batch import StateMoves
 from engine.cache.kv_cache import KVCache
+from engine.cache.kv_rows import layer_rows
+from engine.cache.states import make_states
 from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner
 from engine.execute.cuda.graphs import Graphs
 from engine.params import SamplingParams
+from models.spec import kv_sources
 
 BLOCK, STEPS, WARM, ROUNDS, PROFILED = 32, 64, 2, 5, 8
 ANSWER = "--answer"
@@ -90,13 +94,19 @@ class Steps:
             if asked.form == "bf16"
             else random_quantized(spec, asked.form, torch.bfloat16, device, room)
         )
-        heads, blocks = spec.attention, asked.rows * -(-room // BLOCK)
-        size = heads.kv_heads, heads.head_dim, torch.bfloat16
-        cache = KVCache.uniform(len(spec.layers), blocks, BLOCK, *size, device, kind=asked.kv_dtype)
-        cache.kv.zero_()
+        blocks, formats = (
+            asked.rows * -(-room // BLOCK),
+            layer_rows(spec, torch.bfloat16, device, asked.kv_dtype),
+        )
+        cache = KVCache(formats, blocks, BLOCK, torch.bfloat16, device, sources=kv_sources(spec))
+        cache.states = states = make_states(spec, asked.rows, device)
+        for part in (*cache.parts, *(() if states is None else states.layers.values())):
+            part.zero_()
         self.runner: DecodeRunner = make_decode_runner(
             network, cache, "triton", room, asked.rows, Graphs(), not asked.plain
         )
+        for slot in range(0 if states is None else asked.rows):
+            self.runner.slots.move(slot, StateMoves(slot, 0, ((1, slot),)), 0)
         self._params = SamplingParams(temperature=asked.temperature)
 
     def seconds(self, rows: int, context: int) -> float:
