@@ -104,7 +104,7 @@ def _parts(
 
 def by_kernel(spec: DeltaNet, weights: DeltaNetWeights, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Compute what `walk` does for the rows of one prompt from its first on; `state` receives the one at the end."""
-    from engine.kernels.triton.recurrence import walk_delta
+    from engine.kernels.triton.recurrence import walk_rows
 
     tail = spec.conv_width - 1
     own, count = rows[tail:], len(rows) - tail
@@ -115,7 +115,7 @@ def by_kernel(spec: DeltaNet, weights: DeltaNetWeights, rows: Tensor, state: Ten
         torch.tensor([[count, 0]]),
     )
     walks = Walks(*(each.to(rows.device, torch.int32) for each in numbers))
-    return walk_delta(spec, weights, walks, own, own[:1], state.unsqueeze(0)), state
+    return walk_rows(spec, weights, walks, own, own[:1], state.unsqueeze(0)), state
 
 
 FORMS: dict[str, Form] = {"torch": walk, "kernel": by_kernel, "chunked": in_chunks}

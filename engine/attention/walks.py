@@ -11,8 +11,6 @@ from engine.cache.kv_cache import KVCache
 from engine.kernels.convolution_rows import NONE
 from engine.kernels.on_gpu import problem
 from engine.kernels.walks import Walks
-from models.network import DeltaNetWeights
-from models.recurrences import DeltaNet
 from models.reference.attention import Walk
 
 
@@ -45,17 +43,14 @@ class WalkStep(RecurringStep):
 
     def recur(self, layer_index: int, rows: Tensor, walk: Walk) -> Tensor:
         """See `RecurringStep`."""
-        if not isinstance(walk.spec, DeltaNet):
-            return super().recur(layer_index, rows, walk)
-        from engine.kernels.triton.recurrence import walk_delta
+        from engine.kernels.triton.recurrence import walk_rows
 
-        assert isinstance(walk.weights, DeltaNetWeights)
         group, states = self.cache.groups[layer_index], self.cache.states
         assert states is not None
         if group not in self._walks:  # the same in all such layers
             self._walks[group] = walks(self.cache, self._spans, group, states.tail)
         kept = self.cache.k[layer_index].flatten(1)
-        out = walk_delta(walk.spec, walk.weights, self._walks[group], rows, kept, states.layers[layer_index])
+        out = walk_rows(walk.spec, walk.weights, self._walks[group], rows, kept, states.layers[layer_index])
         self._keep(layer_index, rows)
         return out
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from engine.kernels.recording import wait_for
-from engine.kernels.walks import delta_inputs
+from engine.kernels.walks import walk_inputs
 from engine.params import SamplingParams
 from engine.sampling.sampler import SamplerState, sample
 from models.loading.load import is_out_of_memory
-from models.recurrences import DeltaNet, Recurrence
+from models.recurrences import Recurrence
 from models.reference.attention import Walk
 from models.reference.decoder import Decoder
 from models.spec import Layer
@@ -58,8 +58,7 @@ class _NoAttention:
         spec = self._layers[layer_index].mixer
         assert isinstance(spec, Recurrence)
         out = rows.new_zeros(len(rows), spec.output_size)
-        if isinstance(spec, DeltaNet):
-            delta_inputs(spec, len(rows), rows)  # kernels take that memory beside the output
+        walk_inputs(spec, len(rows), rows)  # kernels take that memory beside the output
         return out
 
 

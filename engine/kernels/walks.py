@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.recurrences import DeltaNet
+from models.recurrences import DeltaNet, Recurrence
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +22,37 @@ class Walks:
     """int32 [saves, 2]: before which row the state is written, and to which slot."""
 
 
-def delta_inputs(spec: DeltaNet, count: int, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return room for what gated delta nets read of `count` rows with the dtype and device of `rows`: queries and keys,
-    each fp32 [count, key_heads, padded_key_dim], values [count, value_heads, value_dim] in that dtype, and factors and
-    betas, each fp32 [count, value_heads]."""
+def walk_inputs(spec: Recurrence, count: int, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return room for what the recurrence reads of `count` rows with the dtype and device of `rows`: queries and keys,
+    each fp32 [count, key heads, padded keys], values [count, heads, value_dim] in that dtype, and factors and betas,
+    each fp32 [count, heads]."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty((count, *shape), dtype=dtype, device=rows.device)
 
-    keys = spec.key_heads, padded_key_dim(spec)
-    values = empty(spec.value_heads, spec.value_dim, dtype=rows.dtype)
-    return empty(*keys), empty(*keys), values, empty(spec.value_heads), empty(spec.value_heads)
+    shape = walk_shape(spec)
+    keys = shape.key_heads, shape.padded_keys
+    values = empty(shape.heads, shape.values, dtype=rows.dtype)
+    return empty(*keys), empty(*keys), values, empty(shape.heads), empty(shape.heads)
 
 
-def padded_key_dim(spec: DeltaNet) -> int:
-    """Return the size of keys rounded up to a power of two from 8 on."""
-    return max(1 << (spec.key_dim - 1).bit_length(), 8)
+@dataclass(frozen=True, slots=True)
+class WalkShape:
+    """The sizes of a recurrence in the words of gated delta nets."""
+
+    key_heads: int
+    heads: int
+    keys: int
+    values: int
+
+    @property
+    def padded_keys(self) -> int:
+        """The size of keys rounded up to a power of two from 8 on."""
+        return max(1 << (self.keys - 1).bit_length(), 8)
+
+
+def walk_shape(spec: Recurrence) -> WalkShape:
+    """Return the sizes of a recurrence: B and C of Mamba-2 are keys and queries, x has the values."""
+    if isinstance(spec, DeltaNet):
+        return WalkShape(spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim)
+    return WalkShape(spec.groups, spec.heads, spec.state_size, spec.head_dim)

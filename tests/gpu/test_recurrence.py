@@ -9,8 +9,7 @@ from torch import Tensor
 
 from engine.attention.walks import WalkStep
 from engine.batch import NONE, StepBatch
-from models.recurrences import DeltaNet
-from models.reference.delta_net import walk
+from models.recurrences import DeltaNet, Mamba2, Recurrence
 from tests.engine.keeping import GREEDY
 from tests.gpu.engines import DEVICE, SIZES, alone, an_engine, at_once, random_tokens
 from tests.gpu.test_logits import logits_of
@@ -20,48 +19,53 @@ from tests.models.hybrids import tiny_qwen3_5
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 NINE = DeltaNet(16, 32, 128, 128)
+NEMOTRON = Mamba2(96, 80, 128, 8)
 BF16 = torch.bfloat16
 
 
-@pytest.mark.parametrize("spec", [NINE, replace(NINE, value_heads=48), replace(NINE, alternating=True)])
+@pytest.mark.parametrize(
+    "spec",
+    [NINE, replace(NINE, value_heads=48), replace(NINE, alternating=True), NEMOTRON, Mamba2(24, 64, 256)],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
-def test_prompts_are_as_exact_as_the_reference(spec: DeltaNet, dtype: torch.dtype) -> None:
-    from engine.kernels.triton.recurrence import walk_delta
-    from tests.engine.kernels.test_recurrence import one_walk, random_weights, states, texts
+def test_prompts_are_as_exact_as_the_reference(spec: Recurrence, dtype: torch.dtype) -> None:
+    from engine.kernels.triton.recurrence import walk_rows
+    from tests.engine.kernels.test_recurrence import one_walk, random_weights, states, texts, walked
 
     weights, (rows, text), held = random_weights(spec), texts(spec, 1000), states(spec, 2)
     rows, text = rows.to(dtype), text.to(dtype)
     with torch.inference_mode():
         given = one_walk(0, 1000, 3, NONE, [(600, 1), (1000, 0)])
-        found = walk_delta(spec, weights, given, rows, rows[:1], held).float()
+        found = walk_rows(spec, weights, given, rows, rows[:1], held).float()
         zeros = torch.zeros(spec.state_shape, device=DEVICE)
-        expected, end = walk(spec, weights, text, zeros)
-        _, middle = walk(spec, weights, text[:603], zeros)
+        expected, end = walked(spec, weights, text, zeros)
+        _, middle = walked(spec, weights, text[:603], zeros)
     bound = 1e-4 if dtype == torch.float32 else 2e-2  # a convolution may be rounded to the other neighbour
     for one, other in ((found, expected.float()), (held[0], end), (held[1], middle)):
         assert (one - other).norm() < bound * other.norm()
 
 
-def test_a_prompt_cut_anywhere_has_the_same_bits() -> None:
-    from engine.kernels.triton.recurrence import walk_delta
+@pytest.mark.parametrize("spec", [NINE, NEMOTRON])
+def test_a_prompt_cut_anywhere_has_the_same_bits(spec: Recurrence) -> None:
+    from engine.kernels.triton.recurrence import walk_rows
     from tests.engine.kernels.test_recurrence import one_walk, random_weights, states, texts
 
-    spec, count = NINE, 5000
+    count = 5000
     weights, (rows, _), held = random_weights(spec), texts(spec, count), states(spec, 4)
     rows = rows.to(BF16)
 
-    def walked(start: int, stop: int, source: int, marks: list[tuple[int, int]]) -> Tensor:
+    def part(start: int, stop: int, source: int, marks: list[tuple[int, int]]) -> Tensor:
         given = one_walk(start, stop, 3, source, marks)
-        return walk_delta(spec, weights, given, rows[start:stop], rows, held)
+        return walk_rows(spec, weights, given, rows[start:stop], rows, held)
 
     with torch.inference_mode():
-        whole = walked(0, count, NONE, [(count, 0)])
+        whole = part(0, count, NONE, [(count, 0)])
         for cut in (1, 2, 7, 8, 9, 63, 64, 100, 1023, 3333, 4999):
-            assert walked(0, count, NONE, [(cut, 1), (count, 2)]).equal(whole)
+            assert part(0, count, NONE, [(cut, 1), (count, 2)]).equal(whole)
             assert held[2].equal(held[0])
-            assert walked(0, cut, NONE, [(cut, 2)]).equal(whole[:cut])
+            assert part(0, cut, NONE, [(cut, 2)]).equal(whole[:cut])
             assert held[2].equal(held[1])
-            assert walked(cut, count, 1, [(count, 3)]).equal(whole[cut:])
+            assert part(cut, count, 1, [(count, 3)]).equal(whole[cut:])
             assert held[3].equal(held[0])
 
 

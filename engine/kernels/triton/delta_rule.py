@@ -5,6 +5,7 @@ need no other warp, and their order depends neither on how many values a program
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,attr-defined,untyped-decorator,assignment"
+import triton
 import triton.language as tl
 
 from engine.kernels.triton.gluon import constexpr_function, gl, jit
@@ -19,32 +20,32 @@ def state_layout(keys, warps):
     return gl.BlockedLayout([keys // 8, 4], [8, 4], [1, warps], [1, 0])
 
 
-@jit
+@triton.jit
 def softplus(x):
     """Return log(1 + exp(x)) in fp32 with a small relative error, however small the result.
 
     With u = exp(-|x|), log(1 + u) is the series of 2 artanh(s) with s = u / (2 + u), which is at most 1/3.
     """
-    size = gl.where(x < 0.0, -x, x)
-    u = gl.exp(-size)
+    size = tl.where(x < 0.0, -x, x)
+    u = tl.exp(-size)
     s = u / (2.0 + u)
     square = s * s
     total = square * (1.0 / 15.0) + 1.0 / 13.0
     for i in tl.static_range(6):
         total = total * square + 1.0 / (11.0 - 2.0 * i)
-    return gl.where(x > 0.0, x, 0.0) + 2.0 * s * total
+    return tl.where(x > 0.0, x, 0.0) + 2.0 * s * total
 
 
-@jit
+@triton.jit
 def forget(a, dt_bias, decay):
     """Return the factor by which a state decays: exp(decay * softplus(a + dt_bias)), all fp32."""
-    return gl.exp(decay * softplus(a + dt_bias))
+    return tl.exp(decay * softplus(a + dt_bias))
 
 
-@jit
+@triton.jit
 def sigmoid(x, dtype: tl.constexpr):
     """Return the sigmoid of x, rounded to `dtype`, as fp32."""
-    return (1.0 / (1.0 + gl.exp(-x.to(tl.float32)))).to(dtype).to(tl.float32)
+    return (1.0 / (1.0 + tl.exp(-x.to(tl.float32)))).to(dtype).to(tl.float32)
 
 
 @jit

@@ -1,6 +1,6 @@
 """What recurrences read of their rows: the convolution before them, SiLU and what follows for each row alone.
 
-The plain twins are `models/reference/causal_convolution.py` and `models/reference/delta_net.py`. Everything is rounded
+The plain twins are `causal_convolution.py`, `delta_net.py` and `mamba2.py` in `models/reference`. Everything is rounded
 where these round. A row is computed by itself, so its bits do not depend on the other rows.
 """
 
@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from engine.kernels.convolution_rows import NONE
-from engine.kernels.triton.delta_rows import key_at
+from engine.kernels.triton.delta_rule import forget, sigmoid, softplus
+from engine.kernels.triton.recurrence_rows import key_at
 
 _NONE = tl.constexpr(NONE)
 _LENGTH_EPS = tl.constexpr(1e-6)
@@ -45,16 +46,6 @@ def _convolved(
 
 
 @triton.jit
-def _softplus(x):
-    """Return log(1 + exp(x)), exact for small results too (as W. Kahan computes log1p)."""
-    small = tl.exp(tl.minimum(x, 20.0))
-    whole = 1.0 + small
-    rest = whole - 1.0
-    found = tl.where(rest == 0.0, small, tl.log(whole) * (small / tl.where(rest == 0.0, 1.0, rest)))
-    return tl.where(x > 20.0, x, found)
-
-
-@triton.jit
 def _unit(x):
     """Divide heads x [rows, numbers] by their lengths."""
     return x * tl.rsqrt(tl.sum(x * x, 1) + _LENGTH_EPS)[:, None]
@@ -66,7 +57,7 @@ def delta_inputs_kernel(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr,
     STRIDE: tl.constexpr, WIDTH: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Make what `delta_kernel` reads of `count` rows. The grid is [cdiv(count, LINES), KEY_HEADS + HEADS].
+    """Make what `walk_kernel` reads of `count` rows. The grid is [cdiv(count, LINES), KEY_HEADS + HEADS].
 
     rows [T, STRIDE] and kept [slots, SIZE] have log rows of SIZE numbers: q, k, v, b and a. places int32 [count, WIDTH]
     are those of `engine.kernels.walks.Walks`. filters [q, k and v, WIDTH]; dt_bias and rates, which are less than 0,
@@ -103,7 +94,51 @@ def delta_inputs_kernel(
         gate = 2 * KEY_HEADS * K + HEADS * V + value_head
         b = _number(rows, kept, newest, gate, there, STRIDE, SIZE)
         a = _number(rows, kept, newest, gate + HEADS, there, STRIDE, SIZE)
-        beta = (1.0 / (1.0 + tl.exp(-b))).to(rows.dtype.element_ty).to(tl.float32)
-        factor = tl.exp(tl.load(rates + value_head) * _softplus(a + tl.load(dt_bias + value_head)))
+        beta = sigmoid(b, rows.dtype.element_ty)
+        factor = forget(a, tl.load(dt_bias + value_head), tl.load(rates + value_head))
         tl.store(betas + row * HEADS + value_head, beta, mask=there)
         tl.store(factors + row * HEADS + value_head, factor, mask=there)
+
+
+@triton.jit(do_not_specialize=["count"])
+def mamba_inputs_kernel(
+    rows, kept, places, filters, bias, dt_bias, rates, queries, keys, values, factors, steps, count,
+    GROUPS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr,
+    STRIDE: tl.constexpr, WIDTH: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    LEAST: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """Make what `walk_kernel` reads of `count` rows. The grid is [cdiv(count, LINES), GROUPS + HEADS].
+
+    Log rows of SIZE numbers are x, B, C and dt; bias [x, B and C] or None. queries and keys fp32 [count, GROUPS, KEYS]
+    are C and B in the order of `key_at`; steps fp32 [count, HEADS] are t, from LEAST to MOST. All else is as in
+    `delta_inputs_kernel`.
+    """
+    row = (tl.program_id(0) * LINES + tl.arange(0, LINES))[:, None].to(tl.int64)
+    head = tl.program_id(1)
+    there = row < count
+    log = rows, kept, places
+    if head < GROUPS:
+        place = tl.arange(0, KEYS)[None, :]
+        column = key_at(place, KEYS)
+        real = column < K
+        column += HEADS * V + head * K
+        b = _convolved(log, filters, bias, column, real, row, there, STRIDE, SIZE, WIDTH)
+        c = _convolved(log, filters, bias, GROUPS * K + column, real, row, there, STRIDE, SIZE, WIDTH)
+        own = (row * GROUPS + head) * KEYS + place
+        tl.store(queries + own, c, mask=there)
+        tl.store(keys + own, b, mask=there)
+    else:
+        value_head = head - GROUPS
+        number = tl.arange(0, VALUES)[None, :]
+        inside = number < V
+        x = _convolved(log, filters, bias, value_head * V + number, inside, row, there, STRIDE, SIZE, WIDTH)
+        tl.store(
+            values + (row * HEADS + value_head) * V + number,
+            x.to(values.dtype.element_ty),
+            mask=there & inside,
+        )
+        newest = tl.load(places + row * WIDTH + WIDTH - 1, mask=there, other=_NONE).to(tl.int64)
+        dt = _number(rows, kept, newest, HEADS * V + 2 * GROUPS * K + value_head, there, STRIDE, SIZE)
+        step = tl.minimum(tl.maximum(softplus(dt + tl.load(dt_bias + value_head)), LEAST), MOST)
+        tl.store(steps + row * HEADS + value_head, step, mask=there)
+        tl.store(factors + row * HEADS + value_head, tl.exp(step * tl.load(rates + value_head)), mask=there)

@@ -1,7 +1,5 @@
 """Recurrences of prompts by kernels against the reference, on the GPU or else in Triton's interpreter."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,31 +9,48 @@ pytest.importorskip("triton")
 from engine.attention import sdpa
 from engine.attention.walks import WalkStep
 from engine.batch import NONE
-from engine.kernels.triton.recurrence import walk_delta
-from engine.kernels.walks import Walks
-from models.network import DeltaNetWeights, Linear, NormWeights, Weight
-from models.recurrences import DeltaNet
-from models.reference.delta_net import walk
+from engine.kernels.triton.recurrence import walk_rows
+from engine.kernels.walks import Walks, walk_shape
+from models.network import DeltaNetWeights, Linear, Mamba2Weights, NormWeights, Weight
+from models.recurrences import DeltaNet, Mamba2, Recurrence
+from models.reference import delta_net, mamba2
 from tests.engine import test_hybrid_engine as engine
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SPEC = DeltaNet(2, 4, 16, 16)
-WIDE = DeltaNet(1, 1, 128, 8)
+SPECS: dict[str, Recurrence] = {
+    "delta": DeltaNet(2, 4, 16, 16),
+    "alternating": DeltaNet(2, 6, 16, 16, conv_width=3, alternating=True),
+    "odd": DeltaNet(1, 2, 24, 40),
+    "small": DeltaNet(1, 1, 8, 8, conv_width=2),
+    "wide": DeltaNet(1, 1, 128, 8),
+    "mamba": Mamba2(4, 16, 16, 2),
+    "odd mamba": Mamba2(2, 24, 48, 1, conv_bias=False, step_limits=(0.02, 0.1)),
+}
 
 
-def random_weights(spec: DeltaNet, seed: int = 0) -> DeltaNetWeights:
+def random_weights(spec: Recurrence, seed: int = 0) -> DeltaNetWeights | Mamba2Weights:
     """States forget half of what they hold in 1 to 100 rows or so."""
     torch.manual_seed(seed)
     empty = Linear((Weight.plain(torch.empty(0, 0)),))
-    return DeltaNetWeights(
-        inputs=empty,
-        gates=empty,
-        filters=torch.randn(spec.conv_size, spec.conv_width, device=DEVICE) / 2,
-        dt_bias=torch.randn(spec.value_heads, device=DEVICE) - 4,
-        decay=-torch.rand(spec.value_heads, device=DEVICE) * 16,
-        norm=NormWeights(torch.ones(spec.value_dim, device=DEVICE)),
-        out=empty,
-    )
+    heads = walk_shape(spec).heads
+    filters = torch.randn(spec.conv_size, spec.conv_width, device=DEVICE) / 2
+    dt_bias, decay = torch.randn(heads, device=DEVICE) - 4, -torch.rand(heads, device=DEVICE) * 16
+    if isinstance(spec, DeltaNet):
+        norm = NormWeights(torch.ones(spec.value_dim, device=DEVICE))
+        return DeltaNetWeights(empty, empty, filters, dt_bias, decay, norm, empty)
+    skip, bias = torch.randn(heads, device=DEVICE), torch.randn(spec.conv_size, device=DEVICE)
+    return Mamba2Weights(empty, filters, dt_bias, decay, skip, empty, bias if spec.conv_bias else None)
+
+
+def walked(
+    spec: Recurrence, weights: DeltaNetWeights | Mamba2Weights, *given: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the reference computes."""
+    if isinstance(spec, DeltaNet):
+        assert isinstance(weights, DeltaNetWeights)
+        return delta_net.walk(spec, weights, *given)
+    assert isinstance(weights, Mamba2Weights)
+    return mamba2.walk(spec, weights, *given)
 
 
 def one_walk(start: int, stop: int, tail: int, source: int, saves: list[tuple[int, int]]) -> Walks:
@@ -48,64 +63,57 @@ def one_walk(start: int, stop: int, tail: int, source: int, saves: list[tuple[in
     return Walks(*(each.to(DEVICE, torch.int32) for each in (places, spans, moved)))
 
 
-def texts(spec: DeltaNet, rows: int) -> tuple[Tensor, Tensor]:
+def texts(spec: Recurrence, rows: int) -> tuple[Tensor, Tensor]:
     """Random log rows, and with zeros before them."""
     own = torch.randn(rows, spec.log_size, device=DEVICE)
     return own, torch.cat((own.new_zeros(spec.conv_width - 1, spec.log_size), own))
 
 
-def states(spec: DeltaNet, slots: int) -> Tensor:
+def states(spec: Recurrence, slots: int) -> Tensor:
     return torch.full((slots, *spec.state_shape), float("nan"), device=DEVICE)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        SPEC,
-        replace(SPEC, conv_width=3, alternating=True),
-        DeltaNet(1, 3, 32, 24),
-        DeltaNet(1, 1, 8, 72, conv_width=2),
-        DeltaNet(1, 2, 24, 16),
-        WIDE,
-    ],
-)
-def test_a_prompt_has_the_outputs_and_states_of_the_reference(spec: DeltaNet) -> None:
+@pytest.mark.parametrize("name", SPECS)
+def test_a_prompt_has_the_outputs_and_states_of_the_reference(name: str) -> None:
+    spec = SPECS[name]
     weights, (rows, text), held = random_weights(spec), texts(spec, 45), states(spec, 3)
     given = one_walk(0, 45, spec.conv_width - 1, NONE, [(20, 2), (45, 0)])
     with torch.inference_mode():
-        found = walk_delta(spec, weights, given, rows, rows.new_zeros(1, spec.log_size), held)
-        expected, end = walk(spec, weights, text, rows.new_zeros(spec.state_shape))
-        _, middle = walk(spec, weights, text[: 20 + spec.conv_width - 1], rows.new_zeros(spec.state_shape))
+        found = walk_rows(spec, weights, given, rows, rows.new_zeros(1, spec.log_size), held)
+        expected, end = walked(spec, weights, text, rows.new_zeros(spec.state_shape))
+        _, middle = walked(spec, weights, text[: 20 + spec.conv_width - 1], rows.new_zeros(spec.state_shape))
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
     assert (held[0] - end).abs().max() < 1e-5 * end.abs().max()
     assert (held[2] - middle).abs().max() < 1e-5 * middle.abs().max()
     assert held[1].isnan().all()
 
 
-def test_a_prompt_cut_at_any_row_has_the_same_bits() -> None:
-    spec, count, tail, few = DeltaNet(1, 1, 8, 8), 200, 3, 11
+@pytest.mark.parametrize("spec", [DeltaNet(1, 1, 8, 8), Mamba2(1, 8, 8)])
+def test_a_prompt_cut_at_any_row_has_the_same_bits(spec: Recurrence) -> None:
+    count, tail, few = 200, spec.conv_width - 1, 11
     weights, (rows, _), held = random_weights(spec), texts(spec, count), states(spec, count + 2)
 
-    def walked(start: int, stop: int, source: int, marks: list[tuple[int, int]]) -> Tensor:
+    def part(start: int, stop: int, source: int, marks: list[tuple[int, int]]) -> Tensor:
         given = one_walk(start, stop, tail, source, marks)
-        return walk_delta(spec, weights, given, rows[start:stop], rows, held)
+        return walk_rows(spec, weights, given, rows[start:stop], rows, held)
 
     with torch.inference_mode():
-        whole = walked(0, count, NONE, [(count, count + 1)])
-        assert walked(0, count, NONE, [(row, row) for row in range(1, count + 1)]).equal(whole)
+        whole = part(0, count, NONE, [(count, count + 1)])
+        assert part(0, count, NONE, [(row, row) for row in range(1, count + 1)]).equal(whole)
         assert held[count].equal(held[count + 1])
         for cut in range(1, count):
             stop = min(cut + few, count)
-            assert walked(cut, stop, cut, [(stop, 0)]).equal(whole[cut:stop])
+            assert part(cut, stop, cut, [(stop, 0)]).equal(whole[cut:stop])
             assert held[0].equal(held[stop])
 
 
-def test_long_texts_do_not_drift() -> None:
-    spec, rows = DeltaNet(1, 1, 16, 8), 4096
+@pytest.mark.parametrize("spec", [DeltaNet(1, 1, 16, 8), Mamba2(1, 8, 16)])
+def test_long_texts_do_not_drift(spec: Recurrence) -> None:
+    rows = 4096
     weights, (own, text), held = random_weights(spec), texts(spec, rows), states(spec, 1)
     with torch.inference_mode():
-        found = walk_delta(spec, weights, one_walk(0, rows, 3, NONE, [(rows, 0)]), own, own[:1], held)
-        expected, end = walk(spec, weights, text, own.new_zeros(spec.state_shape))
+        found = walk_rows(spec, weights, one_walk(0, rows, 3, NONE, [(rows, 0)]), own, own[:1], held)
+        expected, end = walked(spec, weights, text, own.new_zeros(spec.state_shape))
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
     assert (held[0] - end).abs().max() < 1e-4 * end.abs().max()
 

@@ -1,8 +1,9 @@
-"""The recurrence of gated delta nets over the rows of prompts, row by row, with the states in registers.
+"""Recurrences over the rows of prompts, row by row, with the states in registers.
 
-The plain twin is `models/reference/delta_net.py`. A program serves one sequence, one value head and some columns of its
-state, which depend on no others. A warp has COLUMNS of them for all keys, so no sum leaves it. While rows are computed,
-the next tiles of rows are copied into shared memory.
+The plain twins are `models/reference/delta_net.py` and `mamba2.py` beside it. What is C, B and x there is q, k and v
+here. A program serves one sequence, one head and some columns of its state, which depend on no others. A warp has
+COLUMNS of them for all keys, so no sum leaves it. While rows are computed, the next tiles of rows are copied into
+shared memory.
 
 Every row is computed by the same operations in the same order, so a text has the same bits however it is cut.
 """
@@ -10,6 +11,7 @@ Every row is computed by the same operations in the same order, so a text has th
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,misc"
 import triton.language as tl
 
+from engine.kernels.triton.delta_rule import advance, read_out
 from engine.kernels.triton.gluon import async_copy, constexpr_function, gl, jit
 
 COLUMNS = tl.constexpr(8)
@@ -32,12 +34,9 @@ def key_at(place, KEYS: tl.constexpr):
 
 
 @jit
-def advance(state, k, v, beta, factor):
-    """Return a state fp32 [keys, columns] after a row, k [keys] and v [columns]; the state decays by `factor`."""
-    state = state * factor
-    k = gl.expand_dims(k, 1)
-    change = (v - gl.sum(state * k, 0)) * beta
-    return state + k * gl.expand_dims(change, 0)
+def add(state, k, v, step, factor):
+    """Return a state fp32 [keys, columns] after a row of a selective state space, k [keys] and v [columns]."""
+    return state * factor + gl.expand_dims(k, 1) * gl.expand_dims(step * v, 0)
 
 
 @jit
@@ -54,15 +53,18 @@ def _copy(
 
 
 @jit
-def delta_kernel(
-    queries, keys, values, factors, betas, states, spans, saves, out,
+def walk_kernel(
+    queries, keys, values, factors, betas, skip, states, spans, saves, out,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr,
-    ALTERNATING: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr,
+    DELTA: tl.constexpr, ALTERNATING: tl.constexpr,
+    TILE: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Walk over the rows of spans that `delta_inputs_kernel` made. The grid is [spans, HEADS, blocks of columns].
+    """Walk over the rows of spans that a kernel of `recurrence_inputs.py` made. The grid is [spans, HEADS, blocks of
+    columns].
 
-    states fp32 [slots, HEADS, K, V]; spans and saves int32 are those of `engine.kernels.walks.Walks`; out
-    [T, HEADS, V]. KEYS is at least 8, and K rounded up to a power of two.
+    spans and saves int32 are those of `engine.kernels.walks.Walks`; out [T, HEADS, V]. With DELTA, states fp32
+    [slots, HEADS, K, V] follow the delta rule; otherwise they are a selective state space, fp32 [slots, HEADS, V, K],
+    and skip fp32 [HEADS] times v is added to the outputs. KEYS is at least 8, and K rounded up to a power of two.
     """
     L: tl.constexpr = state_layout(KEYS, WARPS)
     ROW: tl.constexpr = gl.SliceLayout(1, L)
@@ -81,13 +83,14 @@ def delta_kernel(
     line = block + gl.arange(0, BLOCK, layout=COLUMN)
     column = gl.expand_dims(line, 0)
     there = (key < K) & (column < V)
-    states += head * (K * V) + key * V + column
+    states += head * (K * V) + (key * V + column if DELTA else column * K + key)
     state = gl.load(states + source * (HEADS * K * V), mask=there & (source >= 0), other=0.0)
     held_q = gl.allocate_shared_memory(tl.float32, [STAGES, TILE * KEYS], PLAIN)
     held_k = gl.allocate_shared_memory(tl.float32, [STAGES, TILE * KEYS], PLAIN)
     held_v = gl.allocate_shared_memory(values.dtype.element_ty, [STAGES, TILE * BLOCK], PLAIN)
     held_factor = gl.allocate_shared_memory(tl.float32, [STAGES, TILE], PLAIN)
     held_beta = gl.allocate_shared_memory(tl.float32, [STAGES, TILE], PLAIN)
+    direct = 0.0 if skip is None else gl.load(skip + head)
     out += head * V + line
     while save <= last:
         stop = end
@@ -114,8 +117,13 @@ def delta_kernel(
                     beta = held_beta.index(at).slice(i, 1).load(COLUMN)
                     factor = held_factor.index(at).slice(i, 1).load(COLUMN)
                     factor = gl.where(now < stop, factor, 1.0)  # rows beyond the end change nothing
-                    state = advance(state, k, v, beta, gl.expand_dims(factor, 0))
-                    y = gl.sum(state * gl.expand_dims(q, 1), 0)
+                    factor = gl.expand_dims(factor, 0)
+                    if DELTA:
+                        state = advance(state, k, v, beta, factor)
+                        y = read_out(state, q)
+                    else:
+                        state = add(state, k, v, beta, factor)
+                        y = read_out(state, q) + direct * v
                     place = (now - shift).to(tl.int64) * (HEADS * V)
                     seen = (now >= own) & (now < stop) & (line < V)
                     gl.store(out + place, y.to(out.dtype.element_ty), mask=seen)
