@@ -111,11 +111,13 @@ def by_kernel(spec: DeltaNet, weights: DeltaNetWeights, rows: Tensor, state: Ten
     line = torch.cat((torch.full((tail,), NONE), NONE - 1 - torch.arange(count)))
     numbers = (
         line.unfold(0, tail + 1, 1).contiguous(),
+        torch.arange(count),
         torch.tensor([[0, 0, count, 0, NONE, 0, 1, 0]]),
         torch.tensor([[count, 0]]),
     )
     walks = Walks(*(each.to(rows.device, torch.int32) for each in numbers))
-    return walk_rows(spec, weights, walks, own, own[:1], state.unsqueeze(0)), state
+    parts = own[:, : spec.conv_size], own[:, spec.conv_size :]
+    return walk_rows(spec, weights, walks, parts, torch.empty_like(own), state.unsqueeze(0)), state
 
 
 FORMS: dict[str, Form] = {"torch": walk, "kernel": by_kernel, "chunked": in_chunks}

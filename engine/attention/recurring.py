@@ -23,15 +23,11 @@ class RecurringStep(LatentStep):
         """
         each = torch.split(rows, [span.count for span in self._spans])
         outs = [self._walk(layer_index, span, own, walk) for span, own in zip(self._spans, each, strict=True)]
-        self._keep(layer_index, rows)
-        return torch.cat(outs)
-
-    def _keep(self, layer: int, rows: Tensor) -> None:
-        """Write the rows of the step into the log."""
-        group = self.cache.groups[layer]
+        group = self.cache.groups[layer_index]
         if group not in self._logs:  # the same in all such layers
             self._logs[group] = span_slots(self.cache, self._spans, group)
-        self.cache.keep(layer, self._logs[group], rows)
+        self.cache.keep(layer_index, self._logs[group], rows)
+        return torch.cat(outs)
 
     @cached_property
     def _logs(self) -> dict[int, Tensor]:

@@ -11,6 +11,8 @@ from engine.cache.kv_cache import KVCache
 from engine.kernels.convolution_rows import NONE
 from engine.kernels.on_gpu import problem
 from engine.kernels.walks import Walks
+from models.network import DeltaNetWeights, Mamba2Weights
+from models.recurrences import DeltaNet, Recurrence
 from models.reference.attention import Walk
 
 
@@ -34,7 +36,13 @@ def walks(cache: KVCache, spans: tuple[Span, ...], group: int, tail: int) -> Wal
         rows.append((begin, own, end, own - token, moves.source, len(saves), until, 0))
         saves += [(begin + row - moves.row, slot) for row, slot in moves.saves]
         begin, token = end, token + span.count
-    numbers = torch.cat(places).contiguous(), torch.tensor(rows), torch.tensor(saves).view(-1, 2)
+    slots = [cache.every_slot(span.blocks, span.start, span.stop, group) for span in spans]
+    numbers = (
+        torch.cat(places).contiguous(),
+        torch.cat(slots),
+        torch.tensor(rows),
+        torch.tensor(saves).view(-1, 2),
+    )
     return Walks(*(each.to(torch.int32).to(cache.device, non_blocking=True) for each in numbers))
 
 
@@ -43,16 +51,33 @@ class WalkStep(RecurringStep):
 
     def recur(self, layer_index: int, rows: Tensor, walk: Walk) -> Tensor:
         """See `RecurringStep`."""
+        parts = rows[:, : walk.spec.conv_size], rows[:, walk.spec.conv_size :]
+        return self._walk_over(layer_index, parts, walk.spec, walk.weights)
+
+    def mix(
+        self, layer_index: int, spec: DeltaNet, weights: DeltaNetWeights, projected: Tensor, gates: Tensor
+    ) -> Tensor:
+        """Compute what `models.reference.delta_net.between` does."""
+        from engine.kernels.triton.recurrence import gated_norm
+
+        y = self._walk_over(layer_index, (projected, gates), spec, weights)
+        return gated_norm(spec, weights, y, projected[:, spec.conv_size :])
+
+    def _walk_over(
+        self,
+        layer: int,
+        rows: tuple[Tensor, Tensor],
+        spec: Recurrence,
+        weights: DeltaNetWeights | Mamba2Weights,
+    ) -> Tensor:
         from engine.kernels.triton.recurrence import walk_rows
 
-        group, states = self.cache.groups[layer_index], self.cache.states
+        group, states = self.cache.groups[layer], self.cache.states
         assert states is not None
         if group not in self._walks:  # the same in all such layers
             self._walks[group] = walks(self.cache, self._spans, group, states.tail)
-        kept = self.cache.k[layer_index].flatten(1)
-        out = walk_rows(walk.spec, walk.weights, self._walks[group], rows, kept, states.layers[layer_index])
-        self._keep(layer_index, rows)
-        return out
+        log = self.cache.k[layer].flatten(1)
+        return walk_rows(spec, weights, self._walks[group], rows, log, states.layers[layer])
 
     @cached_property
     def _walks(self) -> dict[int, Walks]:

@@ -15,6 +15,8 @@ class Walks:
     places: Tensor
     """int32 [rows, conv_width]: where each row finds the rows up to itself, the oldest first. From 0 on it is a slot of
     the log, NONE if there is no such row, and below that -2 minus the number of a row of the step."""
+    slots: Tensor
+    """int32 [rows of the step]: where each is written in the log."""
     spans: Tensor
     """int32 [spans, 8]: the first row; the first whose output is wanted; the end; what is taken from the number of a
     row for that of its output; the slot of the state before the first row, or NONE; the first save and their end."""

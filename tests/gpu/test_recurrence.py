@@ -29,14 +29,20 @@ BF16 = torch.bfloat16
 )
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 def test_prompts_are_as_exact_as_the_reference(spec: Recurrence, dtype: torch.dtype) -> None:
-    from engine.kernels.triton.recurrence import walk_rows
-    from tests.engine.kernels.test_recurrence import one_walk, random_weights, states, texts, walked
+    from tests.engine.kernels.test_recurrence import (
+        by_kernel,
+        one_walk,
+        random_weights,
+        states,
+        texts,
+        walked,
+    )
 
     weights, (rows, text), held = random_weights(spec), texts(spec, 1000), states(spec, 2)
     rows, text = rows.to(dtype), text.to(dtype)
     with torch.inference_mode():
         given = one_walk(0, 1000, 3, NONE, [(600, 1), (1000, 0)])
-        found = walk_rows(spec, weights, given, rows, rows[:1], held).float()
+        found = by_kernel(spec, weights, given, rows, rows.clone(), held).float()
         zeros = torch.zeros(spec.state_shape, device=DEVICE)
         expected, end = walked(spec, weights, text, zeros)
         _, middle = walked(spec, weights, text[:603], zeros)
@@ -47,8 +53,7 @@ def test_prompts_are_as_exact_as_the_reference(spec: Recurrence, dtype: torch.dt
 
 @pytest.mark.parametrize("spec", [NINE, NEMOTRON])
 def test_a_prompt_cut_anywhere_has_the_same_bits(spec: Recurrence) -> None:
-    from engine.kernels.triton.recurrence import walk_rows
-    from tests.engine.kernels.test_recurrence import one_walk, random_weights, states, texts
+    from tests.engine.kernels.test_recurrence import by_kernel, one_walk, random_weights, states, texts
 
     count = 5000
     weights, (rows, _), held = random_weights(spec), texts(spec, count), states(spec, 4)
@@ -56,7 +61,7 @@ def test_a_prompt_cut_anywhere_has_the_same_bits(spec: Recurrence) -> None:
 
     def part(start: int, stop: int, source: int, marks: list[tuple[int, int]]) -> Tensor:
         given = one_walk(start, stop, 3, source, marks)
-        return walk_rows(spec, weights, given, rows[start:stop], rows, held)
+        return by_kernel(spec, weights, given, rows[start:stop], rows, held)
 
     with torch.inference_mode():
         whole = part(0, count, NONE, [(count, 0)])

@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from engine.attention.convolving import ConvolvingStep
+from engine.attention.walks import WalkStep
 from engine.execute.cuda.add_norm import AddNorm, add_norm, normed
 from engine.execute.cuda.convolution import convolve, most_seen
 from engine.execute.cuda.decode_attention import rotation
@@ -218,6 +219,8 @@ class FusedPrefill:
             assert given.gates is not None
             net = self._network.spec.layers[index].mixer
             assert isinstance(net, DeltaNet)
+            if isinstance(step, WalkStep):
+                return step.mix(index, net, mixer, projected, given.gates)
             return delta_net.between(net, mixer, index, projected, given.gates, step)
         if isinstance(mixer, ConvolutionWeights):
             assert isinstance(step, ConvolvingStep)

@@ -4,6 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
+from engine.kernels.triton.gated_norm import gated_norm_kernel
 from engine.kernels.triton.recurrence_inputs import delta_inputs_kernel, mamba_inputs_kernel
 from engine.kernels.triton.recurrence_rows import COLUMNS, walk_kernel
 from engine.kernels.walks import Walks, walk_inputs, walk_shape
@@ -20,36 +21,38 @@ def walk_rows(
     spec: Recurrence,
     weights: DeltaNetWeights | Mamba2Weights,
     walks: Walks,
-    rows: Tensor,
-    kept: Tensor,
+    rows: tuple[Tensor, Tensor],
+    log: Tensor,
     states: Tensor,
 ) -> Tensor:
-    """Enqueue what `walk` of `models.reference.delta_net` or `mamba2` does for spans: log rows [T, log_size] -> y
+    """Enqueue what `walk` of `models.reference.delta_net` or `mamba2` does for the spans of a step -> y
     [T, output_size].
 
-    `kept` [slots, log_size] has earlier log rows, `states` fp32 [slots, *state_shape] the states, which are read and
-    saved as `walks` say. y has the dtype of `rows`, and that of Mamba-2 is fp32.
+    `rows` are what the log rows of the step begin with, [T, conv_size or more], and their gates [T, all]; they are
+    written into log [slots, log_size], which has the rows before them. `states` fp32 [slots, *state_shape] are read and
+    saved as `walks` say. y has the dtype of the rows, and that of Mamba-2 is fp32.
     """
-    (count, width), shape = walks.places.shape, walk_shape(spec)
+    (own, gates), (count, width), shape = rows, walks.places.shape, walk_shape(spec)
     sizes = {"HEADS": shape.heads, "K": shape.keys, "V": shape.values, "KEYS": shape.padded_keys}
-    cut = {"SIZE": spec.log_size, "STRIDE": rows.stride(0), "WIDTH": width, "LINES": LINES}
+    cut = {"SIZE": spec.log_size, "WIDTH": width, "LINES": LINES}
+    cut |= {"STRIDE": own.stride(0), "GATES": gates.stride(0)}
     cut["VALUES"] = triton.next_power_of_2(shape.values)
-    inputs = walk_inputs(spec, count, rows)
+    inputs = walk_inputs(spec, count, own)
     grid = (triton.cdiv(count, LINES), shape.key_heads + shape.heads)
-    given = rows, kept, walks.places, weights.filters
-    own = weights.dt_bias, weights.decay, *inputs, count
+    given = own, gates, log, walks.places, walks.slots, weights.filters
+    rest = weights.dt_bias, weights.decay, *inputs, count
     if isinstance(weights, DeltaNetWeights):
-        delta_inputs_kernel[grid](*given, *own, KEY_HEADS=shape.key_heads, **sizes, **cut, num_warps=4)
+        delta_inputs_kernel[grid](*given, *rest, KEY_HEADS=shape.key_heads, **sizes, **cut, num_warps=4)
     else:
         assert not isinstance(spec, DeltaNet)
         least, most = spec.step_limits
         limits = {"LEAST": least, "MOST": most}
         mamba_inputs_kernel[grid](
-            *given, weights.conv_bias, *own, GROUPS=shape.key_heads, **sizes, **cut, **limits, num_warps=4
+            *given, weights.conv_bias, *rest, GROUPS=shape.key_heads, **sizes, **cut, **limits, num_warps=4
         )
     is_delta = isinstance(spec, DeltaNet)
-    dtype = rows.dtype if is_delta else torch.float32
-    out = torch.empty((len(rows), spec.output_size), dtype=dtype, device=rows.device)
+    dtype = own.dtype if is_delta else torch.float32
+    out = torch.empty((len(own), spec.output_size), dtype=dtype, device=own.device)
     walk_kernel[(len(walks.spans), shape.heads, triton.cdiv(shape.values, COLUMNS.value * WARPS))](
         *inputs,
         None if isinstance(weights, DeltaNetWeights) else weights.skip,
@@ -65,5 +68,25 @@ def walk_rows(
         STAGES=STAGES,
         WARPS=WARPS,
         num_warps=WARPS,
+    )
+    return out
+
+
+def gated_norm(spec: DeltaNet, weights: DeltaNetWeights, y: Tensor, z: Tensor) -> Tensor:
+    """Enqueue what `models.reference.delta_net.gated_norm` does; z may be columns of a larger tensor."""
+    out = torch.empty_like(y)
+    gated_norm_kernel[(triton.cdiv(len(y), LINES), spec.value_heads)](
+        y,
+        z,
+        weights.norm.weight,
+        out,
+        len(y),
+        HEADS=spec.value_heads,
+        V=spec.value_dim,
+        VALUES=triton.next_power_of_2(spec.value_dim),
+        STRIDE=z.stride(0),
+        EPS=spec.norm_eps,
+        LINES=LINES,
+        num_warps=4,
     )
     return out

@@ -18,31 +18,58 @@ _LENGTH_EPS = tl.constexpr(1e-6)
 
 
 @triton.jit
-def _number(rows, kept, place, column, inside, STRIDE: tl.constexpr, SIZE: tl.constexpr):
-    """Load numbers of the log rows at `place`, fp32: see `places` of `delta_inputs_kernel`."""
+def _number(rows, log, place, column, inside, STRIDE: tl.constexpr):
+    """Load numbers of the rows at `place` (see `Walks`), fp32; those of the step's `rows` start at their column."""
     own = tl.load(rows + (_NONE - 1 - place) * STRIDE + column, mask=inside & (place < _NONE), other=0.0)
-    earlier = tl.load(kept + place * SIZE + column, mask=inside & (place >= 0), other=0.0)
+    earlier = tl.load(log + column, mask=inside & (place >= 0), other=0.0)
     return tl.where(place >= 0, earlier.to(tl.float32), own.to(tl.float32))
 
 
 @triton.jit
+def _keep(number, log, slots, place, column, inside, SIZE: tl.constexpr):
+    """Write numbers of the step's rows into the log."""
+    own = inside & (place < _NONE)
+    slot = tl.load(slots + (_NONE - 1 - place), mask=place < _NONE, other=0).to(tl.int64)
+    tl.store(log + slot * SIZE + column, number.to(log.dtype.element_ty), mask=own)
+
+
+@triton.jit
 def _convolved(
-    log, filters, bias, column, real, row, there, STRIDE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr
+    given, filters, bias, column, real, row, there, STRIDE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
     """Convolve columns [1, n] of rows [m, 1] and apply SiLU, rounded to the dtype of the rows: fp32 [m, n].
 
-    `log` is rows, kept and places; `real` and `there` say which columns and rows there are.
+    `given` is rows, log, places and slots; `real` and `there` say which columns and rows there are. The step's own are
+    written into the log.
     """
-    rows, kept, places = log
+    rows, log, places, slots = given
     total = tl.zeros([row.shape[0], column.shape[1]], tl.float32)
     if bias is not None:
         total += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
     for tap in tl.static_range(WIDTH):
         place = tl.load(places + row * WIDTH + tap, mask=there, other=_NONE).to(tl.int64)
         weight = tl.load(filters + column * WIDTH + tap, mask=real, other=0.0).to(tl.float32)
-        total += weight * _number(rows, kept, place, column, there & real, STRIDE, SIZE)
+        number = _number(rows, log + place * SIZE, place, column, there & real, STRIDE)
+        total += weight * number
+        if tap == WIDTH - 1:
+            _keep(number, log, slots, place, column, there & real, SIZE)
     total = total.to(rows.dtype.element_ty).to(tl.float32)
     return (total / (1.0 + tl.exp(-total))).to(rows.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _gate(
+    given, gates, first, number, row, there, GATES: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Load a gate of rows [m, 1], fp32, and write the step's own into the log, where the gates begin at column `first`.
+
+    gates [T, GATES] are the step's.
+    """
+    _, log, places, slots = given
+    place = tl.load(places + row * WIDTH + WIDTH - 1, mask=there, other=_NONE).to(tl.int64)
+    found = _number(gates, log + place * SIZE + first, place, number, there, GATES)
+    _keep(found, log, slots, place, first + number, there, SIZE)
+    return found
 
 
 @triton.jit
@@ -53,29 +80,31 @@ def _unit(x):
 
 @triton.jit(do_not_specialize=["count"])
 def delta_inputs_kernel(
-    rows, kept, places, filters, dt_bias, rates, queries, keys, values, factors, betas, count,
+    rows, gates, log, places, slots, filters, dt_bias, rates, queries, keys, values, factors, betas, count,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr,
-    STRIDE: tl.constexpr, WIDTH: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    STRIDE: tl.constexpr, GATES: tl.constexpr, WIDTH: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
 ):  # fmt: skip
     """Make what `walk_kernel` reads of `count` rows. The grid is [cdiv(count, LINES), KEY_HEADS + HEADS].
 
-    rows [T, STRIDE] and kept [slots, SIZE] have log rows of SIZE numbers: q, k, v, b and a. places int32 [count, WIDTH]
-    are those of `engine.kernels.walks.Walks`. filters [q, k and v, WIDTH]; dt_bias and rates, which are less than 0,
-    fp32 [HEADS]. queries and keys fp32 [count, KEY_HEADS, KEYS], in the order of `key_at`, are K ** -0.5 and 1 long;
-    values [count, HEADS, V] in the dtype of the rows; factors, by which states decay, and betas fp32 [count, HEADS].
+    rows [T, STRIDE] begin with q, k and v, gates [T, GATES] with b and a, which side by side are the SIZE numbers of a
+    row of log [slots, SIZE]. places int32 [count, WIDTH] and slots int32 [T] are those of `engine.kernels.walks.Walks`.
+    filters [q, k and v, WIDTH]; dt_bias and rates, which are less than 0, fp32 [HEADS]. queries and keys fp32
+    [count, KEY_HEADS, KEYS], in the order of `key_at`, are K ** -0.5 and 1 long; values [count, HEADS, V] in the dtype
+    of the rows; factors, by which states decay, and betas fp32 [count, HEADS].
     KEYS and VALUES are K and V rounded up to powers of two.
     """
     row = (tl.program_id(0) * LINES + tl.arange(0, LINES))[:, None].to(tl.int64)
     head = tl.program_id(1)
     there = row < count
-    log = rows, kept, places
+    given = rows, log, places, slots
     if head < KEY_HEADS:
         place = tl.arange(0, KEYS)[None, :]
         column = key_at(place, KEYS)
         real = column < K
         column += head * K
-        q = _convolved(log, filters, None, column, real, row, there, STRIDE, SIZE, WIDTH)
-        k = _convolved(log, filters, None, KEY_HEADS * K + column, real, row, there, STRIDE, SIZE, WIDTH)
+        q = _convolved(given, filters, None, column, real, row, there, STRIDE, SIZE, WIDTH)
+        k = _convolved(given, filters, None, KEY_HEADS * K + column, real, row, there, STRIDE, SIZE, WIDTH)
         own = (row * KEY_HEADS + head) * KEYS + place
         tl.store(queries + own, _unit(q) * (K**-0.5), mask=there)
         tl.store(keys + own, _unit(k), mask=there)
@@ -84,16 +113,15 @@ def delta_inputs_kernel(
         number = tl.arange(0, VALUES)[None, :]
         inside = number < V
         channel = 2 * KEY_HEADS * K + value_head * V + number
-        v = _convolved(log, filters, None, channel, inside, row, there, STRIDE, SIZE, WIDTH)
+        v = _convolved(given, filters, None, channel, inside, row, there, STRIDE, SIZE, WIDTH)
         tl.store(
             values + (row * HEADS + value_head) * V + number,
             v.to(values.dtype.element_ty),
             mask=there & inside,
         )
-        newest = tl.load(places + row * WIDTH + WIDTH - 1, mask=there, other=_NONE).to(tl.int64)
-        gate = 2 * KEY_HEADS * K + HEADS * V + value_head
-        b = _number(rows, kept, newest, gate, there, STRIDE, SIZE)
-        a = _number(rows, kept, newest, gate + HEADS, there, STRIDE, SIZE)
+        first = 2 * KEY_HEADS * K + HEADS * V
+        b = _gate(given, gates, first, value_head, row, there, GATES, SIZE, WIDTH)
+        a = _gate(given, gates, first, HEADS + value_head, row, there, GATES, SIZE, WIDTH)
         beta = sigmoid(b, rows.dtype.element_ty)
         factor = forget(a, tl.load(dt_bias + value_head), tl.load(rates + value_head))
         tl.store(betas + row * HEADS + value_head, beta, mask=there)
@@ -102,28 +130,28 @@ def delta_inputs_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def mamba_inputs_kernel(
-    rows, kept, places, filters, bias, dt_bias, rates, queries, keys, values, factors, steps, count,
+    rows, gates, log, places, slots, filters, bias, dt_bias, rates, queries, keys, values, factors, steps, count,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr,
-    STRIDE: tl.constexpr, WIDTH: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    LEAST: tl.constexpr, MOST: tl.constexpr,
+    STRIDE: tl.constexpr, GATES: tl.constexpr, WIDTH: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr,
+    VALUES: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """Make what `walk_kernel` reads of `count` rows. The grid is [cdiv(count, LINES), GROUPS + HEADS].
 
-    Log rows of SIZE numbers are x, B, C and dt; bias [x, B and C] or None. queries and keys fp32 [count, GROUPS, KEYS]
+    rows begin with x, B and C, gates with dt; bias [x, B and C] or None. queries and keys fp32 [count, GROUPS, KEYS]
     are C and B in the order of `key_at`; steps fp32 [count, HEADS] are t, from LEAST to MOST. All else is as in
     `delta_inputs_kernel`.
     """
     row = (tl.program_id(0) * LINES + tl.arange(0, LINES))[:, None].to(tl.int64)
     head = tl.program_id(1)
     there = row < count
-    log = rows, kept, places
+    given = rows, log, places, slots
     if head < GROUPS:
         place = tl.arange(0, KEYS)[None, :]
         column = key_at(place, KEYS)
         real = column < K
         column += HEADS * V + head * K
-        b = _convolved(log, filters, bias, column, real, row, there, STRIDE, SIZE, WIDTH)
-        c = _convolved(log, filters, bias, GROUPS * K + column, real, row, there, STRIDE, SIZE, WIDTH)
+        b = _convolved(given, filters, bias, column, real, row, there, STRIDE, SIZE, WIDTH)
+        c = _convolved(given, filters, bias, GROUPS * K + column, real, row, there, STRIDE, SIZE, WIDTH)
         own = (row * GROUPS + head) * KEYS + place
         tl.store(queries + own, c, mask=there)
         tl.store(keys + own, b, mask=there)
@@ -131,14 +159,14 @@ def mamba_inputs_kernel(
         value_head = head - GROUPS
         number = tl.arange(0, VALUES)[None, :]
         inside = number < V
-        x = _convolved(log, filters, bias, value_head * V + number, inside, row, there, STRIDE, SIZE, WIDTH)
+        x = _convolved(given, filters, bias, value_head * V + number, inside, row, there, STRIDE, SIZE, WIDTH)
         tl.store(
             values + (row * HEADS + value_head) * V + number,
             x.to(values.dtype.element_ty),
             mask=there & inside,
         )
-        newest = tl.load(places + row * WIDTH + WIDTH - 1, mask=there, other=_NONE).to(tl.int64)
-        dt = _number(rows, kept, newest, HEADS * V + 2 * GROUPS * K + value_head, there, STRIDE, SIZE)
+        first = HEADS * V + 2 * GROUPS * K
+        dt = _gate(given, gates, first, value_head, row, there, GATES, SIZE, WIDTH)
         step = tl.minimum(tl.maximum(softplus(dt + tl.load(dt_bias + value_head)), LEAST), MOST)
         tl.store(steps + row * HEADS + value_head, step, mask=there)
         tl.store(factors + row * HEADS + value_head, tl.exp(step * tl.load(rates + value_head)), mask=there)

@@ -325,7 +325,8 @@ from engine.kernels.triton.recurrence_inputs import delta_inputs_kernel, mamba_i
 from engine.kernels.triton.recurrence_rows import walk_kernel
 
 numbers = ("queries", "keys", "factors", "betas", "steps", "states", "dt_bias", "rates", "skip")
-TYPES.update(dict.fromkeys(numbers, "*fp32"), spans="*i32", saves="*i32", places="*i32", count="i32")
+TYPES.update(dict.fromkeys(numbers, "*fp32"), spans="*i32", saves="*i32", places="*i32", slots="*i32")
+TYPES["count"] = "i32"
 found = []
 for capability in (86, 90):
     for delta in (True, False):
@@ -334,7 +335,7 @@ for capability in (86, 90):
         cut |= dict(KEY_HEADS=16, skip="pointer") if not delta else dict(KEY_HEADS=16, skip=None)
         text, shared = ptx(walk_kernel, WARPS, shape | cut, capability=capability)
         found.append([shared, ".local" in text, text.count("bar.sync"), text.count("shfl.sync") // TILE])
-        shape |= dict(VALUES=shape["V"], SIZE=12384, STRIDE=12384, WIDTH=4, LINES=LINES)
+        shape |= dict(VALUES=shape["V"], SIZE=10336, STRIDE=16384, GATES=96, WIDTH=4, LINES=LINES)
         shape |= dict(KEY_HEADS=16) if delta else dict(GROUPS=16, LEAST=0.0, MOST=float("inf"), bias="pointer")
         text, shared = ptx(delta_inputs_kernel if delta else mamba_inputs_kernel, 4, shape, ASTSource, capability)
         found.append([shared, ".local" in text])

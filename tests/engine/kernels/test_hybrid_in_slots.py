@@ -12,6 +12,8 @@ import torch
 pytest.importorskip("triton")
 
 from engine import SamplingParams, build
+from engine.attention import sdpa
+from engine.attention.walks import WalkStep
 from engine.cache import kv_needs
 from engine.cache.rows import Rows
 from engine.execute import compatibility
@@ -39,6 +41,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "not_native", lambda spec: "as on a GPU")
     monkeypatch.setattr(Runner, "go_native", lambda *_: None)
     monkeypatch.setattr(build, "_tell", in_slots)
+    monkeypatch.setattr(sdpa, "recurrence_step", lambda device: WalkStep)
 
 
 @pytest.fixture

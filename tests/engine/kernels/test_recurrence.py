@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from engine.attention import sdpa
 from engine.attention.walks import WalkStep
 from engine.batch import NONE
-from engine.kernels.triton.recurrence import walk_rows
+from engine.kernels.triton.recurrence import gated_norm, walk_rows
 from engine.kernels.walks import Walks, walk_shape
 from models.network import DeltaNetWeights, Linear, Mamba2Weights, NormWeights, Weight
 from models.recurrences import DeltaNet, Mamba2, Recurrence
@@ -57,16 +57,29 @@ def one_walk(start: int, stop: int, tail: int, source: int, saves: list[tuple[in
     """Rows `start` to `stop` of a text whose row r has slot r of the log; the rows before `start` are in the log."""
     line = [*([NONE] * max(tail - start, 0)), *range(max(start - tail, 0), start)]
     line += [NONE - 1 - row for row in range(stop - start)]
-    places = torch.tensor(line).unfold(0, tail + 1, 1).contiguous()
+    places, slots = torch.tensor(line).unfold(0, tail + 1, 1).contiguous(), torch.arange(start, stop)
     spans = torch.tensor([[0, 0, stop - start, 0, source, 0, len(saves), 0]])
     moved = torch.tensor([(row - start, slot) for row, slot in saves])
-    return Walks(*(each.to(DEVICE, torch.int32) for each in (places, spans, moved)))
+    return Walks(*(each.to(DEVICE, torch.int32) for each in (places, slots, spans, moved)))
 
 
 def texts(spec: Recurrence, rows: int) -> tuple[Tensor, Tensor]:
     """Random log rows, and with zeros before them."""
     own = torch.randn(rows, spec.log_size, device=DEVICE)
     return own, torch.cat((own.new_zeros(spec.conv_width - 1, spec.log_size), own))
+
+
+def by_kernel(
+    spec: Recurrence,
+    weights: DeltaNetWeights | Mamba2Weights,
+    given: Walks,
+    rows: Tensor,
+    log: Tensor,
+    held: Tensor,
+) -> Tensor:
+    """What the kernels compute of log rows."""
+    parts = rows[:, : spec.conv_size], rows[:, spec.conv_size :]
+    return walk_rows(spec, weights, given, parts, log, held)
 
 
 def states(spec: Recurrence, slots: int) -> Tensor:
@@ -79,13 +92,14 @@ def test_a_prompt_has_the_outputs_and_states_of_the_reference(name: str) -> None
     weights, (rows, text), held = random_weights(spec), texts(spec, 45), states(spec, 3)
     given = one_walk(0, 45, spec.conv_width - 1, NONE, [(20, 2), (45, 0)])
     with torch.inference_mode():
-        found = walk_rows(spec, weights, given, rows, rows.new_zeros(1, spec.log_size), held)
+        found = by_kernel(spec, weights, given, rows, (log := torch.full_like(rows, float("nan"))), held)
         expected, end = walked(spec, weights, text, rows.new_zeros(spec.state_shape))
         _, middle = walked(spec, weights, text[: 20 + spec.conv_width - 1], rows.new_zeros(spec.state_shape))
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
     assert (held[0] - end).abs().max() < 1e-5 * end.abs().max()
     assert (held[2] - middle).abs().max() < 1e-5 * middle.abs().max()
     assert held[1].isnan().all()
+    assert log.equal(rows)
 
 
 @pytest.mark.parametrize("spec", [DeltaNet(1, 1, 8, 8), Mamba2(1, 8, 8)])
@@ -95,7 +109,7 @@ def test_a_prompt_cut_at_any_row_has_the_same_bits(spec: Recurrence) -> None:
 
     def part(start: int, stop: int, source: int, marks: list[tuple[int, int]]) -> Tensor:
         given = one_walk(start, stop, tail, source, marks)
-        return walk_rows(spec, weights, given, rows[start:stop], rows, held)
+        return by_kernel(spec, weights, given, rows[start:stop], rows, held)
 
     with torch.inference_mode():
         whole = part(0, count, NONE, [(count, count + 1)])
@@ -112,7 +126,7 @@ def test_long_texts_do_not_drift(spec: Recurrence) -> None:
     rows = 4096
     weights, (own, text), held = random_weights(spec), texts(spec, rows), states(spec, 1)
     with torch.inference_mode():
-        found = walk_rows(spec, weights, one_walk(0, rows, 3, NONE, [(rows, 0)]), own, own[:1], held)
+        found = by_kernel(spec, weights, one_walk(0, rows, 3, NONE, [(rows, 0)]), own, own.clone(), held)
         expected, end = walked(spec, weights, text, own.new_zeros(spec.state_shape))
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
     assert (held[0] - end).abs().max() < 1e-4 * end.abs().max()
@@ -126,6 +140,17 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("by_kernels")
-def test_an_engine_goes_on_from_marks_and_the_log_in_steps_of_several_prompts() -> None:
-    engine.test_prompts_that_are_computed_together_are_answered_as_alone()
+def test_an_engine_goes_on_from_marks_and_the_log() -> None:
     engine.test_a_prefix_is_reused_to_the_row()
+
+
+def test_outputs_are_normed_and_gated() -> None:
+    """By z, which lies beside other numbers."""
+    spec, count = DeltaNet(2, 4, 16, 24), 21
+    weights, z = random_weights(spec), torch.randn(count, spec.output_size, device=DEVICE)
+    assert isinstance(weights, DeltaNetWeights)
+    weights.norm.weight.uniform_(0.5, 1.5)
+    y = torch.randn(count, spec.output_size, device=DEVICE)
+    wide = torch.cat((torch.full((count, 5), float("nan"), device=DEVICE), z), 1)
+    expected = delta_net.gated_norm(spec, weights, y, z)
+    assert (gated_norm(spec, weights, y, wide[:, 5:]) - expected).abs().max() < 1e-5
