@@ -53,6 +53,7 @@ SHAPES = {
     "qwen3-0.6b": "qwen3:0.6b",
     "gemma4-e2b": "gemma4:e2b",
     "lfm2.5-1.2b": "lfm2.5:1.2b",
+    "qwen3.5-0.8b": "qwen3.5:0.8b",
 }
 """The models by their names in the catalogue."""
 WIDTH = 12

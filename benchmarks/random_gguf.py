@@ -1,7 +1,7 @@
-"""Write a GGUF file with the shapes of Qwen3, Gemma 4, LFM2 or DeepSeek and random quantised weights. Any program that
-reads GGUF can run it."""
+"""Write a GGUF file with the shapes of Qwen3, Qwen3.5, Gemma 4, LFM2 or DeepSeek and random quantised weights. Any
+program that reads GGUF can run it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from models.families.common import pre_norm_layer, uniform
 from models.families.registry import FAMILIES
+from models.recurrences import DeltaNet
 from models.spec import (
     Attention,
     Experts,
@@ -74,7 +75,7 @@ that the files are small, and a smaller vocabulary."""
 def write_random_gguf(
     path: Path, spec: ModelSpec, kind: Kind, context: int, tokenizer: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a model of `spec` (Qwen3, Gemma 4, LFM2 or DeepSeek) with matrices of `kind`, Q8_0 or Q4_0.
+    """Write a model of `spec` (Qwen3, Qwen3.5, Gemma 4, LFM2 or DeepSeek) with matrices of `kind`, Q8_0 or Q4_0.
 
     `tokenizer` is the metadata of a GGUF file whose tokenizer it gets; None: one that is made up. The router is random,
     too, so that experts are chosen by the content of a row.
@@ -92,8 +93,12 @@ def write_random_gguf(
             if key.startswith("tokenizer."):
                 _add(writer, key, value)
     random = np.random.default_rng(0)
+    packed = {parts[0]: (name, parts) for name, parts in family.gguf_packed.items() if _is_packed(parts)}
+    inside = {part for _, parts in packed.values() for part in parts[1:]}
     for slot in slots(spec):
         if slot.expert:  # the first one stands for all those of its layer, which are one tensor
+            continue
+        if slot.part in inside:
             continue
         name, shape = slot.name(family.gguf_names), slot.shape
         if slot.expert == 0 and slot.layer is not None:
@@ -105,6 +110,12 @@ def write_random_gguf(
             assert isinstance(latent, LatentAttention)
             blocks = _blocks(random, kind, latent.heads, shape[0] // latent.heads, shape[1])
             writer.add_tensor(name, blocks, raw_dtype=kind)
+        elif slot.part in packed:
+            stem, parts = packed[slot.part]
+            own = [one for one in slots(spec) if one.layer == slot.layer and one.part in parts]
+            rows = sum(one.rows for one in own)
+            name = f"blk.{slot.layer}.{stem.format(field=slot.field)}"
+            writer.add_tensor(name, _blocks(random, kind, rows, shape[1]), raw_dtype=kind)
         elif slot.is_matrix:
             writer.add_tensor(name, _blocks(random, kind, *shape), raw_dtype=kind)
         elif len(shape) == 1:
@@ -123,12 +134,19 @@ def write_random_gguf(
     writer.close()
 
 
+def _is_packed(parts: Sequence[str]) -> bool:
+    """Return whether files have these parts of a layer in one tensor: those of delta nets and of gated attention."""
+    return "attention_gate" in parts or parts[0].startswith("delta_")
+
+
 def _fill(spec: ModelSpec, slot: Slot) -> float:
-    """Return what a vector consists of: 1 in norms and scalars, 0 in biases.
+    """Return what a vector consists of: 1 in norms and scalars, 0 in biases. Half of a state is left after seven rows.
 
     Norms of heads are smaller where scores are not scaled, so that attention is spread over many rows.
     """
-    if slot.field != "weight":
+    if slot.part == "decay":
+        return -0.15
+    if slot.field != "weight" or slot.part == "dt_bias":
         return 0.0
     head = (
         spec.attentions[slot.layer] if slot.layer is not None and slot.part in ("q_norm", "k_norm") else None
@@ -169,6 +187,8 @@ def _fields(spec: ModelSpec, context: int) -> dict[str, Any]:
     for layer in spec.layers:
         if isinstance(layer.mixer, ShortConvolution):
             found["shortconv.l_cache"] = layer.mixer.width
+        if isinstance(layer.mixer, DeltaNet):
+            found |= _delta_net_fields(layer.mixer)
     if spec.architecture.startswith("Gemma4"):
         found["embedding_length_per_layer_input"] = 0 if spec.layer_inputs is None else spec.layer_inputs.size
     if spec.logit_cap is not None:
@@ -183,13 +203,29 @@ def _head_fields(spec: ModelSpec) -> dict[str, Any]:
     whole = _widest(spec)
     assert whole.rope is not None
     heads = [spec.attentions[i].kv_heads if i in spec.attentions else 0 for i in range(len(spec.layers))]
-    return {
+    rotated = whole.rope.dims or whole.head_dim
+    sections = {}
+    if any(isinstance(layer.mixer, DeltaNet) for layer in spec.layers):
+        heads = [whole.kv_heads]
+        sections = {"rope.dimension_sections": [rotated // 4, rotated // 8, rotated // 8, 0]}
+    return sections | {
         "attention.head_count": whole.heads,
         "attention.head_count_kv": heads if len(set(heads)) > 1 else heads[0],
         "attention.key_length": whole.head_dim,
         "attention.value_length": whole.head_dim,
         "rope.freq_base": whole.rope.theta,
-        "rope.dimension_count": whole.head_dim,
+        "rope.dimension_count": rotated,
+    }
+
+
+def _delta_net_fields(net: DeltaNet) -> dict[str, Any]:
+    return {
+        "ssm.conv_kernel": net.conv_width,
+        "ssm.state_size": net.key_dim,
+        "ssm.group_count": net.key_heads,
+        "ssm.time_step_rank": net.value_heads,
+        "ssm.inner_size": net.output_size,
+        "full_attention_interval": 4,
     }
 
 
