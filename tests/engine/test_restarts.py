@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from select import select
@@ -25,9 +26,10 @@ from tests.engine.restarted import READING, WRITING, load, played
 from tests.engine.tiny import TEMPLATE, tiny_parts, write_tokenizer
 from tests.fresh import seeds
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
+from tests.models.hybrids import tiny_qwen3_5
 
 ROOT = Path(__file__).resolve().parents[2]
-CONVERSATIONS = seeds(2)
+CONVERSATIONS = seeds(3)
 KILLS = 4
 """Of a conversation at most."""
 COMPUTED = (
@@ -40,9 +42,9 @@ THINKS = "{{- '<|im_start|>assistant\\n<think>\\n' }}"
 WORDS = ("light", "harbour", "green", "hill", "storm", "two", "keeper", "boat", "ü", "why", "and", "?")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model that thinks before every answer, and says any bytes."""
+@pytest.fixture(scope="module", params=["qwen3", "qwen3.5"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that thinks before every answer, and says any bytes; one has recurrent layers."""
     folder = tmp_path_factory.mktemp("model")
     template = TEMPLATE.replace(
         "{{- '<|im_start|>assistant\\n' }}\n{%- if enable", f"{THINKS}\n{{%- if enable"
@@ -51,7 +53,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = tiny_parts(template).backend
     vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
     shape = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 1024}
-    config = tiny_qwen3(vocab_size=vocabulary, tie_word_embeddings=False, **shape)
+    make = {"qwen3": tiny_qwen3, "qwen3.5": partial(tiny_qwen3_5, linear_value_head_dim=32)}[request.param]
+    config = make(vocab_size=vocabulary, tie_word_embeddings=False, **shape)
     write_checkpoint(folder, config)
     weights = load_file(folder / "model.safetensors")
     head = weights["lm_head.weight"]
