@@ -118,7 +118,7 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
             *notes,
             "No blocks are offloaded: layers with a window or a state keep their rows in groups of their own.",
         )
-    tier = HostTier(cache.host.grow) if cache.host is not None else None
+    tier = HostTier(cache.host.grow, cache.host.sizes) if cache.host is not None else None
     manager = BlockManager(
         plan.num_blocks, block_size, cache.carry_out, tier, window, cache.pools, _marks(plan, cache)
     )
@@ -309,7 +309,7 @@ def _host_memory(cache: KVCache, options: BuildOptions, device: torch.device) ->
     elif most is None and device.type == "cuda":
         ranks = 1 if group is None else group.ranks
         most = offload_bytes(options.offload_gb, ranks * cache.nbytes, available_memory(_CPU)) // ranks
-    return HostKV(cache.parts, cache.block_size, most) if most else None
+    return HostKV(cache.block, cache.block_size, most, cache.every_group) if most else None
 
 
 def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, options: BuildOptions) -> None:

@@ -319,11 +319,11 @@ class BlockManager:
             if not self._has_room(1, idle):
                 break
             id = self._take(table)
-            if block.slot < 0:  # its slot went to the block just evicted to make room
+            if not block.slots:  # its slot went to the block just evicted to make room
                 self._release(self._blocks[id])
                 break
             try:
-                self._append(table, id, Restore(block.slot, id), block.keys[:rows])
+                self._append(table, id, Restore(block.slots[0], id), block.keys[:rows])
             except BaseException:
                 self.tier.drop(block)  # if it cannot be brought back, it is computed next time
                 raise
@@ -460,7 +460,7 @@ class BlockManager:
 
     def _evict(self, block: Block, offload: bool) -> None:
         if offload:
-            self.tier.put(*self._identity(block), lambda slot: self.carry_out(Offload(block.id, slot)))
+            self.tier.put(*self._identity(block), lambda slots: self.carry_out(Offload(block.id, slots)))
         self._cached -= 1
         self._drop(block)
 

@@ -14,18 +14,20 @@ class RowCopy:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Copy a device block to a slot in host memory."""
+    """Copy the rows that a device block has in a group to slots in host memory."""
 
     block: int
-    slot: int
+    slots: tuple[int, ...]
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Copy a slot in host memory to a device block."""
+    """Copy slots in host memory to the rows of a device block in a group."""
 
-    slot: int
+    slots: tuple[int, ...]
     block: int
+    group: int = 0
 
 
 Copy = RowCopy | Offload | Restore

@@ -34,21 +34,33 @@ _LOOK_S = 0.001
 class HostKV:
     """Copies of KV blocks in host memory: pinned memory for a GPU, plain memory for a CPU (which is for tests).
 
+    A slot has room for a block of the primary group. What a block has in another group takes as many slots as it needs.
     Every copy is enqueued on the current stream, like everything that reads and writes the cache. So copies happen in
     the order in which they are requested, and nothing waits for them.
     """
 
-    def __init__(self, parts: Sequence[Tensor], block_size: int, most_bytes: int) -> None:
-        """`parts` are those of the cache, [1 or 2, layers, slots, ...]; at most `most_bytes` of memory are used."""
-        self._parts = parts
+    def __init__(
+        self,
+        block: Callable[[int, int], Sequence[Tensor]],
+        block_size: int,
+        most_bytes: int,
+        groups: Sequence[int] = (0,),
+    ) -> None:
+        """`block` is that of the cache, and `groups` are its groups; at most `most_bytes` of memory are used."""
+        self._block = block
         self._size = block_size
-        self._device = parts[0].device
-        self.block_bytes = sum(part[:, :, :block_size].nbytes for part in parts)
+        self._device = block(0, 0)[0].device
+        each = [sum(rows.nbytes for rows in block(0, group)) for group in groups]
+        self.block_bytes = each[0]
+        """Bytes of a slot."""
+        self.sizes = [-(-nbytes // self.block_bytes) for nbytes in each]
+        """The slots that a block takes in each group."""
+        self._staging_bytes = max(each)
         self._most = most_bytes // self.block_bytes
         self._each = max(PIECE_BYTES // self.block_bytes, 1)
         self._pieces: list[Tensor] = []
         self._taken = 0
-        """Blocks in all pieces, including those in `_ready`."""
+        """Slots in all pieces, including those in `_ready`."""
         self._ready: deque[Tensor] = deque()
         """Pieces that are pinned but not used yet."""
         self._pinned = self._device.type == "cuda"
@@ -87,10 +99,10 @@ class HostKV:
         return len(piece)
 
     def _can_stage(self) -> bool:
-        """Allocate the staging block of a GPU; return whether there is room for it."""
-        if self._pinned and self._staging is None:
+        """Allocate the staging block of a GPU, or of several slots; return whether there is room for it."""
+        if (self._pinned or max(self.sizes) > 1) and self._staging is None:
             try:
-                self._staging = torch.empty(self.block_bytes, dtype=torch.uint8, device=self._device)
+                self._staging = torch.empty(self._staging_bytes, dtype=torch.uint8, device=self._device)
             except RuntimeError:
                 return False
         return True
@@ -138,35 +150,43 @@ class HostKV:
         return piece
 
     def carry_out(self, copy: Offload | Restore) -> None:
-        """Copy all rows of a block from or to host memory."""
+        """Copy all rows of a block in a group from or to host memory."""
         self.tell(copy)
-        first = copy.block * self._size
-        block = [part[:, :, first : first + self._size] for part in self._parts]
-        piece, place = divmod(copy.slot, self._each)
-        self._take_until(piece)
-        host = self._pieces[piece][place]
+        block = self._block(copy.block, copy.group)
+        places = [divmod(slot, self._each) for slot in copy.slots]
+        self._take_until(max(piece for piece, _ in places))
+        host = [self._pieces[piece][place] for piece, place in places]
         if isinstance(copy, Restore):
             self._restore(host, block)
             return
         self._offload(block, host)
-        if self._staging is not None and self.costs.brought is None:
+        if self._pinned and self._staging is not None and self.costs.brought is None and copy.group == 0:
             self._measure(host, block)
 
-    # A block lies in 2 * layers places of each part. Gathered on the device, they cross the bus in one copy.
+    # A block lies in 2 * layers places of each part. Gathered on the device, they cross the bus in a copy for each slot.
 
-    def _offload(self, block: Sequence[Tensor], host: Tensor) -> None:
-        staged = host if self._staging is None else self._staging
+    def _offload(self, block: Sequence[Tensor], host: Sequence[Tensor]) -> None:
+        staged = host[0] if self._staging is None else self._staging
         for part, rows in zip(split(staged, block), block, strict=True):
             part.copy_(rows, non_blocking=True)
-        if staged is not host:
-            host.copy_(staged, non_blocking=True)
+        if self._staging is not None:
+            for slot, held in self._in_slots(host, self._staging):
+                slot.copy_(held, non_blocking=True)
 
-    def _restore(self, host: Tensor, block: Sequence[Tensor]) -> None:
-        staged = host if self._staging is None else self._staging.copy_(host, non_blocking=True)
+    def _restore(self, host: Sequence[Tensor], block: Sequence[Tensor]) -> None:
+        staged = host[0] if self._staging is None else self._staging
+        if self._staging is not None:
+            for slot, held in self._in_slots(host, self._staging):
+                held.copy_(slot, non_blocking=True)
         for part, rows in zip(split(staged, block), block, strict=True):
             rows.copy_(part, non_blocking=True)
 
-    def _measure(self, host: Tensor, block: Sequence[Tensor]) -> None:
+    def _in_slots(self, host: Sequence[Tensor], staged: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return the parts of slots, and the parts of the staging block that they hold."""
+        parts = staged.split(self.block_bytes)[: len(host)]
+        return [(slot[: len(part)], part) for slot, part in zip(host, parts, strict=True)]
+
+    def _measure(self, host: Sequence[Tensor], block: Sequence[Tensor]) -> None:
         """Measure the seconds to bring back a token, using the block just offloaded; once, in some milliseconds."""
         times = []
         for _ in range(3):

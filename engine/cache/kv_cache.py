@@ -174,17 +174,16 @@ class KVCache:
         """The number of the group that is the log of recurrent layers; None without such layers."""
         return self.groups[next(iter(self.states.layers))] if self.states is not None else None
 
-    def block(self, id: int) -> list[Tensor]:
-        """Return the rows of a block in each part but the log, [1 or 2, layers, block_size, *row].
+    def block(self, id: int, only: int | None = None) -> list[Tensor]:
+        """Return the rows of a block in each part of a group `only`, or in each but the log.
 
-        They are zeros where the block has no slot.
+        They are [1 or 2, layers, block_size, *row], and zeros where the block has no slot.
         """
         size, found = self.block_size, []
         for part, group in zip(self.parts, self._group_of_part, strict=True):
-            if group == self.log:
-                continue
-            (slot,) = self.table((id,), group)
-            found.append(part[:, :, slot * size : (slot + 1) * size])
+            if group == only or (only is None and group != self.log):
+                (slot,) = self.table((id,), group)
+                found.append(part[:, :, slot * size : (slot + 1) * size])
         return found
 
     def hold_as(self, dtype: torch.dtype) -> None:

@@ -1,17 +1,20 @@
-"""The index of evicted blocks in host memory: which are there, and in which slot. Pure Python, no tensors.
+"""The index of evicted blocks in host memory: which are there, and in which slots. Pure Python, no tensors.
 
 A block on the device is found by its parent's id, but ids are used again, and offloaded blocks outlive them. So every
 full block gets a *name* when it enters the prefix index: a number that is never used twice, and that its copies keep.
 An offloaded block is found by (name of its parent, keys of its rows), which amounts to the chain of keys from the
 root: exact, with no hash that could collide. A block that is computed again takes the name of its offloaded copy.
 
-A block that was brought back keeps its slot, so evicting it again copies nothing. If slots run out, the block that
+A block may have rows in several groups (`engine/cache/groups.py`): what it has in each is copied when it is lost
+there, and takes slots of its own.
+
+A block that was brought back keeps its slots, so evicting it again copies nothing. If slots run out, the block that
 was offloaded or brought back longest ago is dropped.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 ROOT_NAME = 0
@@ -19,20 +22,23 @@ ROOT_NAME = 0
 
 @dataclass(slots=True, eq=False)
 class Offloaded:
-    """A block in host memory. `slot` is -1 once it is dropped; `name` is ROOT_NAME if the block is not full."""
+    """A block in host memory. `name` is ROOT_NAME if the block is not full."""
 
     name: int
     parent: int
     keys: tuple[Hashable, ...]
-    slot: int
+    slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The slots of each group whose rows are there; empty once it is dropped."""
 
 
 class HostTier:
     """The index of the host memory. Not thread-safe: it belongs to the engine's loop."""
 
-    def __init__(self, grow: Callable[[], int] = lambda: 0) -> None:
-        """`grow` allocates more memory and returns the number of new slots; 0 if there are none now (the default)."""
+    def __init__(self, grow: Callable[[], int] = lambda: 0, sizes: Sequence[int] = (1,)) -> None:
+        """`grow` allocates more memory and returns the number of new slots; 0 if there are none now (the default).
+        `sizes` are the numbers of slots that a block takes in each group."""
         self._grow = grow
+        self._sizes = sizes
         self._capacity = 0
         self._free: list[int] = []
         self._children: dict[int, dict[tuple[Hashable, ...], Offloaded]] = {}
@@ -46,32 +52,45 @@ class HostTier:
 
     def name(self, parent: int, keys: tuple[Hashable, ...]) -> int:
         """Return the name of a full block that enters the prefix index."""
-        known = self._children.get(parent, {}).get(keys)
+        known = self.find(parent, keys)
         return known.name if known is not None else next(self._names)
 
-    def put(self, name: int, parent: int, keys: tuple[Hashable, ...], write: Callable[[int], None]) -> None:
-        """Have `write` copy an evicted block to a slot, unless a copy exists already or there is no room.
+    def find(self, parent: int, keys: tuple[Hashable, ...]) -> Offloaded | None:
+        """Return the block with exactly these rows."""
+        return self._children.get(parent, {}).get(keys)
 
-        Raises what `write` raises; then the tier does not hold the block.
+    def put(
+        self,
+        name: int,
+        parent: int,
+        keys: tuple[Hashable, ...],
+        write: Callable[[tuple[int, ...]], None],
+        group: int = 0,
+    ) -> None:
+        """Have `write` copy the rows of a block in a group to slots, unless a copy exists already or there is no room.
+
+        Raises what `write` raises; then the tier does not hold these rows.
         """
         siblings = self._children.get(parent, {})
         for other in [siblings[keys]] if keys in siblings else list(siblings.values()):
-            if other.keys[: len(keys)] == keys:
+            if other.keys[: len(keys)] == keys and group in other.slots:
                 self._by_age.move_to_end(other)
                 return
-            if keys[: len(other.keys)] == other.keys:
+            if len(other.keys) < len(keys) and keys[: len(other.keys)] == other.keys:
                 self.drop(other)  # an earlier copy of the same block with fewer rows
-        slot = self._slot()
-        if slot is None:
+        block = siblings.get(keys) or Offloaded(name, parent, keys)
+        slots = self._take(self._sizes[group], block)
+        if slots is None:
             return
         try:
-            write(slot)
+            write(slots)
         except BaseException:
-            self._free.append(slot)
+            self._free.extend(slots)
             raise
-        block = Offloaded(name, parent, keys, slot)
+        block.slots[group] = slots
         self._children.setdefault(parent, {})[keys] = block
         self._by_age[block] = None
+        self._by_age.move_to_end(block)
 
     def follow(self, name: int, keys: Sequence[Hashable], size: int) -> list[tuple[Offloaded, int]]:
         """Return the blocks that continue a path after the block `name` with the rows `keys`, and the rows that match.
@@ -81,17 +100,27 @@ class HostTier:
         chain: list[tuple[Offloaded, int]] = []
         for start in range(0, len(keys), size):
             rest = tuple(keys[start : start + size])
-            siblings = self._children.get(name, {})
-            found = siblings.get(rest)
-            if found is None:
-                ranked = [(common_prefix(block.keys, rest), block) for block in siblings.values()]
-                rows, found = max(ranked, key=lambda pair: pair[0], default=(0, None))
-                return chain if found is None or rows == 0 else [*chain, (found, rows)]
+            found = self.find(name, rest)
+            if found is None or 0 not in found.slots:
+                found, rows = self.begin(name, rest, (0,))
+                return chain if found is None else [*chain, (found, rows)]
             chain.append((found, len(rest)))
             name = found.name
             if len(rest) < size:
                 break
         return chain
+
+    def begin(
+        self, name: int, keys: Sequence[Hashable], groups: Sequence[int]
+    ) -> tuple[Offloaded | None, int]:
+        """Return the block after the block `name` that has the most of the rows `keys`, in all of `groups`, and how
+        many; (None, 0) without one."""
+        best, best_rows = None, 0
+        for block in self._children.get(name, {}).values():
+            rows = common_prefix(block.keys, keys)
+            if rows > best_rows and all(group in block.slots for group in groups):
+                best, best_rows = block, rows
+        return best, best_rows
 
     def touch(self, chain: Sequence[tuple[Offloaded, int]]) -> None:
         """Mark these blocks as used now; the beginning of a path is dropped last."""
@@ -102,7 +131,7 @@ class HostTier:
         """Drop the copy of a block, if there is one. Return False, changing nothing, if offloaded blocks follow it."""
         if name != ROOT_NAME and name in self._children:
             return False
-        if (block := self._children.get(parent, {}).get(keys)) is not None:
+        if (block := self.find(parent, keys)) is not None:
             self.drop(block)
         return True
 
@@ -113,14 +142,14 @@ class HostTier:
                 break
 
     def drop(self, block: Offloaded) -> None:
-        """Drop a block and free its slot."""
+        """Drop a block and free its slots."""
         del self._by_age[block]
         siblings = self._children[block.parent]
         del siblings[block.keys]
         if not siblings:
             del self._children[block.parent]
-        self._free.append(block.slot)
-        block.slot = -1
+        self._free.extend(slot for slots in block.slots.values() for slot in slots)
+        block.slots.clear()
 
     def clear(self) -> None:
         """Drop everything."""
@@ -132,28 +161,33 @@ class HostTier:
         self.clear()
         self._free, self._capacity, self._grow = [], 0, lambda: 0
 
-    def _slot(self) -> int | None:
-        if not self._free:
-            more = self._grow()
+    def _take(self, count: int, block: Offloaded) -> tuple[int, ...] | None:
+        """Return free slots, dropping the oldest blocks but `block` for them; None if there are not so many."""
+        while len(self._free) < count and (more := self._grow()):
             self._free.extend(reversed(range(self._capacity, self._capacity + more)))
             self._capacity += more
-        if not self._free and self._by_age:
-            self.drop(next(iter(self._by_age)))
-        return self._free.pop() if self._free else None
+        if count > self._capacity - sum(map(len, block.slots.values())):
+            return None
+        while len(self._free) < count:
+            self.drop(next(other for other in self._by_age if other is not block))
+        return tuple(self._free.pop() for _ in range(count))
 
     def check(self, full: Sequence[tuple[int, int, tuple[Hashable, ...]]]) -> None:
         """Raise AssertionError unless every slot is free or belongs to one block, and every block has one name.
 
         `full` are the full blocks on the device: name, parent's name, keys.
         """
-        slots = [block.slot for block in self._by_age] + self._free
+        held = [(group, slots) for block in self._by_age for group, slots in block.slots.items()]
+        assert all(len(slots) == self._sizes[group] for group, slots in held)
+        slots = [slot for _, own in held for slot in own] + self._free
         assert sorted(slots) == list(range(self._capacity)), "a slot is lost, or of two blocks"
+        assert all(block.slots for block in self._by_age), "a block has no rows"
         found = [block for siblings in self._children.values() for block in siblings.values()]
         assert set(found) == set(self._by_age), "an offloaded block cannot be found"
         assert len(found) == len(self._by_age)
         for block in found:
             assert self._children[block.parent][block.keys] is block, (
-                f"slot {block.slot} is found by other keys"
+                f"the block in slots {block.slots} is found by other keys"
             )
         identities = dict.fromkeys(full) | {(b.name, b.parent, b.keys): None for b in found if b.name}
         names = [name for name, _, _ in identities]

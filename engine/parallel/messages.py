@@ -53,7 +53,8 @@ def of_host(copy: Offload | Restore | None) -> bytes:
     """Encode a copy of a block from or to host memory; None: there will be no more."""
     if copy is None:
         return array("q", (END, 0)).tobytes()
-    return array("q", (OFFLOAD if isinstance(copy, Offload) else RESTORE, copy.block, copy.slot)).tobytes()
+    kind = OFFLOAD if isinstance(copy, Offload) else RESTORE
+    return array("q", (kind, copy.block, copy.group, *copy.slots)).tobytes()
 
 
 def read_message(message: bytes) -> Message:
@@ -74,9 +75,9 @@ def read_message(message: bytes) -> Message:
         spans = tuple(_guessed(numbers[5 : 5 + length]))
         return DividedCheck(_changes(numbers[5 + length :], count), rows, limit, spans)
     if kind == OFFLOAD:
-        return Offload(count, numbers[2])
+        return Offload(count, tuple(numbers[3:]), numbers[2])
     if kind == RESTORE:
-        return Restore(slot=numbers[2], block=count)
+        return Restore(tuple(numbers[3:]), count, numbers[2])
     if kind == END:
         return None
     raise ValueError(f"a message of kind {kind}")

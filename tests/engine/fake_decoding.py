@@ -68,9 +68,9 @@ class HashModel:
             rows = self.slots[copy.source * size : copy.source * size + copy.rows]
             self.slots[copy.target * size : copy.target * size + copy.rows] = rows
         elif isinstance(copy, Offload):
-            self.host[copy.slot] = self.slots[copy.block * size : (copy.block + 1) * size]
+            self.host[copy.slots[0]] = self.slots[copy.block * size : (copy.block + 1) * size]
         else:
-            self.slots[copy.block * size : (copy.block + 1) * size] = self.host[copy.slot]
+            self.slots[copy.block * size : (copy.block + 1) * size] = self.host[copy.slots[0]]
 
     def decode(self, batch: StepBatch) -> list[Tensor]:
         """What kernels of decode steps compute."""

@@ -202,7 +202,7 @@ class Blocks(RuleBasedStateMachine):
     def _copy(self, copy: Copy) -> None:
         """Carry it out, or fail and leave the target in pieces."""
         target, place = (
-            (self.host, copy.slot) if isinstance(copy, Offload) else (self.memory, self._target(copy))
+            (self.host, copy.slots) if isinstance(copy, Offload) else (self.memory, self._target(copy))
         )
         if self.fails_in is not None:
             self.fails_in -= 1
@@ -214,7 +214,7 @@ class Blocks(RuleBasedStateMachine):
             self.memory[copy.target][: copy.rows] = self.memory[copy.source][: copy.rows]
         else:
             target[place] = list(
-                self.memory[copy.block] if isinstance(copy, Offload) else self.host[copy.slot]
+                self.memory[copy.block] if isinstance(copy, Offload) else self.host[copy.slots]
             )
 
     def _target(self, copy: RowCopy | Restore) -> int:

@@ -36,7 +36,7 @@ class Faults:
         self.failed[type(copy)] += 1
         cache = self.engine.pieces.cache
         if isinstance(copy, Offload):
-            piece, place = divmod(copy.slot, cache.host._each)  # type: ignore[union-attr]
+            piece, place = divmod(copy.slots[0], cache.host._each)  # type: ignore[union-attr]
             cache.host._pieces[piece][place].fill_(30.0)  # type: ignore[union-attr]
         else:
             target = (copy.target if isinstance(copy, RowCopy) else copy.block) * cache.block_size

@@ -60,13 +60,13 @@ def test_what_is_evicted_is_offloaded_from_its_end_and_comes_back_from_its_begin
     used(manager, TALK)
     assert copies == []
     used(manager, OTHER)
-    assert copies == [Offload(2, 0), Offload(1, 1), Offload(0, 2)]
+    assert copies == [Offload(2, (0,)), Offload(1, (1,)), Offload(0, (2,))]
     assert manager.match(TALK) == 6
     copies.clear()
     table = manager.open(TALK)
     assert table.length == 6
     assert [copy for copy in copies if isinstance(copy, Restore)] == [
-        Restore(slot, block) for slot, block in zip((2, 1, 0), table.blocks, strict=True)
+        Restore((slot,), block) for slot, block in zip((2, 1, 0), table.blocks, strict=True)
     ]
     assert manager.tier.restored_rows == 6
     for block in table.blocks:  # each was copied before something was written over it
@@ -110,7 +110,7 @@ def test_equal_rows_after_different_beginnings_are_different_blocks() -> None:
     for start in (1, 2):
         copies.clear()
         used(manager, [start, start, 7, 7])
-        slots[start] = [copy.slot for copy in copies if isinstance(copy, Restore)]
+        slots[start] = [copy.slots[0] for copy in copies if isinstance(copy, Restore)]
     assert not set(slots[1]) & set(slots[2])
 
 
@@ -126,10 +126,10 @@ def test_of_a_path_that_came_back_the_beginning_stays_longest() -> None:
     tier = pieces(4)
     names = [tier.name(0, (1, 2))]
     names += [tier.name(names[0], (3, 4))]
-    slots: list[int] = []
+    slots: list[tuple[int, ...]] = []
     for name, parent, keys in ((names[0], 0, (1, 2)), (names[1], names[0], (3, 4)), (0, names[1], (5,))):
         tier.put(name, parent, keys, slots.append)
-    assert slots == [0, 1, 2]
+    assert slots == [(0,), (1,), (2,)]
     tier.touch(tier.follow(0, [1, 2, 3, 4, 5, 6], 2))
     left = []
     for key in (7, 8, 9, 10):
@@ -172,7 +172,7 @@ def test_a_tier_of_one_slot_may_lose_what_should_come_back_to_what_makes_room_fo
     copies.clear()
     table = manager.open([1, 2])
     assert (table.length, table.blocks) == (0, [])
-    assert copies == [Offload(0, 0)]
+    assert copies == [Offload(0, (0,))]
     manager.check()
 
 
@@ -183,7 +183,7 @@ def test_what_makes_room_for_it_may_be_the_block_that_matches_less_of_it() -> No
     copies.clear()
     table = manager.open([1, 2, 3, 4])
     assert (table.length, table.blocks) == (0, [])
-    assert copies == [Offload(0, 0)], (
+    assert copies == [Offload(0, (0,))], (
         "the other block left the device, and its slot was that of the wanted one"
     )
     manager.check()
@@ -215,7 +215,7 @@ class OffloadedBlocks(Blocks):
 
     def teardown(self) -> None:
         for block in self.manager.tier._by_age:
-            rows = self.host[block.slot][: len(block.keys)]
+            rows = self.host[block.slots[0]][: len(block.keys)]
             assert [row[-1] for row in rows] == list(block.keys), "a slot has what was offloaded to it"
 
 
@@ -227,16 +227,16 @@ def test_copies_are_carried_out_in_their_order_and_memory_is_taken_when_it_is_ne
     cache = KVCache.uniform(2, 4, 4, 1, 2, torch.float32, torch.device("cpu"))
     cache.kv.copy_(torch.arange(cache.kv.numel()).view_as(cache.kv))
     before = cache.kv.clone()
-    cache.host = host = HostKV(cache.parts, 4, most_bytes=3 * cache.kv[:, :, :4].nbytes + 1)
+    cache.host = host = HostKV(cache.block, 4, most_bytes=3 * cache.kv[:, :, :4].nbytes + 1)
     assert host.nbytes == 0
     assert (host.grow(), host.grow(), host.nbytes) == (3, 0, 3 * host.block_bytes)
     for copy in (
-        Offload(1, 2),
+        Offload(1, (2,)),
         RowCopy(0, 1, 4),
-        Offload(1, 0),
+        Offload(1, (0,)),
         RowCopy(3, 0, 2),
-        Restore(0, 3),
-        Restore(2, 2),
+        Restore((0,), 3),
+        Restore((2,), 2),
     ):
         cache.carry_out(copy)
     block = [slice(4 * i, 4 * i + 4) for i in range(4)]
@@ -254,9 +254,9 @@ def test_blocks_of_layers_with_other_rows_are_copied_whole() -> None:
     for part in cache.parts:
         part.copy_(torch.arange(part.numel()).view_as(part))
     before = [[rows.clone() for rows in cache.block(block)] for block in range(4)]
-    cache.host = host = HostKV(cache.parts, 4, most_bytes=10**6)
+    cache.host = host = HostKV(cache.block, 4, most_bytes=10**6)
     host.grow()
-    for copy in (Offload(1, 0), RowCopy(0, 1, 3), Restore(0, 2)):
+    for copy in (Offload(1, (0,)), RowCopy(0, 1, 3), Restore((0,), 2)):
         cache.carry_out(copy)
     for part in range(2):
         assert torch.equal(cache.block(2)[part], before[1][part])
@@ -269,15 +269,15 @@ def test_memory_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = KVCache.uniform(1, 8, 4, 1, 2, torch.float32, torch.device("cpu"))
     block_bytes = cache.kv[:, :, :4].nbytes
     monkeypatch.setattr("engine.cache.host_memory.PIECE_BYTES", 3 * block_bytes + 1)
-    cache.host = host = HostKV(cache.parts, 4, most_bytes=8 * block_bytes)
+    cache.host = host = HostKV(cache.block, 4, most_bytes=8 * block_bytes)
     tier = HostTier(host.grow)
     cache.kv.copy_(torch.arange(8).repeat_interleave(4).view(1, 1, 32, 1, 1).expand_as(cache.kv))
     for block in range(8):
-        tier.put(0, 0, (block,), lambda slot, block=block: cache.carry_out(Offload(block, slot)))
+        tier.put(0, 0, (block,), lambda slots, block=block: cache.carry_out(Offload(block, slots)))
     assert host.nbytes == 8 * block_bytes
     cache.kv.zero_()
     for slot in range(8):
-        cache.carry_out(Restore(slot, 7 - slot))
+        cache.carry_out(Restore((slot,), 7 - slot))
     assert cache.k[0][::4, 0, 0].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
 
 
@@ -296,10 +296,10 @@ def test_memory_is_pinned_ahead_and_nobody_waits_for_it(monkeypatch: pytest.Monk
     monkeypatch.setattr("engine.cache.host_memory.PIECE_BYTES", 2 * block_bytes)
     monkeypatch.setattr("engine.cache.host_memory.AHEAD_BYTES", 4 * block_bytes)
     monkeypatch.setattr("engine.cache.host_memory.pin", pin)
-    host = HostKV(cache.parts, 4, most_bytes=100 * block_bytes)
+    host = HostKV(cache.block, 4, most_bytes=100 * block_bytes)
     host._pinned = True
     tier = HostTier(host.grow)
-    slots: list[int] = []
+    slots: list[tuple[int, ...]] = []
     tier.put(0, 0, (0,), slots.append)
     assert not slots, "there is none yet"
     go_on.set()
@@ -309,7 +309,7 @@ def test_memory_is_pinned_ahead_and_nobody_waits_for_it(monkeypatch: pytest.Monk
         tier.put(0, 0, (block,), slots.append)
         host.prepare(wait=True)
     assert pinned == [2, 2, 2, 2, 2], "one refusal is enough"
-    assert slots == [0, 1, 2, 3, 4, 5, 6, 7, 0], "from then on the oldest is dropped"
+    assert [slot for (slot,) in slots] == [0, 1, 2, 3, 4, 5, 6, 7, 0], "from then on the oldest is dropped"
     assert host.nbytes == 8 * block_bytes
 
 

@@ -104,7 +104,7 @@ def test_what_a_divided_model_does_without_is_told(folder: Path, tmp_path: Path)
 
 def test_blocks_are_offloaded_on_every_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        build, "_host_memory", lambda cache, options, device: HostKV(cache.parts, cache.block_size, 1 << 28)
+        build, "_host_memory", lambda cache, options, device: HostKV(cache.block, cache.block_size, 1 << 28)
     )
 
     with loaded(folder, 2) as engine:
@@ -275,6 +275,6 @@ def test_a_step_is_told_as_it_is(spans: list[Span]) -> None:
     assert read_message(of_copy(runs, runs[::-1])) == (runs, runs[::-1])
 
 
-@pytest.mark.parametrize("copy", [Offload(3, 2**40), Restore(2**40, 3), None])
+@pytest.mark.parametrize("copy", [Offload(3, (2**40,)), Restore((2**40, 1), 3, 2), None])
 def test_a_block_from_or_to_host_memory_is_told_as_it_is(copy: Offload | Restore | None) -> None:
     assert read_message(of_host(copy)) == copy
