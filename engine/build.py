@@ -113,11 +113,8 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     plan, window = sized.plan, sized.plan.needs.window
     cache = _allocate(plan, rows, network, options.kv_dtype)
     cache.host = _host_memory(cache, options, device)
-    if plan.slots and (options.offload or options.offload_gb):
-        notes = (
-            *notes,
-            "No blocks are offloaded: layers with a window or a state keep their rows in groups of their own.",
-        )
+    if plan.states and (options.offload or options.offload_gb):
+        notes = (*notes, "No blocks are offloaded: the states of recurrent layers are not.")
     tier = HostTier(cache.host.grow, cache.host.sizes) if cache.host is not None else None
     manager = BlockManager(
         plan.num_blocks, block_size, cache.carry_out, tier, window, cache.pools, _marks(plan, cache)
@@ -302,8 +299,8 @@ def keeps_groups(options: BuildOptions) -> bool:
 
 def _host_memory(cache: KVCache, options: BuildOptions, device: torch.device) -> HostKV | None:
     most, group = options.offload, options.group
-    if cache.pools:
-        return None  # it copies whole blocks
+    if cache.states is not None:
+        return None  # it copies no states
     if group is not None and group.rank:
         most = maxsize  # rank 0 says what is offloaded
     elif most is None and device.type == "cuda":

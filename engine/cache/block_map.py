@@ -69,7 +69,7 @@ def block_map(blocks: BlockManager, keys: Sequence[Key]) -> BlockMap:
     own = {block for _, block in here}
     # Where windows have lost rows, the path ends before the branch does.
     branch = blocks.index.chain(keys)
-    end, _ = blocks.index.go_on(branch, keys, in_all=False)
+    end, _ = blocks.index.go_on(branch, keys)
     own.update(branch)
     if end is not None and _agree(end, keys[len(branch) * size :]):
         own.add(end)

@@ -1,11 +1,11 @@
-"""The KV blocks: holding, releasing and evicting them. Pure Python, no tensors; `prefix_index.py` has their rows.
+"""The KV blocks as sequences use them. Pure Python, no tensors; `prefix_index.py` has their rows.
 
 A block is free (in the free list), cached (no table holds it, but the index can find it) or held (in the tables of
 `refs` holders). A holder of a block holds all blocks before it, so evicting leaves first never breaks a path.
 
 When room is needed, cached blocks are evicted one by one (`engine/cache/eviction.py`). A sequence that needs evicted
 rows computes them again, or brings back the copy that a host memory tier, if there is one, took when the block was
-evicted (`engine/cache/offload.py`).
+evicted (`engine/cache/host_paths.py`).
 
 If every layer has a window (`engine/cache/window.py`), a table holds only the blocks that its next row sees.
 
@@ -14,20 +14,22 @@ them. If a copy fails, the error is raised and the blocks taken for the copy are
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import count, repeat
 from sys import maxsize
 
 from engine.cache.block import GONE, Block, Key
-from engine.cache.block_checks import count_cached, table_refs
+from engine.cache.block_checks import table_refs
+from engine.cache.block_pool import BlockPool
 from engine.cache.block_table import BlockTable, OutOfBlocksError
-from engine.cache.copies import Copy, Offload, Restore, RowCopy
+from engine.cache.copies import Copy, Restore, RowCopy
 from engine.cache.eviction import Eviction
 from engine.cache.group_pool import GroupPool
 from engine.cache.groups import Groups
+from engine.cache.host_paths import FoundPath, HostPaths
 from engine.cache.marks import Marks
-from engine.cache.min_set import MinSet
-from engine.cache.offload import ROOT_NAME, HostTier, Offloaded
+from engine.cache.offload import HostTier, Offloaded
 from engine.cache.prefix_index import PrefixIndex
 from engine.cache.table_states import TableStates
 from engine.cache.window import Window
@@ -49,16 +51,15 @@ class BlockManager:
         """`carry_out` copies rows before anything enqueued later reads or writes them; an error from it ends the
         operation. `tier` takes evicted blocks; without one they are lost. `window` is that of the network, if any;
         `pools` belong to `engine/cache/groups.py`, `marks` to recurrent layers. Raises ValueError for both a tier and
-        pools, because it copies whole blocks, and unless both numbers are at least 1.
+        marks, because it copies no states, and unless both numbers are at least 1.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError("num_blocks and block_size must be at least 1")
-        if pools and tier is not None:
-            raise ValueError("blocks of several groups cannot be offloaded")
+        if marks is not None and tier is not None:
+            raise ValueError("states of recurrent layers cannot be offloaded")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._blocks = [Block(id) for id in range(num_blocks)]
-        self._free = MinSet(range(num_blocks))
         self.window = window
         self.blank = num_blocks
         """The blank block, which stands in a table for the blocks it has released; nothing writes to it."""
@@ -67,28 +68,29 @@ class BlockManager:
         self._eviction = Eviction(self.index, self.groups)
         self.marks = marks
         self.states = TableStates(self.groups, self.index, self._blocks, self._eviction)
-        self._cached = 0
         self._clock = count(1)
         self._tables: list[BlockTable] = []
         self.carry_out = carry_out
-        self.tier = HostTier() if tier is None else tier
+        self.tier = HostTier(sizes=[1] * (1 + len(pools))) if tier is None else tier
+        self._host = HostPaths(self.tier, self.index, self.groups, lambda copy: self.carry_out(copy))
+        self._pool = BlockPool(self._blocks, self.index, self.groups, self._eviction, self.states, self._host)
 
     # -- figures
 
     @property
     def num_free(self) -> int:
         """Blocks that hold nothing."""
-        return len(self._free)
+        return self._pool.num_free
 
     @property
     def num_cached(self) -> int:
         """Blocks that no table holds but the index can find; they can be evicted."""
-        return self._cached
+        return self._pool.num_cached
 
     @property
     def num_held(self) -> int:
         """Blocks in at least one open table."""
-        return self.num_blocks - len(self._free) - self._cached
+        return self.num_blocks - self.num_free - self.num_cached
 
     def blocks_for(self, rows: int) -> int:
         """Return how many blocks `rows` rows take."""
@@ -121,14 +123,11 @@ class BlockManager:
 
     def match(self, keys: Sequence[Key]) -> int:
         """Return how many leading rows of `keys` are present, here or in the host tier. Changes nothing."""
-        path, _, rows = self.index.find(keys)
-        offloaded = sum(rows for _, rows in self._offloaded(path, keys))
-        return len(path) * self.block_size + max(rows, offloaded)
+        return self._host.length(self._host.find(keys))
 
     def room(self, idle: bool = False) -> int:
         """Return how many blocks can be had, cached ones included. `idle`: as in `reserve`."""
-        spared = sum(block.refs == 0 for block in self._eviction.spared()) if idle else 0
-        return len(self._free) + self._cached - spared
+        return self._pool.room(idle)
 
     def fits_beside(self, keys: Sequence[Key], rows: int, others: Sequence[tuple[BlockTable, int]]) -> bool:
         """Return whether a table of `rows` rows that begins with `keys` has room beside `others`: tables with the rows
@@ -159,27 +158,40 @@ class BlockManager:
         held, whatever the window, and those from `group_since` on in every group. Raises what `carry_out` raises; then
         there is no table.
         """
-        path, partial, rows = self.index.find(keys, since, group_since)
-        offloaded = self._offloaded(path, keys)
-        first = self.index.first(len(path), since)
-        held = path[first:]
+        table = self._open(keys, idle, since, group_since)
+        if table is None:
+            table = self._open(keys, idle, since, group_since, in_host=False)
+        assert table is not None
+        return table
+
+    def _open(
+        self, keys: Sequence[Key], idle: bool, since: int, group_since: int, in_host: bool = True
+    ) -> BlockTable | None:
+        """Do what `open` does; return None if not all could be brought back that is needed to go on."""
+        found = self._host.find(keys, since, group_since, in_host)
+        first = self.index.first(len(found.path), since)
+        held = found.path[first:]
         for block in held:
-            self._hold(block)
+            self._pool.hold(block)
         blocks = [self.blank] * first + [block.id for block in held]
-        state = self.states.open(path, rows, keys, self._clock)
-        firsts = self.groups.open([block.id for block in path], group_since, state)
-        table = BlockTable(blocks, len(path) * self.block_size, first, since, group_since, firsts, state)
+        state = self.states.open(found.path, found.rows, keys, self._clock)
+        firsts = self.groups.firsts(found.blocks, group_since, state)
+        behind = [max(first, len(blocks)) for first in firsts]
+        rows = len(blocks) * self.block_size
+        table = BlockTable(blocks, rows, first, since, group_since, behind, state)
         self._tables.append(table)
         try:
-            if sum(rows for _, rows in offloaded) <= rows or not self._bring_back(table, offloaded, idle):
-                self._continue(table, partial, rows, idle)
+            is_whole = self._hold_groups(table, found, firsts, idle)
+            if is_whole and not self._bring_back(table, found.offloaded, idle):
+                self._continue(table, found.partial, found.rows, idle)
         except BaseException:
             self.close(table)
             raise
-        if (
-            state is not None and state.row > table.length
-        ):  # its mark lies in rows that there was no room to copy
-            rows = table.length
+        rows = table.length
+        if self.groups and not (is_whole and rows >= found.blocks * self.block_size):
+            self.close(table)
+            return None
+        if state is not None and state.row > rows:  # its mark lies in rows that there was no room to copy
             self.close(table)
             return self.open(keys[:rows], idle, since, group_since)
         return table
@@ -193,14 +205,13 @@ class BlockManager:
         """
         before = len(table.blocks)
         missing = self.blocks_for(table.length + rows) - before
-        has_log = table.state is not None
-        if not self._has_room(missing, idle, is_bare, has_log):
+        if not self._pool.has_room(table, missing, idle, is_bare):
             raise OutOfBlocksError
         if is_bare:
             self.groups.skip(table, before + missing, next(self._clock))
         try:
             for _ in range(missing):
-                table.blocks.append(self._take(table, is_bare))
+                table.blocks.append(self._pool.take(table))
         except BaseException:
             self._cut_table(table, before)
             raise
@@ -212,7 +223,7 @@ class BlockManager:
         path = self.index.chain(keys)
         self.groups.skip(table, len(path), next(self._clock))
         for block in path[len(table.blocks) :]:
-            self._hold(block)
+            self._pool.hold(block)
             table.blocks.append(block.id)
         table.length = len(path) * self.block_size
 
@@ -248,7 +259,7 @@ class BlockManager:
         self.groups.close(table, now)
         for id in table.blocks[table.first :]:
             self._blocks[id].last_used = now
-            self._release(self._blocks[id])
+            self._pool.release(self._blocks[id])
         table.blocks.clear()
         table.length = table.first = 0
         self._eviction.note_change()  # some of the blocks may be on a kept path
@@ -269,8 +280,8 @@ class BlockManager:
         Blocks that a table holds or that other paths share stay. Return how many blocks were freed.
         """
         path = self.index.chain(keys)
-        partial, rows = self.index.go_on(path, keys, in_all=False)
-        self.tier.forget(self._offloaded(path, keys), self.blocks_for(start) - len(path))
+        partial, rows = self.index.go_on(path, keys)
+        self.tier.forget(self._host.follow(path, keys), self.blocks_for(start) - len(path))
         if partial is not None and rows == len(partial.keys):
             path.append(partial)  # the path's own tail, not a block of another branch
         freed = 0
@@ -281,102 +292,109 @@ class BlockManager:
             kept = max(start - len(path) * self.block_size, 0)
             if kept >= len(block.keys) or block.refs or block.children:
                 break
-            if not self.tier.remove(*self._identity(block)):
+            if not self.tier.remove(*self._host.identity(block)):
                 break
             if kept and not self.index.begins_another(block, kept):
                 self.index.shorten(block, kept)
                 self.states.leave(block, block.parent)
                 self._eviction.note_change()
                 break
-            self._evict(block, offload=False)
+            self._pool.evict(block, offload=False)
             freed += 1
         return freed
 
     def evict_all(self) -> int:
         """Free every cached block, and empty the host tier. Return how many blocks were freed."""
         self.tier.clear()
-        freed = self._cached
-        while self._cached:
-            self._free_one(offload=False)
+        freed = self.num_cached
+        while self.num_cached:
+            self._pool.evict_next(offload=False)
         return freed
 
-    # -- the host tier
+    # -- rows
 
-    def _identity(self, block: Block) -> tuple[int, int, tuple[Key, ...]]:
-        assert block.parent is not None
-        return block.name, block.parent.name, tuple(block.keys)
-
-    def _offloaded(self, path: Sequence[Block], keys: Sequence[Key]) -> list[tuple[Offloaded, int]]:
-        """Return the blocks of `keys` after `path` in the host tier, and how many rows of each match."""
-        rest = keys[len(path) * self.block_size :]
-        return self.tier.follow(path[-1].name if path else ROOT_NAME, rest, self.block_size)
+    def _hold_groups(self, table: BlockTable, found: FoundPath, firsts: Sequence[int], idle: bool) -> bool:
+        """Hold the slots of a new table from `firsts` on; bring back those lost. Return False if there is no room."""
+        if self.groups:
+            self._eviction.spared()  # says which slots go last
+        return self.groups.open(
+            table,
+            firsts,
+            next(self._clock),
+            lambda group, index: self._host.fill(found.path[index], group, idle),
+        )
 
     def _bring_back(self, table: BlockTable, offloaded: Sequence[tuple[Offloaded, int]], idle: bool) -> bool:
         """Continue `table` with offloaded blocks as far as there is room. Return False if there is no room at all."""
         start = table.length
-        self.tier.touch(offloaded)
+        self.tier.touch([block for block, _ in offloaded])
         for block, rows in offloaded:
-            if not self._has_room(1, idle):
+            if not self._pool.has_room(table, 1, idle):
                 break
-            id = self._take(table)
-            if not block.slots:  # its slot went to the block just evicted to make room
-                self._release(self._blocks[id])
+            groups = [0, *self.groups.next(table)]
+            id = self._pool.take(table)
+            if not all(group in block.slots for group in groups):  # they went to what made room
+                self._pool.give_back(id)
                 break
             try:
-                self._append(table, id, Restore(block.slots[0], id), block.keys[:rows])
+                copies = [Restore(block.slots[group], id, group) for group in groups]
+                self._append(table, id, copies, block.keys[:rows])
             except BaseException:
                 self.tier.drop(block)  # if it cannot be brought back, it is computed next time
                 raise
             self.tier.restored_rows += rows
         return table.length > start
 
-    # -- rows
-
     def _continue(self, table: BlockTable, source: Block | None, rows: int, idle: bool) -> None:
         """Continue `table` with the first `rows` rows of `source`: the block itself, or a copy if there is room."""
         if source is None or source.is_gone:  # the attempt before may have evicted it
             return
-        if source.refs == 0 and not source.children and rows == len(source.keys):
-            self._hold(source)
-            self.groups.hold(source.id)
-            table.blocks.append(source.id)
-            table.length += rows
-        elif self.groups:
-            self._copy_in_groups(table, source, rows, idle)
-        elif self._has_room(1, idle):
+        is_alone = source.refs == 0 and not source.children and rows == len(source.keys)
+        if is_alone or self.groups:
+            self._continue_holding(table, source, rows, idle, is_alone)
+        elif self._pool.has_room(table, 1, idle):
             place, keys, origins = source.id, source.keys[:rows], source.origins[:rows]
-            id = self._take(table)
+            id = self._pool.take(table)
             # If the source itself is evicted for the copy, its rows are already in place.
-            self._append(table, id, None if id == place else RowCopy(place, id, rows), keys, origins)
+            copies = [] if id == place else [RowCopy(place, id, rows)]
+            self._append(table, id, copies, keys, origins)
 
-    def _copy_in_groups(self, table: BlockTable, source: Block, rows: int, idle: bool) -> None:
-        """Continue `table` with a copy of rows of `source`, which keeps its block and slots, if there is room."""
-        self._hold(source)
-        self.groups.hold(source.id)
-        try:
-            if self._has_room(1, idle):
-                id = self._take(table)
+    def _continue_holding(
+        self, table: BlockTable, source: Block, rows: int, idle: bool, is_alone: bool
+    ) -> None:
+        """Continue `table` with `source`, or a copy, if there is room for it and the slots it lacks."""
+        self._pool.hold(source)
+        with ExitStack() as undone:
+            undone.callback(self._pool.release, source)
+            if not self.groups.hold(
+                source.id, source.last_used, lambda group: self._host.fill(source, group, idle)
+            ):
+                return
+            if is_alone:
+                undone.pop_all()
+                table.blocks.append(source.id)
+                table.length += rows
+                return
+            undone.callback(self.groups.release, source.id, source.last_used)
+            if self._pool.has_room(table, 1, idle):
+                id = self._pool.take(table)
                 copy = RowCopy(source.id, id, rows)
-                self._append(table, id, copy, source.keys[:rows], source.origins[:rows])
-        finally:
-            self.groups.release(source.id, source.last_used)
-            self._release(source)
+                self._append(table, id, [copy], source.keys[:rows], source.origins[:rows])
 
     def _append(
         self,
         table: BlockTable,
         id: int,
-        copy: Copy | None,
+        copies: Iterable[Copy],
         keys: Iterable[Key],
         origins: Iterable[int] = repeat(0),
     ) -> None:
-        """Continue `table` with the fresh block `id`, filled by `copy` with the rows `keys`; release it on failure."""
+        """Continue `table` with the fresh block `id`, filled by `copies` with rows `keys`; release it on failure."""
         try:
-            if copy is not None:
+            for copy in copies:
                 self.carry_out(copy)
         except BaseException:
-            self.groups.release(id, 0)
-            self._release(self._blocks[id])
+            self._pool.give_back(id)
             raise
         table.blocks.append(id)
         self.commit(table, keys, origins)
@@ -385,7 +403,7 @@ class BlockManager:
         """Release all but the first `blocks` blocks; those released have no rows."""
         self.groups.cut(table, blocks)
         for id in table.blocks[blocks:]:
-            self._release(self._blocks[id])
+            self._pool.release(self._blocks[id])
         del table.blocks[blocks:]
 
     def _slide(self, table: BlockTable) -> None:
@@ -395,7 +413,7 @@ class BlockManager:
         for index in range(table.first, first):
             block = self._blocks[table.blocks[index]]
             block.last_used = next(self._clock)
-            self._release(block)
+            self._pool.release(block)
             table.blocks[index] = self.blank
             self._eviction.note_change()
         table.first = max(first, table.first)
@@ -404,7 +422,7 @@ class BlockManager:
         block = self._blocks[table.blocks[index]]
         known = self.index.complete(block)
         if known is block:
-            block.name = self.tier.name(*self._identity(block)[1:])
+            block.name = self.tier.name(*self._host.identity(block)[1:])
             return
         if known.is_gone:  # its rows are present again
             known.id, known.refs, known.origins = block.id, block.refs, block.origins.copy()
@@ -412,67 +430,11 @@ class BlockManager:
             self._eviction.forget(block)
             self.index.prune(block)
             return
-        self._hold(known)
+        self._pool.hold(known)
         self.groups.merge(table, index, known.id)
         table.blocks[index] = known.id
         block.refs -= 1
-        self._drop(block)
-
-    # -- holding, releasing, evicting
-
-    def _has_room(self, blocks: int, idle: bool, is_bare: bool = False, has_log: bool = True) -> bool:
-        if self.groups:
-            self._eviction.spared()  # says which slots go last
-        has_slots = is_bare or self.groups.has_room(blocks, idle, has_log)
-        return has_slots and (blocks <= len(self._free) or blocks <= self.room(idle))
-
-    def _hold(self, block: Block) -> None:
-        if block.refs == 0:
-            self._cached -= 1
-            self._eviction.withdraw(block)
-        block.refs += 1
-
-    def _release(self, block: Block) -> None:
-        block.refs -= 1
-        if block.refs:
-            return
-        if not block.keys:
-            self._drop(block)
-            return
-        self._cached += 1
-        self._eviction.offer(block)
-
-    def _take(self, table: BlockTable, is_bare: bool = False) -> int:
-        """Return a fresh block, if possible the one after the table's last: contiguous blocks need no gathering."""
-        if not self._free:
-            self._free_one(offload=True)
-        after = table.blocks[-1] + 1 if table.blocks else 0
-        id = after if after in self._free else self._free.smallest()
-        self._free.discard(id)
-        self._blocks[id].refs = 1
-        if not is_bare:
-            self.groups.take(table, id)
-        return id
-
-    def _free_one(self, offload: bool) -> None:
-        """Evict the next block in the order of eviction. `offload`: into the host tier, if there is one."""
-        self._evict(self._blocks[self._eviction.next()], offload)
-
-    def _evict(self, block: Block, offload: bool) -> None:
-        if offload:
-            self.tier.put(*self._identity(block), lambda slots: self.carry_out(Offload(block.id, slots)))
-        self._cached -= 1
-        self._drop(block)
-
-    def _drop(self, block: Block) -> None:
-        """Free a block that no table holds; it leaves the tree unless others follow it."""
-        self.groups.drop(block.id)
-        self._free.add(block.id)
-        self._blocks[block.id] = Block(block.id)
-        self._eviction.forget(block)
-        block.id, parent = GONE, block.parent
-        self._eviction.offer(self.index.prune(block))
-        self.states.leave(block, parent)
+        self._pool.drop(block)
 
     # -- invariants
 
@@ -481,8 +443,7 @@ class BlockManager:
         refs = table_refs(self._tables, self._blocks, self.index, self.blank)
         self.groups.check(self._tables)
         self.states.check(self._tables)
-        cached = count_cached(self._blocks, refs, self._free, self.groups, self.window is not None)
+        self._pool.check(refs)
         self._eviction.check(self._blocks)
-        assert cached == self._cached, f"{self._cached} blocks are counted as cached, there are {cached}"
         self.index.check()
-        self.tier.check([self._identity(block) for block in self._blocks if block.indexed])
+        self.tier.check([self._host.identity(block) for block in self._blocks if block.indexed])

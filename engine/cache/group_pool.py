@@ -24,6 +24,8 @@ class _Place:
     refs: int = 0
     """How many tables hold the block in this group."""
     last_used: int = 0
+    is_end: bool = False
+    """Whether a table ended that needed its rows here, so that somebody may go on there."""
 
 
 class GroupPool:
@@ -60,14 +62,26 @@ class GroupPool:
         place = self._places.get(block)
         return place is not None and place.refs > 0
 
+    def is_end(self, block: int) -> bool:
+        """Return whether `block` has a slot that a table needed at its end."""
+        place = self._places.get(block)
+        return place is not None and place.is_end
+
+    @property
+    def loser(self) -> int | None:
+        """The block that loses its slot to the next one that gets one; None while there are free ones.
+
+        Raises IndexError without room.
+        """
+        return None if self._free else self._unheld.smallest()[-1]
+
     def take(self, block: int) -> int | None:
         """Give `block`, which has no slot, one that a table holds. Return the block that lost its slot for it, if any.
 
         Raises IndexError without room; nothing is changed then.
         """
-        loser = None
-        if not self._free:
-            loser = self._unheld.smallest()[-1]
+        loser = self.loser
+        if loser is not None:
             self.drop(loser)
         slot = self._free.smallest()
         self._free.discard(slot)
@@ -80,10 +94,14 @@ class GroupPool:
         self._unheld.discard(self._rank(block))
         place.refs += 1
 
-    def release(self, block: int, now: int) -> None:
-        """Note that one table fewer holds `block`, last used at the time `now`. Its slot stays until it is needed."""
+    def release(self, block: int, now: int, is_end: bool = False) -> None:
+        """Note that one table fewer holds `block`, last used at the time `now`. Its slot stays until it is needed.
+
+        `is_end`: the table ended and would have needed these rows to go on.
+        """
         place = self._places[block]
         place.refs -= 1
+        place.is_end = place.is_end or is_end
         place.last_used = now
         if not place.refs:
             self._unheld.add(self._rank(block))

@@ -7,6 +7,7 @@ there only the blocks that its next row sees, so a prefix can be resumed where e
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from operator import ge
 from sys import maxsize
 
@@ -53,9 +54,14 @@ class Groups:
 
         return [first(pool) for pool in self.pools]
 
-    def has_room(self, blocks: int, idle: bool, has_log: bool) -> bool:
-        """Return whether `blocks` blocks can be given slots, in the log too or not. `idle`: as in `GroupPool.room`."""
-        return all(blocks <= pool.room(idle) for pool in self.pools if has_log or not self.is_log(pool))
+    def has_room(self, table: BlockTable, blocks: int, idle: bool) -> bool:
+        """Return whether `table` can be given slots for its next `blocks` blocks. `idle`: as in `GroupPool.room`."""
+        end = len(table.blocks) + blocks
+        return all(
+            min(blocks, end - first) <= pool.room(idle)
+            for pool, first in zip(self.pools, table.firsts, strict=True)
+            if table.state is not None or not self.is_log(pool)
+        )
 
     def fit(self, path: Sequence[int], rows: int, others: Iterable[tuple[BlockTable, int]]) -> bool:
         """Do what `BlockManager.fits_beside` does, for a table that begins with the blocks `path`."""
@@ -69,13 +75,28 @@ class Groups:
                 return False
         return True
 
-    def open(self, path: Sequence[int], since: int, state: LiveState | None) -> list[int]:
-        """Hold what a new table with this `state` holds of the full blocks `path`. Return its `firsts`."""
-        firsts = self.firsts(len(path), since, state)
-        for pool, first in zip(self.pools, firsts, strict=True):
-            for block in path[first:]:
-                pool.hold(block)
-        return firsts
+    def open(
+        self, table: BlockTable, firsts: Sequence[int], now: int, fill: Callable[[int, int], bool]
+    ) -> bool:
+        """Hold what a new table holds of its blocks from `firsts` on. It has set `firsts` behind them.
+
+        Where block `index` lacks a slot in a group, `fill(group, index)` gives it one and holds it. Return False if one
+        cannot be given.
+        """
+        with ExitStack() as until_then:
+            for pool, first in zip(self.pools, firsts, strict=True):
+                for block in table.blocks[first:]:
+                    if block in pool:  # no other block may get its slot in the meantime
+                        pool.hold(block)
+                        until_then.callback(pool.release, block, now)
+            for group, (pool, first) in enumerate(zip(self.pools, firsts, strict=True)):
+                for index in range(len(table.blocks) - 1, first - 1, -1):
+                    if table.blocks[index] in pool:
+                        pool.hold(table.blocks[index])
+                    elif not fill(group + 1, index):
+                        return False
+                    table.firsts[group] = index
+        return True
 
     def slide(self, table: BlockTable, now: Callable[[], int]) -> None:
         """Release what later rows of `table` do not see. `now` returns the time, later at every call."""
@@ -89,31 +110,48 @@ class Groups:
 
     def close(self, table: BlockTable, now: int) -> None:
         """Release all that `table` holds."""
-        for pool, first in zip(self.pools, table.firsts, strict=True):
-            for block in table.blocks[first:]:
-                pool.release(block, now)
+        ends = self.firsts(table.length // self._size, state=table.state)
+        for pool, first, end in zip(self.pools, table.firsts, ends, strict=True):
+            for index in range(first, len(table.blocks)):
+                pool.release(table.blocks[index], now, index >= end)
         table.firsts = [0] * len(self.pools)
 
-    def take(self, table: BlockTable, block: int) -> None:
-        """Give `block`, the next one of `table`, a slot in every group: in the log only if the table has a state.
+    def next(self, table: BlockTable) -> list[int]:
+        """Return the groups in which the next block of `table` needs a slot: the log only if the table has a state."""
+        return [
+            group
+            for group, (pool, first) in enumerate(zip(self.pools, table.firsts, strict=True), 1)
+            if len(table.blocks) >= first and (table.state is not None or not self.is_log(pool))
+        ]
 
-        There must be room.
-        """
-        for group, pool in enumerate(self.pools):
-            if table.state is None and self.is_log(pool):
-                table.firsts[group] = len(table.blocks) + 1
-            else:
+    def take(self, table: BlockTable, block: int, groups: Sequence[int]) -> None:
+        """Give `block`, the next one of `table`, a slot in each of `groups`. There must be room."""
+        for index, pool in enumerate(self.pools):
+            if index + 1 in groups:
                 pool.take(block)
+            else:
+                table.firsts[index] = max(table.firsts[index], len(table.blocks) + 1)
 
-    def hold(self, block: int) -> None:
-        """Note that one more table holds `block`, which has a slot in every group."""
-        for pool in self.pools:
-            pool.hold(block)
+    def hold(self, block: int, now: int, fill: Callable[[int], bool]) -> bool:
+        """Note that one more table holds `block` in every group; `fill` is as in `open`.
+
+        Return False if it lacks a slot that cannot be given.
+        """
+        with ExitStack() as undone:
+            for group, pool in enumerate(self.pools, 1):
+                if block in pool:
+                    pool.hold(block)
+                elif not fill(group):
+                    return False
+                undone.callback(pool.release, block, now)
+            undone.pop_all()
+        return True
 
     def release(self, block: int, now: int) -> None:
-        """Note that one table fewer holds `block`, last used at the time `now`."""
+        """Note that one table fewer holds `block` where it has a slot, last used at the time `now`."""
         for pool in self.pools:
-            pool.release(block, now)
+            if block in pool:
+                pool.release(block, now)
 
     def drop(self, block: int) -> None:
         """Free the slots of `block`, which no table holds."""

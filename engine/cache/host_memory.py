@@ -163,7 +163,7 @@ class HostKV:
         if self._pinned and self._staging is not None and self.costs.brought is None and copy.group == 0:
             self._measure(host, block)
 
-    # A block lies in 2 * layers places of each part. Gathered on the device, they cross the bus in a copy for each slot.
+    # A block lies in 2 * layers places of each part. Gathered on the device, they cross the bus in a copy a slot.
 
     def _offload(self, block: Sequence[Tensor], host: Sequence[Tensor]) -> None:
         staged = host[0] if self._staging is None else self._staging
@@ -183,7 +183,7 @@ class HostKV:
 
     def _in_slots(self, host: Sequence[Tensor], staged: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return the parts of slots, and the parts of the staging block that they hold."""
-        parts = staged.split(self.block_bytes)[: len(host)]
+        parts = torch.split(staged, self.block_bytes)[: len(host)]
         return [(slot[: len(part)], part) for slot, part in zip(host, parts, strict=True)]
 
     def _measure(self, host: Sequence[Tensor], block: Sequence[Tensor]) -> None:

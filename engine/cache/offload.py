@@ -122,9 +122,9 @@ class HostTier:
                 best, best_rows = block, rows
         return best, best_rows
 
-    def touch(self, chain: Sequence[tuple[Offloaded, int]]) -> None:
+    def touch(self, chain: Sequence[Offloaded]) -> None:
         """Mark these blocks as used now; the beginning of a path is dropped last."""
-        for block, _ in reversed(chain):
+        for block in reversed(chain):
             self._by_age.move_to_end(block)
 
     def remove(self, name: int, parent: int, keys: tuple[Hashable, ...]) -> bool:

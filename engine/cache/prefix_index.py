@@ -12,13 +12,16 @@ blocks may be *gone*: evicted but still in the tree, because their rows determin
 way, each of `engine/cache/groups.py` needs only the blocks that the rows after the path see there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from sys import maxsize
+from typing import TypeVar
 
 from engine.cache.block import GONE, Block, Key
 from engine.cache.groups import Groups
 from engine.cache.offload import ROOT_NAME, common_prefix
 from engine.cache.window import Window
+
+T = TypeVar("T")
 
 
 class PrefixIndex:
@@ -32,7 +35,7 @@ class PrefixIndex:
         groups: Groups,
     ) -> None:
         """`blocks` is the block manager's list of the blocks that are not gone, by id; its entries change."""
-        self._blocks = blocks
+        self.blocks = blocks
         self.block_size = block_size
         self._window = window
         self._groups = groups
@@ -92,8 +95,8 @@ class PrefixIndex:
         """
         path = self.chain(keys)
         if self._window is not None or self._groups.pools:
-            del path[self._present(path, since, group_since) :]
-        block, rows = self.go_on(path, keys)
+            del path[self.present(path, since, group_since, self._has) :]
+        block, rows = self.go_on(path, keys, self._has_all)
         while (marks := self._groups.marks) is not None:
             whole = len(path) * self.block_size
             end, _ = marks.resume([self.root, *path], whole + rows, keys, rows > 0)
@@ -101,37 +104,42 @@ class PrefixIndex:
             if rows >= 0:
                 return path, block if rows else None, rows
             del path[end // self.block_size :]
-            del path[self._present(path, since, group_since) :]
-            block, rows = self.go_on(path, keys)
+            del path[self.present(path, since, group_since, self._has) :]
+            block, rows = self.go_on(path, keys, self._has_all)
         return path, block, rows
 
-    def _present(self, path: Sequence[Block], since: int, group_since: int) -> int:
-        """Return how many leading blocks of `path` a table can hold: all that it needs then are present."""
+    def present(self, path: Sequence[T], since: int, group_since: int, has: Callable[[T, int], bool]) -> int:
+        """Return how many leading blocks of `path` a table can hold: all that it needs then are present.
+
+        `has(block, group)` says whether the rows of a block in a group are.
+        """
         end, before = len(path), -1
         while end != before:
             before = end
-            for first, pool in zip(self._groups.firsts(before, group_since), self._groups.pools, strict=True):
-                end = next((i for i in range(end - 1, first - 1, -1) if path[i].id not in pool), end)
+            firsts = self._groups.firsts(before, group_since)
             if self._window is not None:
-                first = self.first(before, since)
-                end = next((i for i in range(end - 1, first - 1, -1) if path[i].is_gone), end)
+                firsts.append(self.first(before, since))
+            for group, first in enumerate(firsts, 1):
+                group %= len(self._groups.pools) + 1  # the primary group comes last
+                end = next((i for i in range(end - 1, first - 1, -1) if not has(path[i], group)), end)
         return end
 
-    def go_on(
-        self, path: Sequence[Block], keys: Sequence[Key], in_all: bool = True
-    ) -> tuple[Block | None, int]:
-        """Return a block after `path` that has the next rows of `keys`, and how many; (None, 0) without one.
+    def _has(self, block: Block, group: int) -> bool:
+        return block.id in self._groups.pools[group - 1] if group else not block.is_gone
 
-        `in_all`: only a block with a slot in every group, so that a table can continue with it.
-        """
+    def _has_all(self, block: Block) -> bool:
+        return self._groups.have(block.id)
+
+    def go_on(
+        self, path: Sequence[Block], keys: Sequence[Key], fits: Callable[[Block], bool] = lambda block: True
+    ) -> tuple[Block | None, int]:
+        """Return a block after `path` that `fits` and has the next rows of `keys`, and how many; else (None, 0)."""
         best, best_rank = None, (0, False)
         rest = keys[len(path) * self.block_size : (len(path) + 1) * self.block_size]
         first = rest[:1]
         for block in path[-1].children if path else self.root.children:
             # Many blocks may follow the root, and nearly all of them begin with another key.
-            if block.keys[:1] != first or block.is_gone:
-                continue
-            if in_all and not self._groups.have(block.id):
+            if block.keys[:1] != first or block.is_gone or not fits(block):
                 continue
             rows = common_prefix(block.keys, rest)
             # Among equals, prefer a block that can be used in place to one that must be copied, then the first.
@@ -180,7 +188,7 @@ class PrefixIndex:
 
     def check(self) -> None:
         """Raise AssertionError unless the place of every block in the tree agrees with its rows."""
-        for block in self._blocks:
+        for block in self.blocks:
             if not block.keys:
                 linked = block.parent or block.children or block.indexed or block.origins
                 assert not linked, f"block {block.id} without rows is linked"
@@ -205,7 +213,7 @@ class PrefixIndex:
                     assert block.children, "a block is gone, and nothing follows"
                     assert block.refs == 0, "a block is gone and held"
                 else:
-                    assert self._blocks[block.id] is block, f"block {block.id} is not where it says"
+                    assert self.blocks[block.id] is block, f"block {block.id} is not where it says"
                     here += 1
-        assert here == sum(bool(block.keys) for block in self._blocks), "a child has gone"
+        assert here == sum(bool(block.keys) for block in self.blocks), "a child has gone"
         assert len(self._full) == found, "the index has stale entries"

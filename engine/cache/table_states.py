@@ -41,7 +41,7 @@ class TableStates:
         size = self._index.block_size
         _, mark = self.marks.resume([self._index.root, *path], len(path) * size + rows, keys, rows > 0)
         known = self._index.chain(keys)
-        _, more = self._index.go_on(known, keys, in_all=False)
+        _, more = self._index.go_on(known, keys)
         return self.marks.open(mark, next(clock), len(known) * size + more)
 
     def plan(self, table: BlockTable, plan: StatePlan) -> None:

@@ -18,4 +18,4 @@ def offload(blocks: BlockManager, most: int | None = None) -> None:
     """Evict up to `most` cached blocks (None: all) as somebody who needs room does: they go to the host tier, if there
     is one. For the thread of the blocks."""
     for _ in range(blocks.num_cached if most is None else min(most, blocks.num_cached)):
-        blocks._free_one(offload=True)
+        blocks._pool.evict_next(offload=True)

@@ -1,6 +1,7 @@
 """Networks that mix windows with layers that see all rows: what is released is never missed."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +19,7 @@ from engine.conversation.chat import Turn
 from engine.kernels.native import library as native
 from models.units import bytes_text
 from tests.counting import until
+from tests.engine.inside import offload
 from tests.engine.keeping import GREEDY, answer, heard, on_disk, saved
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_chat_random import OPERATIONS, one
@@ -68,6 +70,7 @@ def test_random_conversations(folder: Path, name: str, seed: int, think_cache: s
     rng = Random(seed)
     blocks = rng.choice([None, 110])
     options: dict[str, Any] = {"context": CONTEXT, "num_blocks": blocks, "max_chunk": CHUNK}
+    options["offload"] = rng.choice([None, 1 << 15, 1 << 20])
     with tiny_engine(folder, CONFIGS[name](), tiny_tokenizer(), **options) as engine:
         assert slots(engine)
         forget_all(engine)
@@ -91,22 +94,70 @@ def test_prompts_that_share_beginnings_are_answered_as_with_all_rows(
 ) -> None:
     rng = Random(name)
     stem = [rng.randrange(250) for _ in range(150)]
-    prompts = [stem[: rng.randint(1, 150)] + [rng.randrange(250)] * rng.randint(1, 20) for _ in range(40)]
+    prompts = [stem[: rng.randint(1, 150)] + [rng.randrange(250)] * rng.randint(1, 20) for _ in range(36)]
     answers = []
-    for in_groups in (True, False):
+    options = {"context": CONTEXT, "max_chunk": CHUNK} | kernels
+    for in_groups, more in ((True, {}), (True, {"num_blocks": 110, "offload": 1 << 22}), (False, {})):
         if not in_groups:
             monkeypatch.setattr(build, "keeps_groups", lambda options: False)
-        with tiny_engine(folder, CONFIGS[name](), context=CONTEXT, max_chunk=CHUNK, **kernels) as engine:
+        with tiny_engine(folder, CONFIGS[name](), **options, **more) as engine:
             assert bool(slots(engine)) is in_groups
             assert engine.pieces.decode_name.startswith("native") is kernels["fused"]
             found = []
             for first in range(0, len(prompts), 4):
                 asked = [engine.start(Rows.of(prompt), GREEDY) for prompt in prompts[first : first + 4]]
                 found += [heard(engine, sequence) for sequence in asked]
+            told = [[*prompt, *(token for token, _ in found[0]), 1, 2] for prompt in prompts[:1]]
+            found += [answer(engine, prompt)[0] for prompt in told]
             answers.append(found)
-    for mine, theirs in zip(*answers, strict=True):
-        assert [token for token, _ in mine] == [token for token, _ in theirs]
-        assert [chance for _, chance in mine] == pytest.approx([chance for _, chance in theirs], abs=1e-4)
+            figures = engine.figures().offload
+            assert (figures is not None and figures.restored_tokens > 0) is bool(more)
+            engine.check()
+    for others in answers[:2]:
+        for mine, theirs in zip(others, answers[2], strict=True):
+            assert [token for token, _ in mine] == [token for token, _ in theirs]
+            assert [chance for _, chance in mine] == pytest.approx([chance for _, chance in theirs], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_comes_back_from_host_memory_has_the_bits_of_what_never_left(
+    folder: Path, kernels: dict[str, bool], name: str
+) -> None:
+    prompts = [[(17 * i + at) % 250 for i in range(150)] for at in range(4)]
+    options: dict[str, Any] = {"context": CONTEXT, "max_chunk": CHUNK, "offload": 1 << 22} | kernels
+    with tiny_engine(folder, CONFIGS[name](), **options) as engine:
+        forget_all(engine)
+        first, _ = answer(engine, prompts[0])
+        told = [*prompts[0], *(token for token, _ in first), 5, 6, 7]
+        expected, few = answer(engine, told)
+        restored = [0]
+        for most in (0, 10, None):  # what is lost first: only slots, or blocks at the end, or all
+            for prompt in prompts[1:]:
+                answer(engine, prompt)
+            assert lacking_slots(engine, told), "the pools have no room for all of it"
+            engine.loop.call(lambda most=most: offload(engine.pieces.blocks, most))
+            forget_unheld(engine)
+            found, computed = answer(engine, told)
+            assert found == expected
+            assert computed <= few
+            figures = engine.figures().offload
+            assert figures is not None
+            restored.append(figures.restored_tokens)
+            engine.check()
+        each = [after - before for before, after in pairwise(restored)]
+        assert 0 < each[0] < each[1] < each[2], "no more than needed"
+        assert few <= 4
+
+
+def forget_unheld(engine: TinyEngine) -> None:
+    """Make NaN of the rows of all free blocks, and of all free slots of pools."""
+    cache, pools = engine.pieces.cache, engine.pieces.cache.pools
+    blocks = engine.pieces.blocks
+    free = [[block.id for block in blocks.every if not block.keys]]
+    free += [[*pool._free] for pool in pools]
+    for part, group in zip(cache.parts, cache._group_of_part, strict=True):
+        for slot in free[group]:
+            part[:, :, slot * SIZE : (slot + 1) * SIZE] = float("nan")
 
 
 def test_a_prompt_that_turns_off_further_back_than_the_window_is_computed_from_where_it_can_be(
@@ -205,5 +256,3 @@ def test_people_are_told_what_the_windows_take(folder: Path) -> None:
         assert figures.kv_window_bytes == rows * cache.group_bytes(1) < figures.kv_bytes == cache.nbytes
         text = " ".join(map(line_text, stats_lines(200, None, SessionStats(), None, figures)))
         assert f"{bytes_text(figures.kv_window_bytes)} of it for layers with a window" in text
-        with tiny_engine(folder, context=CONTEXT, max_chunk=CHUNK, offload=1 << 20) as other:
-            assert any("No blocks are offloaded" in note for note in other.figures().notes)

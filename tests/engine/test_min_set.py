@@ -30,4 +30,4 @@ def test_opening_and_closing_for_ever_takes_no_memory() -> None:
         manager.commit(table, range(5 - table.length))
         manager.close(table)
     manager.check()
-    assert max(len(manager._eviction._evictable._heap), len(manager._free._heap)) <= 2 * 16 + 17
+    assert max(len(manager._eviction._evictable._heap), len(manager._pool._free._heap)) <= 2 * 16 + 17

@@ -130,7 +130,7 @@ def test_of_a_path_that_came_back_the_beginning_stays_longest() -> None:
     for name, parent, keys in ((names[0], 0, (1, 2)), (names[1], names[0], (3, 4)), (0, names[1], (5,))):
         tier.put(name, parent, keys, slots.append)
     assert slots == [(0,), (1,), (2,)]
-    tier.touch(tier.follow(0, [1, 2, 3, 4, 5, 6], 2))
+    tier.touch([block for block, _ in tier.follow(0, [1, 2, 3, 4, 5, 6], 2)])
     left = []
     for key in (7, 8, 9, 10):
         tier.put(0, 0, (key,), slots.append)
