@@ -17,6 +17,7 @@ from engine.cache.states import make_states
 from engine.execute.compatibility import not_fused
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.slots import Slots
+from engine.execute.cuda.step_bench import StepBench
 from engine.execute.cuda.tiles import context_limit
 from engine.execute.cuda.verify import GuessedRows
 from models.network import Network
@@ -24,6 +25,7 @@ from models.recurrences import DeltaNet
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope
 from tests.engine.hybrid import hybrid_network
+from tests.engine.kernels.test_tuned_steps import Watch
 
 CPU = torch.device("cpu")
 BLOCK, LENGTHS, STATES = 16, [78, 40, 3], 12
@@ -234,3 +236,16 @@ def test_guesses_have_the_bits_of_single_steps_and_so_has_what_follows(case: Cas
                     assert torch.equal(found, together[place[slot] + step])
             assert torch.equal(found, then)
             assert all(map(torch.equal, states(single, 9), states(cache, 6 + slot)))
+
+
+def test_steps_are_timed_beside_the_states_of_the_sequences(case: Case) -> None:
+    cache = copied(case.cache, case.network)
+    bench = StepBench(case.network, cache, lambda job: job(), None, Watch(lambda cuts: 1e-3), row=20)
+    assert bench.candidates(1)
+    assert bench._cache is not None
+    assert bench._cache.states is not None
+    assert all(bool(each[0].any()) for each in bench._cache.states.layers.values()), "its own"
+    assert all(map(torch.equal, states(cache, 0), states(case.cache, 0)))
+    (row,) = map(cache.group_bytes, cache.every_group)
+    assert cache.states is not None
+    assert StepBench.cache_bytes(cache) - cache.states.nbytes // STATES == row * context_limit(0)
