@@ -4,6 +4,7 @@ from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.slots import StepInput
+from engine.execute.cuda.tiles import FEW
 from engine.kernels.triton.delta_net import delta_net_kernel
 from engine.kernels.triton.delta_rule import WARP_VALUES
 from engine.kernels.triton.launch import split_alike
@@ -29,6 +30,7 @@ def recur(
     assert cache.states is not None
     inputs, gates = projected
     tables = given.tables[cache.groups[index]]
+    limit = {"maxnreg": 128} if len(inputs) > FEW else {}  # so that two programs fit on a multiprocessor
     kernel = delta_net_kernel[(spec.value_heads, len(inputs))](
         inputs,
         gates,
@@ -57,5 +59,6 @@ def recur(
         PDL=pdl,
         num_warps=spec.value_dim // WARP_VALUES,
         launch_pdl=pdl,
+        **limit,
     )
     split_alike(kernel)

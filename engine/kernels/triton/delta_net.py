@@ -154,6 +154,9 @@ def delta_net_kernel(
         v_new = gl.load(line + v_at)
         b = gl.load(pair + head)
         a = gl.load(pair + VALUE_HEADS + head)
+        z = gl.load(line + CHANNELS + head * VALUES + column, mask=(column >= 0) & is_own, other=0.0).to(
+            tl.float32
+        )
         if is_own:
             gl.store(kept + q_at, q_new, mask=(q_at >= 0) & is_first)
             gl.store(kept + k_at, k_new, mask=(k_at >= 0) & is_first)
@@ -177,7 +180,6 @@ def delta_net_kernel(
             y = read_out(state, q).to(dtype).to(tl.float32)
             scale = gl.rsqrt(gl.sum(y * y, 0) / VALUES + EPS)
             y = weighed(y, scale, weight, 0.0, False).to(tl.float32)
-            z = gl.load(line + CHANNELS + head * VALUES + column).to(tl.float32)
             y = y * (z / (1.0 + gl.exp(-z)))
             to = out + (batch + at).to(tl.int64) * (VALUE_HEADS * VALUES) + head * VALUES
             gl.store(to + column, y.to(dtype))
