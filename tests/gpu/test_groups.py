@@ -10,6 +10,7 @@ import torch
 from engine import SamplingParams, build
 from engine.cache.host_memory import PromptCosts
 from engine.engine import Engine
+from tests.engine.inside import check_blocks, offload
 from tests.engine.keeping import answer, keep, saved
 from tests.gpu.engines import an_engine, random_tokens, started_apart
 from tests.models.checkpoints import write_checkpoint
@@ -110,3 +111,27 @@ def test_after_a_restart_the_same_bits(folder: Path, tmp_path: Path, monkeypatch
         tier = keep(engine, tmp_path / "kv")
         assert answer(engine, prompt, PARAMS) == (expected, 3)
         assert (tier.restored, tier.problem) == (512, "")
+
+
+def test_what_was_offloaded_continues_with_the_same_bits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PromptCosts, "worth_it", True)
+    texts = [random_tokens(600, 40 + at) for at in range(12)]
+    with an_engine(folder, **OPTIONS, num_blocks=80, offload=1 << 28) as engine:
+        cache, blocks = engine.pieces.cache, engine.pieces.blocks
+        assert cache.host is not None
+        cache.host.prepare(wait=True)
+        first, _ = answer(engine, texts[0], PARAMS)
+        told = [*texts[0], *(token for token, _ in first), 7, 8, 9]
+        expected, few = answer(engine, told, PARAMS)
+        for most in (0, 8, None):  # what is lost first: only slots, or blocks at the end, or all
+            for text in texts[1:]:
+                engine.warm(text)
+            engine.loop.call(lambda most=most: offload(blocks, most))
+            found, computed = answer(engine, told, PARAMS)
+            assert (found, computed <= few) == (expected, True)
+            check_blocks(engine)
+        figures = engine.figures().offload
+        assert figures is not None
+        assert figures.restored_tokens > 600
