@@ -132,7 +132,7 @@ class Answer:
     def __init__(self, prompt: list[int]) -> None:
         self.rows, self.params, self.seed = Rows.of(prompt), SamplingParams(temperature=2.0), 1
         self.rows.next_position += 3  # as after a think span that was taken out
-        self.table: Any = SimpleNamespace(blocks=[2, 3], first=0, firsts=[])
+        self.table: Any = SimpleNamespace(blocks=[2, 3], first=0, firsts=[], state=None)
         self.generated: list[int] = []
 
     def allow(self, words: Any, drawn: int | None = None) -> None:
