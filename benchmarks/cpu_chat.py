@@ -4,7 +4,8 @@
                                   [--threads 2] [--variant avx2] [--json benchmarks/results/cpu_chat.json]
 
 The models are SmolLM2-135M-Instruct Q4_1 and random ones in Q8_0 and in Q4_0: one with the shapes of Qwen3-0.6B, a
-small mixture of experts (16, of which a token uses 4) built like Qwen3-30B-A3B, and one with the shapes of LFM2.5-1.2B.
+small mixture of experts (16, of which a token uses 4) built like Qwen3-30B-A3B, and some with the shapes of LFM2.5-1.2B
+and Qwen3.5-0.8B, or like those of GLM-4.7-Flash and DeepSeek-V2-Lite.
 Each side is a process of its own; they take turns, and the idle one waits for a line of input and computes nothing.
 Reported are medians, and the median of the ratios of the rounds. For chatterm, everything that a stream does counts
 (scheduling, sampling, text); for llama.cpp (llama-cpp-python) only its `eval`. The first turn starts once both have
@@ -45,7 +46,7 @@ PAUSE = 0.1
 """Seconds between two turns: the threads of the previous side may spin for some milliseconds more."""
 MODELS = (
     *("smollm2", "q8_0", "q4_0", "moe_q8_0", "moe_q4_0", "lfm2_q8_0", "lfm2_q4_0"),
-    *("glm_q8_0", "glm_q4_0", "deepseek_q8_0", "deepseek_q4_0"),
+    *("glm_q8_0", "glm_q4_0", "deepseek_q8_0", "deepseek_q4_0", "qwen35_q8_0", "qwen35_q4_0"),
 )
 
 
@@ -184,6 +185,7 @@ def model_file(name: str) -> Iterator[Path]:
     *families, number, part = name.split("_")
     family, kind = families[0] if families else "qwen3", f"{number}_{part}"
     shapes = {"qwen3": SHAPES["0.6B"], "moe": MOE, "lfm2": known_shape("lfm2.5:1.2b")} | LATENTS
+    shapes["qwen35"] = known_shape("qwen3.5:0.8b")
     spec = shapes[family]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{family}-{kind}.gguf"
