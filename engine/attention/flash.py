@@ -19,6 +19,7 @@ from engine.attention.parts import SpanRows, WriteSpans, block_tables, ends, exp
 from engine.attention.sdpa_gpu import GpuSpan
 from engine.attention.triton import TritonBackend
 from engine.attention.unusual import Layers
+from engine.attention.walks import recurrence_step
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.kernels.flash import MODULE, attend_pages, attend_ragged
@@ -59,13 +60,14 @@ class FlashBackend:
         self._cache = cache
         self._bytes = TritonBackend(cache, unusual) if cache.row.is_quantized else None
         self._options = {index: _options(layer.spec) for index, layer in unusual.items()}
+        self._step = recurrence_step(cache.device)
         self._by_torch = (
             cache.device.type == "cuda" and torch.cuda.get_device_capability(cache.device)[0] == HOPPER
         )
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
-        return convolving(self._attention(batch), self._cache, batch.spans)
+        return convolving(self._attention(batch), self._cache, batch.spans, self._step)
 
     def _attention(self, batch: StepBatch) -> Attention:
         spans, counts = batch.spans, [span.count for span in batch.spans]

@@ -1,5 +1,6 @@
 """Steps of networks with gated delta nets, against the plain modules: in fp32 and in Triton's interpreter."""
 
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from engine.attention import flash
+from engine.attention.choose import make_backend
 from engine.attention.sdpa import SdpaBackend
 from engine.batch import NONE, Span, StateMoves, StepBatch
 from engine.cache.kv_cache import KVCache
@@ -16,6 +19,7 @@ from engine.cache.kv_rows import layer_rows
 from engine.cache.states import make_states
 from engine.execute.compatibility import not_fused
 from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.prefill import FusedPrefill
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.step_bench import StepBench
 from engine.execute.cuda.tiles import context_limit
@@ -24,6 +28,7 @@ from models.network import Network
 from models.recurrences import DeltaNet
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope
+from tests.engine import fake_flash
 from tests.engine.hybrid import hybrid_network
 from tests.engine.kernels.test_tuned_steps import Watch
 
@@ -236,6 +241,27 @@ def test_guesses_have_the_bits_of_single_steps_and_so_has_what_follows(case: Cas
                     assert torch.equal(found, together[place[slot] + step])
             assert torch.equal(found, then)
             assert all(map(torch.equal, states(single, 9), states(cache, 6 + slot)))
+
+
+@pytest.mark.parametrize("name", ["triton", "flash"])
+def test_every_backend_walks_through_recurrences(
+    case: Case, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The last token of each text in one step, by the kernels for prompts."""
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", fake_flash)
+    for module in (flash, fake_flash):
+        monkeypatch.setattr(module, "PAGE", BLOCK)
+    cache = copied(case.cache, case.network)
+    spans = tuple(
+        Span(table, end, 1, text[-1:], (end,), 1, states=stay(case, slot, 6 + slot))
+        for slot, (table, end, text) in enumerate(zip(case.tables, LENGTHS, case.texts, strict=True))
+    )
+    ids = torch.tensor([token for span in spans for token in span.tokens])
+    model, step = FusedPrefill(case.network), make_backend(name, cache).plan(StepBatch(spans))
+    with torch.inference_mode():
+        logits = model.logits(model.forward(ids, torch.tensor(LENGTHS), step))
+    torch.testing.assert_close(logits, case.last, rtol=1e-4, atol=2e-4)
+    close(states(cache, 7), case.after[1])
 
 
 def test_steps_are_timed_beside_the_states_of_the_sequences(case: Case) -> None:
