@@ -10,8 +10,14 @@ import torch
 from engine.kernels.recording import wait_for
 
 STEPS = 32
-ATTENDS = ("attention_kernel", "parts_kernel", "convolve_kernel")
-"""The kernels of attention and convolutions; every layer runs one of them once."""
+MIXERS = {
+    "attention_kernel": "attention",
+    "parts_kernel": "attention",
+    "convolve_kernel": "convolution",
+    "delta_net_kernel": "delta net",
+}
+"""The kernels of which every layer runs one once, and what they do."""
+ATTENDS = tuple(MIXERS)
 AFTER = ("o", "gate and up", "down")
 """The products of a layer after its attention."""
 
@@ -106,7 +112,7 @@ def _places(names: Sequence[str]) -> list[tuple[int | None, str]]:
         elif at < attends[layer]:
             found.append((layer, "q, k, v" if "linear" in name else plain))
         elif name.startswith(ATTENDS):
-            found.append((layer, "convolution" if name.startswith("convolve") else "attention"))
+            found.append((layer, next(does for mixer, does in MIXERS.items() if name.startswith(mixer))))
         elif "linear" in name and products < len(AFTER):
             found.append((layer, AFTER[products]))
             products += 1
