@@ -103,10 +103,10 @@ def _parts(
 
 
 def by_kernel(spec: DeltaNet, weights: DeltaNetWeights, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute what `walk` does for the rows of one prompt from its first on; `state` receives the one at the end."""
+    """Compute what `walk` does for the rows of one prompt from its first on, with `state` being zeros."""
     from engine.kernels.triton.recurrence import walk_rows
 
-    tail = spec.conv_width - 1
+    tail, end = spec.conv_width - 1, torch.empty_like(state)
     own, count = rows[tail:], len(rows) - tail
     line = torch.cat((torch.full((tail,), NONE), NONE - 1 - torch.arange(count)))
     numbers = (
@@ -117,7 +117,7 @@ def by_kernel(spec: DeltaNet, weights: DeltaNetWeights, rows: Tensor, state: Ten
     )
     walks = Walks(*(each.to(rows.device, torch.int32) for each in numbers))
     parts = own[:, : spec.conv_size], own[:, spec.conv_size :]
-    return walk_rows(spec, weights, walks, parts, torch.empty_like(own), state.unsqueeze(0)), state
+    return walk_rows(spec, weights, walks, parts, torch.empty_like(own), end.unsqueeze(0)), end
 
 
 FORMS: dict[str, Form] = {"torch": walk, "kernel": by_kernel, "chunked": in_chunks}
@@ -152,7 +152,7 @@ def measure(name: str, rows: int, forms: list[str], device: torch.device, rounds
     zeros = torch.zeros(spec.state_shape, device=device)
     truth, end = in_chunks(spec, weights, text, zeros, torch.float64)
     for form in forms:
-        out, last = FORMS[form](spec, weights, text, zeros.clone())
+        out, last = FORMS[form](spec, weights, text, zeros)
         far = max(error(out, truth), error(last, end))
         rows_given = text.bfloat16() if form == "kernel" else text
         taken = seconds(partial(FORMS[form], spec, weights, rows_given, zeros), device, rounds)

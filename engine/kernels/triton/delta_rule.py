@@ -17,7 +17,7 @@ WARP_VALUES = 16
 @constexpr_function
 def state_layout(keys, warps):
     """Return the layout of a state [keys, 16 * warps]: eight threads of a warp divide the keys, four the values."""
-    return gl.BlockedLayout([keys // 8, 4], [8, 4], [1, warps], [1, 0])
+    return gl.BlockedLayout([min(keys // 8, 4), 4], [8, 4], [1, warps], [1, 0])
 
 
 @triton.jit

@@ -15,6 +15,9 @@ LINES = 16
 """Rows of a program before the recurrence."""
 TILE, STAGES, WARPS = 8, 4, 4
 """Rows that are copied at once, how many times, and the warps of a program of a recurrence."""
+REGISTERS = 168
+"""The most registers of a thread of a recurrence: with fewer, as compilers choose, sums of neighbouring rows wait for
+each other."""
 
 
 def walk_rows(
@@ -68,6 +71,7 @@ def walk_rows(
         STAGES=STAGES,
         WARPS=WARPS,
         num_warps=WARPS,
+        maxnreg=REGISTERS,
     )
     return out
 

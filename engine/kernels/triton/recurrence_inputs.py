@@ -10,7 +10,6 @@ import triton.language as tl
 
 from engine.kernels.convolution_rows import NONE
 from engine.kernels.triton.delta_rule import forget, sigmoid, softplus
-from engine.kernels.triton.recurrence_rows import key_at
 
 _NONE = tl.constexpr(NONE)
 _LENGTH_EPS = tl.constexpr(1e-6)
@@ -72,10 +71,28 @@ def _gate(
     return found
 
 
+@triton.constexpr_function
+def _halvings(size):
+    """Return how often a power of two can be halved."""
+    return size.bit_length() - 1
+
+
+@triton.jit
+def _halved(x):
+    """Sum x [m, n], n being a power of two, by adding one half to the other again and again: [m, 1]."""
+    for _ in tl.static_range(_halvings(x.shape[1])):
+        x = tl.sum(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), 1)
+    return x
+
+
 @triton.jit
 def _unit(x):
-    """Divide heads x [rows, numbers] by their lengths."""
-    return x * tl.rsqrt(tl.sum(x * x, 1) + _LENGTH_EPS)[:, None]
+    """Divide heads x [rows, keys] by their lengths, with the sums of `unit_length` in the order of a program of it."""
+    ROWS: tl.constexpr = x.shape[0]
+    KEYS: tl.constexpr = x.shape[1]
+    SOME: tl.constexpr = min(KEYS, 32)
+    warps = _halved(tl.reshape(x * x, [ROWS * (KEYS // SOME), SOME]))
+    return x * tl.rsqrt(_halved(tl.reshape(warps, [ROWS, KEYS // SOME])) + _LENGTH_EPS)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -90,7 +107,7 @@ def delta_inputs_kernel(
     rows [T, STRIDE] begin with q, k and v, gates [T, GATES] with b and a, which side by side are the SIZE numbers of a
     row of log [slots, SIZE]. places int32 [count, WIDTH] and slots int32 [T] are those of `engine.kernels.walks.Walks`.
     filters [q, k and v, WIDTH]; dt_bias and rates, which are less than 0, fp32 [HEADS]. queries and keys fp32
-    [count, KEY_HEADS, KEYS], in the order of `key_at`, are K ** -0.5 and 1 long; values [count, HEADS, V] in the dtype
+    [count, KEY_HEADS, KEYS] are K ** -0.5 and 1 long; values [count, HEADS, V] in the dtype
     of the rows; factors, by which states decay, and betas fp32 [count, HEADS].
     KEYS and VALUES are K and V rounded up to powers of two.
     """
@@ -99,13 +116,12 @@ def delta_inputs_kernel(
     there = row < count
     given = rows, log, places, slots
     if head < KEY_HEADS:
-        place = tl.arange(0, KEYS)[None, :]
-        column = key_at(place, KEYS)
-        real = column < K
-        column += head * K
+        key = tl.arange(0, KEYS)[None, :]
+        real = key < K
+        column = head * K + key
         q = _convolved(given, filters, None, column, real, row, there, STRIDE, SIZE, WIDTH)
         k = _convolved(given, filters, None, KEY_HEADS * K + column, real, row, there, STRIDE, SIZE, WIDTH)
-        own = (row * KEY_HEADS + head) * KEYS + place
+        own = (row * KEY_HEADS + head) * KEYS + key
         tl.store(queries + own, _unit(q) * (K**-0.5), mask=there)
         tl.store(keys + own, _unit(k), mask=there)
     else:
@@ -138,7 +154,7 @@ def mamba_inputs_kernel(
     """Make what `walk_kernel` reads of `count` rows. The grid is [cdiv(count, LINES), GROUPS + HEADS].
 
     rows begin with x, B and C, gates with dt; bias [x, B and C] or None. queries and keys fp32 [count, GROUPS, KEYS]
-    are C and B in the order of `key_at`; steps fp32 [count, HEADS] are t, from LEAST to MOST. All else is as in
+    are C and B; steps fp32 [count, HEADS] are t, from LEAST to MOST. All else is as in
     `delta_inputs_kernel`.
     """
     row = (tl.program_id(0) * LINES + tl.arange(0, LINES))[:, None].to(tl.int64)
@@ -146,13 +162,12 @@ def mamba_inputs_kernel(
     there = row < count
     given = rows, log, places, slots
     if head < GROUPS:
-        place = tl.arange(0, KEYS)[None, :]
-        column = key_at(place, KEYS)
-        real = column < K
-        column += HEADS * V + head * K
+        key = tl.arange(0, KEYS)[None, :]
+        real = key < K
+        column = HEADS * V + head * K + key
         b = _convolved(given, filters, bias, column, real, row, there, STRIDE, SIZE, WIDTH)
         c = _convolved(given, filters, bias, GROUPS * K + column, real, row, there, STRIDE, SIZE, WIDTH)
-        own = (row * GROUPS + head) * KEYS + place
+        own = (row * GROUPS + head) * KEYS + key
         tl.store(queries + own, c, mask=there)
         tl.store(keys + own, b, mask=there)
     else:

@@ -14,23 +14,14 @@ import triton.language as tl
 from engine.kernels.triton.delta_rule import advance, read_out
 from engine.kernels.triton.gluon import async_copy, constexpr_function, gl, jit
 
-COLUMNS = tl.constexpr(8)
-"""The columns of a state that a warp has: four threads two each, and eight such fours divide the keys."""
+COLUMNS = tl.constexpr(4)
+"""The columns of a state that a warp has: each eighth of its threads has some keys of all of them."""
 
 
 @constexpr_function
-def state_layout(keys, warps):
-    """Return the layout of [keys, COLUMNS * warps] numbers of a state, with the keys in the order of `key_at`."""
-    return gl.BlockedLayout([min(keys // 8, 4), 2], [8, 4], [1, warps], [1, 0])
-
-
-@jit
-def key_at(place, KEYS: tl.constexpr):
-    """Return the key at a place of q and k. A thread has KEYS / 8 neighbours, and reads four beside those of the next
-    thread, so that the threads of a warp read different banks of shared memory."""
-    EACH: tl.constexpr = KEYS // 8
-    FOUR: tl.constexpr = EACH if EACH < 4 else 4
-    return place // FOUR % 8 * EACH + place // (8 * FOUR) * FOUR + place % FOUR
+def rows_layout(keys, warps):
+    """Return the layout of [keys, COLUMNS * warps] numbers of states, whose sums have the order of `state_layout`."""
+    return gl.BlockedLayout([min(keys // 8, 4), 1], [8, 4], [1, warps], [1, 0])
 
 
 @jit
@@ -66,7 +57,7 @@ def walk_kernel(
     [slots, HEADS, K, V] follow the delta rule; otherwise they are a selective state space, fp32 [slots, HEADS, V, K],
     and skip fp32 [HEADS] times v is added to the outputs. KEYS is at least 8, and K rounded up to a power of two.
     """
-    L: tl.constexpr = state_layout(KEYS, WARPS)
+    L: tl.constexpr = rows_layout(KEYS, WARPS)
     ROW: tl.constexpr = gl.SliceLayout(1, L)
     COLUMN: tl.constexpr = gl.SliceLayout(0, L)
     FOURS: tl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
@@ -79,7 +70,7 @@ def walk_kernel(
     key_head = head % KEY_HEADS if ALTERNATING else head // (HEADS // KEY_HEADS)
     row, own, end, shift = gl.load(span), gl.load(span + 1), gl.load(span + 2), gl.load(span + 3)
     source, save, last = gl.load(span + 4).to(tl.int64), gl.load(span + 5), gl.load(span + 6)
-    key = gl.expand_dims(key_at(gl.arange(0, KEYS, layout=ROW), KEYS), 1)
+    key = gl.expand_dims(gl.arange(0, KEYS, layout=ROW), 1)
     line = block + gl.arange(0, BLOCK, layout=COLUMN)
     column = gl.expand_dims(line, 0)
     there = (key < K) & (column < V)
