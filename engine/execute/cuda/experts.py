@@ -8,7 +8,7 @@ The host knows neither which experts are chosen nor how often, and never waits t
         norm, gate and up, activation gate_up_kernel  ids, x -> inner
         down, shares, sum, residual   down_kernel     ids, shares, inner, x -> x
         (shared down, residual)       linear_kernel   inner, x -> x
-        (norms of both sums)          norm_kernel     in place of the residual, where the layer asks for them
+        (norms of the sums, residual) join_kernel     in place of the residuals, where the layer asks for them
     many tokens: see `engine/kernels/triton/grouped_gemm.py`
 
 The plain twin is `Decoder._mix` in `models/reference/decoder.py`. All experts of a layer are views of one tensor
@@ -27,6 +27,7 @@ from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed
 from engine.execute.cuda.kernel_configs import table_cuts
 from engine.execute.cuda.packed import matrix_args, plane_args
 from engine.execute.cuda.tiles import FUSED
+from engine.kernels.triton.expert_norms import join_kernel
 from engine.kernels.triton.experts import down_kernel, gate_up_kernel, packed_down_kernel
 from engine.kernels.triton.grouped_gemm import count_kernel, group_kernel, place_kernel, sum_kernel
 from engine.kernels.triton.launch import shared_bytes, split_alike
@@ -103,19 +104,43 @@ def norm_rows(x: Tensor, norm: Normed | None) -> Tensor:
 
 
 def join(
-    spec: Experts, weights: ExpertWeights, found: Tensor, beside: Tensor | None, pdl: bool = False
+    spec: Experts,
+    weights: ExpertWeights,
+    found: Tensor,
+    beside: Tensor | None,
+    out: Tensor,
+    between: AddNorm | None = None,
+    pdl: bool = False,
 ) -> None:
-    """Norm the experts' sum `found` [T, hidden] in place, and add the normed output `beside` of the shared expert."""
-    steps: list[tuple[Tensor, Tensor | None, AddNorm]] = []
-    if (after := inner_norm(spec, weights, "expert_post_norm")) is not None:
-        steps.append((found, None, AddNorm(None, 1.0, after)))
-    if beside is not None:
-        own = inner_norm(spec, weights, "shared_post_norm")
-        steps.append((beside, found, AddNorm(own, 1.0, None)))
-    for given, residual, between in steps:
-        kernel = add_norm(given, residual, between, found, found, pdl)
-        if pdl:
-            split_alike(kernel)
+    """Write to `out` the experts' sum `found` and the output `beside` of the shared expert, both normed: [T, hidden].
+
+    With `between`, out is what this is added to, in the way that it says.
+    """
+    rows, size = out.shape
+    block = triton.next_power_of_2(size)
+    norms = [inner_norm(spec, weights, name) for name in ("expert_post_norm", "shared_post_norm")]
+    norms.append(None if between is None else between.post)
+    scales = [out if norm is None else norm[1].weight for norm in norms]
+    how = [None if norm is None else (norm[0].eps, norm[0].offset, norm[0].rounds_last) for norm in norms]
+    kernel = join_kernel[(rows,)](
+        found,
+        beside,
+        None if between is None else out,
+        out,
+        *scales,
+        SIZE=size,
+        BLOCK=block,
+        FOUND=how[0],
+        BESIDE=how[1],
+        NORM=how[2],
+        SCALE=1.0 if between is None else between.scale,
+        PDL=pdl,
+        factor=None if between is None else between.factor,
+        num_warps=max(1, min(8, block // 512)),
+        launch_pdl=pdl,
+    )
+    if pdl:
+        split_alike(kernel)
 
 
 class ExpertStep:
@@ -331,7 +356,7 @@ def mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None)
         part = slice(start, start + MOST_TOKENS)
         _mix(spec, weights, x[part], at_once[part] if at_once is not None else None, out[part])
     if has_post_norms(spec):
-        join(spec, weights, out, beside)
+        join(spec, weights, out, beside, out)
     return out
 
 

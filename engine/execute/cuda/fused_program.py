@@ -53,7 +53,7 @@ from engine.execute.cuda.step_inputs import StepInputs, look_up, rounded_scale
 from engine.execute.cuda.step_products import Handover, StepProducts
 from engine.execute.cuda.tiles import FEW, FUSED, FUSED_MOST
 from engine.kernels.triton.launch import has_warpgroups, split_alike
-from models.network import ExpertWeights, FeedForwardWeights, Network, Weight
+from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, ModelSpec
 
@@ -224,12 +224,12 @@ class FusedDecoder:
             parts = attention.run(given, index, Projected(projected, gates), limit, own, alone)
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
-            reader = weights.gate_up if isinstance(weights, FeedForwardWeights) else None
+            reader = _norm_reader(weights, after)
             between = AddNorm(after, scale, norm)
             handover = products.add(rows, attention.mixed, layer.out, x, between, parts, reader)
             factor = layer.scalar if inputs is None else None
             if isinstance(weights, ExpertWeights):
-                self._mix(given, x, rows, index, norm, factor)
+                x, handover = self._mix(given, x, rows, index, norm, factor, handover), None
                 continue
             assert isinstance(feed, FeedForward)
             assert weights is not None
@@ -253,10 +253,12 @@ class FusedDecoder:
         index: int,
         norm: Normed | None,
         factor: Tensor | None,
-    ) -> None:
-        """Compute the feed-forward of a layer with experts. The output of the shared expert is added last.
+        handover: Handover | None,
+    ) -> Tensor:
+        """Compute the feed-forward of a layer with experts; return x. The output of the shared expert is added last.
 
-        `norm` is that of the layer; norms inside the mixture take its place. In the end, `factor` [1] multiplies x.
+        `norm` is that of the layer; norms inside the mixture take its place. In the end, `factor` [1] multiplies x. The
+        shared expert comes first if it is to add the `handover` to x.
         """
         layer, weights = self._network.spec.layers[index], self._network.layers[index].feed_forward
         spec, scale = layer.feed_forward, layer.residual_scale
@@ -271,16 +273,20 @@ class FusedDecoder:
         assert own is not None
         after = normed(layer.feed_forward_post_norm, self._network.layers[index].feed_forward_post_norm)
         is_apart = after is not None or factor is not None or has_post_norms(spec)
-        out, shared, here = x if exchange is None else products.part.zero_(), weights.shared, x[:rows]
+        shared, inner = weights.shared, self._inner
         residual, shares = None, None if weights.shared_gate is None else experts.shared_gates[:rows]
-        if is_apart:
-            out, residual = experts.sums, experts.nothing
-        experts.route(spec, weights, routed, given.active, x, rows)
-        inner = self._inner
+        if handover is None:
+            experts.route(spec, weights, routed, given.active, x, rows)
         if shared is not None and spec.shared is not None:
             inner = inner[: rows * spec.shared.size].view(rows, spec.shared.size)
             gate = None if shares is None or weights.shared_gate is None else (weights.shared_gate, shares)
-            products.run(rows, x, shared.gate_up, inner, norm=beside, gate=spec.shared, beside=gate)
+            how = {"norm": beside, "gate": spec.shared, "beside": gate}
+            x = products.read(rows, x, handover, shared.gate_up, inner, **how)
+        if handover is not None:
+            experts.route(spec, weights, routed, given.active, x, rows)
+        out, here = x if exchange is None else products.part.zero_(), x[:rows]
+        if is_apart:
+            out, residual = experts.sums, experts.nothing
         if weights.on_host:
             assert self._on_host is not None
             seen = torch.empty_like(here)
@@ -295,14 +301,15 @@ class FusedDecoder:
         if is_apart:
             if shared is not None:
                 products.run(rows, inner, shared.down, experts.beside, row_gates=shares)
-            join(spec, weights, out[:rows], None if shared is None else experts.beside[:rows], self._pdl)
             between = AddNorm(after, scale, None, factor)
-            split_alike(add_norm(out[:rows], here, between, here, here, self._pdl))
-            return
+            other = None if shared is None else experts.beside[:rows]
+            join(spec, weights, out[:rows], other, here, between, self._pdl)
+            return x
         if shared is not None:
             products.run(rows, inner, shared.down, out, residual=out, scale=scale, row_gates=shares)
         if exchange is not None:
             exchange.add(out[:rows], here, here)
+        return x
 
     def _many(self, rows: int, limit: int, own: int) -> Tensor:
         attention = self._attention
@@ -322,6 +329,16 @@ class FusedDecoder:
             inputs = self._reference.layer_inputs(token, x)
         hidden = run_layers(self._network, x, attend, on_host, self._wide, self._exchange, inputs)
         return self._reference.logits(hidden)
+
+
+def _norm_reader(weights: FeedForwardWeights | ExpertWeights | None, after: Normed | None) -> Linear | None:
+    """Return the product that may do the rest of the norms around the sum of x with a layer's attention.
+
+    With experts, `after` is the only such norm: others read x as well.
+    """
+    if isinstance(weights, ExpertWeights):
+        return weights.shared.gate_up if weights.shared is not None and after is not None else None
+    return None if weights is None else weights.gate_up
 
 
 def _largest(spec: ModelSpec) -> int:

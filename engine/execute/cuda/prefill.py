@@ -313,7 +313,7 @@ def _feed(
     found = experts.mix(index, norm_rows(given, inner_norm(spec, weights, "expert_norm")), ids, shares)
     if has_post_norms(spec):
         out = found.to(given.dtype)
-        join(spec, weights, out, beside)
+        join(spec, weights, out, beside, out)
         return out
     return (found if beside is None else found + beside).to(given.dtype)
 

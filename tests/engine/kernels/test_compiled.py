@@ -123,6 +123,7 @@ print(json.dumps([
 """
 EXPERTS = """
 from engine.execute.cuda.experts import choose_group_tile
+from engine.kernels.triton.expert_norms import join_kernel
 from engine.kernels.triton.experts import down_kernel, gate_up_kernel
 from engine.kernels.triton.grouped_gemm import group_kernel, place_kernel
 from engine.kernels.triton.routing import router_kernel
@@ -144,6 +145,8 @@ routed = dict(COUNT=128, CHOSEN=8, K=2048, EPS=1e-6, PER=2, PDL=True, OFFSET=1.0
 ptx(router_kernel, 4, flags | routed, ASTSource)
 scaled = dict(SCALE=2816**-0.5, expert_scales="pointer")
 ptx(router_kernel, 4, flags | scaled | dict(COUNT=128, CHOSEN=8, K=2816, EPS=1e-6, PER=2, PDL=True), ASTSource)
+norms = dict.fromkeys(("FOUND", "BESIDE", "NORM"), (1e-6, 0.0, True)) | dict(residual="pointer", beside="pointer")
+ptx(join_kernel, 8, norms | dict(SIZE=2816, BLOCK=4096, PDL=True, factor="pointer"), ASTSource)
 ptx(place_kernel, 8, dict(COUNT=128, HEIGHT=128, BLOCK=4096), ASTSource)
 fits = []
 for pairs, gated, n, k, limit in ((32_768, True, 768, 2048, 99), (128, False, 2048, 768, 227)):

@@ -126,11 +126,20 @@ def test_a_step_of_families_gives_what_the_plain_modules_give(case: Case) -> Non
     assert torch.equal(alone[0], logits[1])  # bit for bit
 
 
-FEWEST = {"phi3": 6, "granite": 6, "olmo3": 6, "gemma2": 6, "gemma3": 6, "gemma4": 8, "gemma4 unified": 6}
+FEWEST = {
+    "phi3": 6,
+    "granite": 6,
+    "olmo3": 6,
+    "gemma2": 6,
+    "gemma3": 6,
+    "gemma4": 8,
+    "gemma4 unified": 6,
+    "gemma4 moe": 10,
+}
 
 
 @pytest.mark.parametrize(("case", "most"), FEWEST.items(), indirect=["case"])
-def test_norms_and_inputs_of_layers_take_no_launches_of_their_own(
+def test_norms_and_inputs_of_layers_take_few_launches_of_their_own(
     case: Case, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[str] = []
