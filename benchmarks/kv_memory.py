@@ -44,7 +44,7 @@ MODELS = (
 
 def our_bytes(spec: ModelSpec, tokens: int) -> int:
     """Return the bytes of the rows of a conversation, without room for a chunk of a prompt or for branches."""
-    return kv_needs(spec, torch.bfloat16, in_groups=True).conversation_bytes(tokens)
+    return kv_needs(spec, torch.bfloat16).conversation_bytes(tokens)
 
 
 def transformers_bytes(name: str, spec: ModelSpec, tokens: int) -> int:

@@ -109,7 +109,7 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     on_host = _host_experts(network, device, options)
     if on_host is not None:
         notes = (*notes, on_host.told(len(spec.layers)))
-    sized = size_up(network, device, row, block_size, on_host, options, keeps_groups(options))
+    sized = size_up(network, device, row, block_size, on_host, options)
     plan, window = sized.plan, sized.plan.needs.window
     cache = _allocate(plan, rows, network, options.kv_dtype)
     cache.host = _host_memory(cache, options, device)
@@ -290,11 +290,6 @@ def _allocate(
         if not is_out_of_memory(error):
             raise
         raise kv_refused(plan, available_memory(device)) from None
-
-
-def keeps_groups(options: BuildOptions) -> bool:
-    """Return whether layers with a window keep their rows in groups of their own. Ranks of several devices do not."""
-    return options.group is None
 
 
 def _host_memory(cache: KVCache, options: BuildOptions, device: torch.device) -> HostKV | None:

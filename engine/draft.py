@@ -73,10 +73,7 @@ def _needed(plan: LoadPlan, model: Network, context: int | None, free: int) -> i
     """Return the bytes that a draft model and the KV caches of a useful length need."""
     device = plan.target.device
     tokens = min(context or USEFUL_CONTEXT, model.positions)
-    kv = sum(
-        kv_needs(spec, model.dtype, in_groups=True).conversation_bytes(tokens)
-        for spec in (plan.spec, model.spec)
-    )
+    kv = sum(kv_needs(spec, model.dtype).conversation_bytes(tokens) for spec in (plan.spec, model.spec))
     needed = plan.nbytes + int(kv / kv_share(device))
     if device.type == "cuda":
         rows = prefill_rows(model.spec, model.dtype, device, free + model.nbytes)

@@ -123,7 +123,6 @@ class Engine(EngineCore):
                     asked.context,
                     asked.kv_dtype,
                     short,
-                    in_groups=count == 1,
                 ),
             )
             network = load_here(plan, on_progress)

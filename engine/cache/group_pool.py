@@ -49,6 +49,10 @@ class GroupPool:
         place = self._places.get(block)
         return self.blank if place is None else place.slot
 
+    def mirror(self, slots: Mapping[int, int]) -> None:
+        """Know the slots that blocks have in the pool of another process, and no others."""
+        self._places = {block: _Place(slot) for block, slot in slots.items()}
+
     def __contains__(self, block: int) -> bool:
         return block in self._places
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.batch import Span
+from engine.batch import Span, StepBatch
 from engine.cache.copies import Copy, RowCopy
 from engine.cache.group_pool import GroupPool
 from engine.cache.host_memory import HostKV
@@ -91,7 +91,7 @@ class KVCache:
         """The host memory for evicted blocks."""
         self.states: States | None = None
         """The states of recurrent layers, if there are any."""
-        self.tell: Callable[[Runs, Runs], None] = lambda source, target: None
+        self.tell: Callable[[Runs, Runs, int], None] = lambda source, target, group: None
         """Called before rows are copied, so that the other processes of a divided model copy theirs, too."""
 
     @classmethod
@@ -268,6 +268,17 @@ class KVCache:
             first = max(span.states.row - self.states.tail, 0) // self.block_size
         return [self.pools[group - 1].blank] * first + list(self.table(span.blocks[first:], group))
 
+    def seen_slots(self, batch: StepBatch) -> list[dict[int, int]]:
+        """Return for each pool the slots of the blocks that the rows of a step see."""
+        return [
+            {
+                block: pool.slot(block)
+                for span in batch.spans
+                for block in span.blocks[self.first_seen(span.start, group) // self.block_size :]
+            }
+            for group, pool in enumerate(self.pools, 1)
+        ]
+
     def slots(self, blocks: Sequence[int], start: int, stop: int, group: int = 0) -> list[tuple[int, int]]:
         """Return the slots of rows `start` to `stop` of a block table in the parts of a group, as few contiguous
         (first, end) runs."""
@@ -316,7 +327,7 @@ class KVCache:
 
         Raises ValueError if they have different numbers of rows.
         """
-        self.tell(source, target)
+        self.tell(source, target, group)
         (first, end), (to, last) = source[0], target[0]
         if len(source) == len(target) == 1 and end - first == last - to and self.device.type == "cpu":
             for part in self._group_parts(group):

@@ -108,14 +108,13 @@ def kv_needs(
     dtype: torch.dtype,
     kind: str = "auto",
     step: int = 0,
-    in_groups: bool = False,
     block_size: int = 32,
 ) -> KVNeeds:
     """Return what a network needs that computes in `dtype` and in steps of at most `step` rows.
 
-    `kind` is as in `kv_row`. `in_groups`: rows are released by group, so far as layers see different windows.
+    `kind` is as in `kv_row`.
     """
-    groups = tuple(layer_groups(spec, dtype, kind)) if in_groups else ()
+    groups = tuple(layer_groups(spec, dtype, kind))
     primary = token_bytes(spec, dtype, kind) - sum(group.token_bytes for group in groups)
     window = Window(spec.window, step) if spec.window is not None else None
     return KVNeeds(primary, block_size, window, groups, step, sum(state_sizes(spec).values()))

@@ -160,18 +160,16 @@ def expected_plan(
     context: int | None = None,
     kv_dtype: str = "auto",
     on_host: bool = False,
-    in_groups: bool = False,
 ) -> KVPlan:
     """Return the plan of a conversation's cache for a model that has not been loaded.
 
     `free` is how many bytes of the device are free before loading, `weights` how many the weights will take there.
-    `on_host` says whether there are experts in host memory; `in_groups` is as in `kv_needs`. Raises what `plan_kv`
-    raises.
+    `on_host` says whether there are experts in host memory. Raises what `plan_kv` raises.
     """
 
     def plan(rows: int) -> KVPlan:
         return plan_kv(
-            kv_needs(spec, dtype, kv_dtype, rows, in_groups),
+            kv_needs(spec, dtype, kv_dtype, rows),
             max(free - weights, 0),
             spec.max_positions,
             context,
@@ -230,16 +228,15 @@ def beside_weights(
     context: int | None,
     kv_dtype: str = "auto",
     memory: int | None = None,
-    in_groups: bool = False,
 ) -> int:
     """Return the bytes that a conversation and a chunk of its prompt need beside the weights.
 
     The conversation has `context` tokens (None: a useful length), and the device has `memory` bytes free for the model
-    (None: unknown). `in_groups` is as in `kv_needs`.
+    (None: unknown).
     """
     chunk = prefill_rows(spec, dtype, device, memory)
     tokens = min(context or USEFUL_CONTEXT, spec.max_positions)
-    kv = _kv_bytes(kv_needs(spec, dtype, kv_dtype, chunk, in_groups), device, tokens)
+    kv = _kv_bytes(kv_needs(spec, dtype, kv_dtype, chunk), device, tokens)
     experts = any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
     return kv + computing_bytes(spec, chunk, dtype, device, kv_dtype, on_host=experts)
 
@@ -251,29 +248,25 @@ def least_beside(
     context: int | None,
     kv_dtype: str = "auto",
     short: int = LEAST_CONTEXT,
-    in_groups: bool = False,
 ) -> Beside:
     """Return the least that a model needs beside its weights.
 
-    That is memory for the smallest chunks and for a cache of `context` tokens (None: `short`). `in_groups` is as in
-    `kv_needs`.
+    That is memory for the smallest chunks and for a cache of `context` tokens (None: `short`).
     """
     chunk = min(prefill_rows(spec, dtype, device, None), LEAST_ROWS)
     tokens = min(context or short, spec.max_positions)
     return Beside(
         computing_bytes(spec, chunk, dtype, device, kv_dtype),
-        _kv_bytes(kv_needs(spec, dtype, kv_dtype, chunk, in_groups), device, tokens),
+        _kv_bytes(kv_needs(spec, dtype, kv_dtype, chunk), device, tokens),
         tokens,
         is_asked=context is not None,
     )
 
 
-def weight_room(
-    spec: ModelSpec, free: int, dtype: torch.dtype, context: int | None, in_groups: bool = False
-) -> int:
-    """Return how many of the `free` bytes of a GPU the weights may take. `in_groups` is as in `kv_needs`."""
+def weight_room(spec: ModelSpec, free: int, dtype: torch.dtype, context: int | None) -> int:
+    """Return how many of the `free` bytes of a GPU the weights may take."""
     device = torch.device("cuda")
-    return free - beside_weights(spec, dtype, device, context, memory=free, in_groups=in_groups)
+    return free - beside_weights(spec, dtype, device, context, memory=free)
 
 
 def _least_bytes(needs: KVNeeds, tokens: int) -> int:

@@ -73,6 +73,6 @@ def gpu_room(dtype: torch.dtype, device: torch.device, context: int | None) -> R
     def room(spec: ModelSpec) -> int | None:
         if not_on_host(spec) is not None:
             return None
-        return weight_room(spec, free, dtype, context, in_groups=True)
+        return weight_room(spec, free, dtype, context)
 
     return room

@@ -50,11 +50,10 @@ def size_up(
     block_size: int,
     on_host: HostExperts | None,
     options: BuildOptions,
-    in_groups: bool,
 ) -> Sized:
-    """Choose the sizes for a network that is loaded on a device; `in_groups` is as in `kv_needs`.
+    """Choose the sizes for a network that is loaded on a device, the same for all ranks of a group.
 
-    All ranks of a group get the same sizes. Raises EngineError if nothing fits.
+    Raises EngineError if nothing fits.
     """
     spec, most, free, group = network.spec, options.max_chunk, options.free, options.group
     drafter = options.drafter
@@ -71,7 +70,7 @@ def size_up(
         free = group.least(free - reserve) + reserve
 
     def needs(rows: int) -> KVNeeds:
-        return kv_needs(spec, network.dtype, options.kv_dtype, rows, in_groups, block_size)
+        return kv_needs(spec, network.dtype, options.kv_dtype, rows, block_size)
 
     def plan_with(needs: KVNeeds) -> KVPlan:
         return plan_kv(
@@ -90,11 +89,12 @@ def size_up(
     rows = plan_chunks(lambda rows: plan_with(needs(rows)), most, least, useful)[1]
     beside = None
     if drafter is not None:
-        beside = kv_needs(drafter.spec, drafter.dtype, "auto", rows, True, block_size)
+        beside = kv_needs(drafter.spec, drafter.dtype, "auto", rows, block_size)
     plan, draft = plan_with_draft(plan_with, needs(rows), beside)
     blocks = options.num_blocks or plan.num_blocks
     if group is not None:  # rank 0 may need room for a draft model
-        plan = replace(plan, context_length=group.least(plan.context_length))
+        agreed = tuple(map(group.least, plan.slots))
+        plan = replace(plan, context_length=group.least(plan.context_length), slots=agreed)
         blocks = group.least(blocks)
     return Sized(plan.with_blocks(blocks), rows, draft.with_blocks(blocks) if draft is not None else None)
 

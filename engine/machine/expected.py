@@ -221,7 +221,7 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
 
 def needed_kv(spec: ModelSpec, here: Here, kv_dtype: str) -> KVNeeds:
     """Return what a model needs of the KV cache for a conversation, with rows of `kv_dtype`."""
-    return kv_needs(spec, here.dtype, kv_dtype, in_groups=True)
+    return kv_needs(spec, here.dtype, kv_dtype)
 
 
 def read_bytes(spec: ModelSpec, weights: int) -> int:
@@ -250,8 +250,8 @@ def _plan(spec: ModelSpec, here: Here, weights: int, on_host: bool = False) -> K
     if here.free is None:
         return None
     with suppress(EngineError):
-        given = here.kv_dtype, on_host, True
-        return expected_plan(spec, here.dtype, here.device, here.free, weights, None, *given)
+        given = weights, None, here.kv_dtype, on_host
+        return expected_plan(spec, here.dtype, here.device, here.free, *given)
     return None
 
 
@@ -269,7 +269,7 @@ def _split(spec: ModelSpec, here: Here, blocks: int | None) -> Placement | None:
         if here.keeps_blocks:  # kept as blocks on the device too
             needed = blocks
             experts = [replace(layer, on_device=layer.on_host) for layer in experts]
-    room = weight_room(spec, here.free, here.dtype, None, in_groups=True)
+    room = weight_room(spec, here.free, here.dtype, None)
     placement = place_experts(needed, experts, room)
     if placement is None or not placement.host_layers or placement.host_bytes > here.host_free * HOST_SHARE:
         return None

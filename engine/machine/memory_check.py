@@ -54,7 +54,7 @@ def need_of_plan(plan: LoadPlan, options: LoadOptions, mapped: int = 0) -> Memor
     if place.type == "cuda" and ranks == 1 and not_on_host(spec) is None:
         outside = sum(layer.on_device for layer in plan.experts({}))
     part = Share(0, ranks, spec).spec if ranks > 1 else spec  # several have the same head where there are few
-    beside = beside_weights(part, numbers, place, options.context, options.kv_dtype, free, ranks == 1)
+    beside = beside_weights(part, numbers, place, options.context, options.kv_dtype, free)
     return MemoryNeed(plan.nbytes // ranks, plan.nbytes // ranks - outside, beside, max(free, 0))
 
 

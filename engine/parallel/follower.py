@@ -15,16 +15,14 @@ from typing import Any
 
 import torch
 
-from engine.batch import StepBatch
 from engine.build import Pieces, build
-from engine.cache.copies import Offload, Restore
 from engine.device import DTYPES
 from engine.execute.build_options import BuildOptions
 from engine.execute.cuda.slots import DividedCheck, DividedStep
 from engine.execute.group import Group
 from engine.execute.loading import load_here, plan_here
 from engine.parallel.link import hear, receive, tell
-from engine.parallel.messages import Message, read_message
+from engine.parallel.messages import GivenBlock, GivenCopy, GivenStep, Message, read_message
 from engine.parallel.ranks import decode_load, failure
 from engine.parallel.ring import Ring
 
@@ -73,18 +71,22 @@ def _follow(link: socket.socket, ring: Ring, begin: dict[str, Any]) -> None:
 def _carry_out(message: Message, pieces: Pieces) -> None:
     """Do what rank 0 does; only it samples."""
     match message:
-        case StepBatch():
-            pieces.runner.run(message)
+        case GivenStep(batch, slots):
+            for pool, given in zip(pieces.cache.pools, slots, strict=True):
+                pool.mirror(given)
+            pieces.runner.run(batch)
         case DividedStep() | DividedCheck():
             assert pieces.decode_runner is not None
             pieces.decode_runner.follow(message)
-        case Offload() | Restore():
-            pieces.cache.carry_out(message)
+        case GivenBlock(copy, slot):
+            if copy.group:
+                pieces.cache.pools[copy.group - 1].mirror({copy.block: slot})
+            pieces.cache.carry_out(copy)
+        case GivenCopy(source, target, group):
+            pieces.cache.copy_rows(source, target, group)
         case None:
             assert pieces.cache.host is not None
             pieces.cache.host.close()
-        case source, target:
-            pieces.cache.copy_rows(source, target)
 
 
 class _LeaderMessages:

@@ -1,7 +1,8 @@
 """The messages of rank 0 to the other ranks about a step: int64 numbers, nothing pickled."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from engine.batch import Span, StepBatch
@@ -14,15 +15,44 @@ _SPAN = 7
 """How many numbers come before the lists of a span."""
 
 
-Message = StepBatch | tuple[Runs, Runs] | DividedStep | DividedCheck | Offload | Restore | None
-"""A step to compute; KV rows to copy, from and to; a step of the decode runner; a block to copy from or to host memory;
-None: free that memory."""
+@dataclass(frozen=True, slots=True)
+class GivenStep:
+    """A step, and for each pool of a group of layers the slots of the blocks that its rows see."""
+
+    batch: StepBatch
+    slots: Sequence[Mapping[int, int]] = ()
 
 
-def of_step(batch: StepBatch) -> bytes:
+@dataclass(frozen=True, slots=True)
+class GivenCopy:
+    """A copy of rows of a group of layers from slots to others."""
+
+    source: Runs
+    target: Runs
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBlock:
+    """A copy of a block from or to host memory, and where it lies in its group."""
+
+    copy: Offload | Restore
+    slot: int
+
+
+Message = GivenStep | GivenCopy | GivenBlock | DividedStep | DividedCheck | None
+"""A step to compute; KV rows to copy; a step of the decode runner; a block to copy from or to host memory; None: free
+that memory."""
+
+
+def of_step(step: GivenStep) -> bytes:
     """Encode a step to compute."""
-    numbers = array("q", (STEP, len(batch.spans)))
-    for span in batch.spans:
+    numbers = array("q", (STEP, len(step.slots)))
+    for slots in step.slots:
+        numbers.append(len(slots))
+        numbers.extend(slots)
+        numbers.extend(slots.values())
+    for span in step.batch.spans:
         lists = (span.blocks, span.tokens, span.positions)
         numbers.extend((span.start, span.count, span.wanted, span.answer, *map(len, lists)))
         for each in lists:
@@ -30,9 +60,10 @@ def of_step(batch: StepBatch) -> bytes:
     return numbers.tobytes()
 
 
-def of_copy(source: Runs, target: Runs) -> bytes:
+def of_copy(copy: GivenCopy) -> bytes:
     """Encode a copy of KV cache rows."""
-    return array("q", chain((COPY, len(source)), chain(*source), chain(*target))).tobytes()
+    head = COPY, len(copy.source), copy.group
+    return array("q", chain(head, chain(*copy.source), chain(*copy.target))).tobytes()
 
 
 def of_decode(step: DividedStep | DividedCheck) -> bytes:
@@ -49,12 +80,13 @@ def of_decode(step: DividedStep | DividedCheck) -> bytes:
     return numbers.tobytes()
 
 
-def of_host(copy: Offload | Restore | None) -> bytes:
+def of_host(given: GivenBlock | None) -> bytes:
     """Encode a copy of a block from or to host memory; None: there will be no more."""
-    if copy is None:
+    if given is None:
         return array("q", (END, 0)).tobytes()
+    copy = given.copy
     kind = OFFLOAD if isinstance(copy, Offload) else RESTORE
-    return array("q", (kind, copy.block, copy.group, *copy.slots)).tobytes()
+    return array("q", (kind, copy.block, copy.group, given.slot, *copy.slots)).tobytes()
 
 
 def read_message(message: bytes) -> Message:
@@ -63,10 +95,15 @@ def read_message(message: bytes) -> Message:
     numbers.frombytes(message)
     kind, count = numbers[:2]
     if kind == STEP:
-        return StepBatch(tuple(_spans(numbers, count)))
+        slots, at = [], 2
+        for _ in range(count):
+            end = at + 1 + 2 * numbers[at]
+            slots.append(_pairs(numbers[at + 1 : end]))
+            at = end
+        return GivenStep(StepBatch(tuple(_spans(numbers[at:]))), slots)
     if kind == COPY:
-        pairs = list(zip(numbers[2::2], numbers[3::2], strict=True))
-        return pairs[:count], pairs[count:]
+        pairs = list(zip(numbers[3::2], numbers[4::2], strict=True))
+        return GivenCopy(pairs[:count], pairs[count:], numbers[2])
     if kind == DECODE:
         rows, limit, own = numbers[2:5]
         return DividedStep(_changes(numbers[5:], count), rows, limit, own)
@@ -74,10 +111,9 @@ def read_message(message: bytes) -> Message:
         rows, limit, length = numbers[2:5]
         spans = tuple(_guessed(numbers[5 : 5 + length]))
         return DividedCheck(_changes(numbers[5 + length :], count), rows, limit, spans)
-    if kind == OFFLOAD:
-        return Offload(count, tuple(numbers[3:]), numbers[2])
-    if kind == RESTORE:
-        return Restore(tuple(numbers[3:]), count, numbers[2])
+    if kind in (OFFLOAD, RESTORE):
+        make = Offload if kind == OFFLOAD else Restore
+        return GivenBlock(make(block=count, slots=tuple(numbers[4:]), group=numbers[2]), numbers[3])
     if kind == END:
         return None
     raise ValueError(f"a message of kind {kind}")
@@ -100,9 +136,9 @@ def _pairs(numbers: "array[int]") -> dict[int, int]:
     return dict(zip(numbers[:half], numbers[half:], strict=True))
 
 
-def _spans(numbers: "array[int]", count: int) -> list[Span]:
-    found, at = [], 2
-    for _ in range(count):
+def _spans(numbers: "array[int]") -> list[Span]:
+    found, at = list[Span](), 0
+    while at < len(numbers):
         start, rows, wanted, answer, *sizes = numbers[at : at + _SPAN]
         at += _SPAN
         lists = []

@@ -19,13 +19,14 @@ import torch
 
 from engine.batch import StepBatch
 from engine.build import Pieces
-from engine.cache.kv_cache import Runs
+from engine.cache.copies import Offload, Restore
+from engine.cache.kv_cache import KVCache, Runs
 from engine.errors import EngineError
 from engine.execute.cuda.slots import DividedCheck, DividedStep
 from engine.execute.faults import explain
 from engine.execute.group import LOST, PATIENCE, Group
 from engine.parallel.link import hear, send, tell
-from engine.parallel.messages import of_copy, of_decode, of_host, of_step
+from engine.parallel.messages import GivenBlock, GivenCopy, GivenStep, of_copy, of_decode, of_host, of_step
 from engine.parallel.ring import LARGEST, Ring, open_file
 from engine.params import LoadOptions
 from models.files import ModelFiles
@@ -99,27 +100,34 @@ class Ranks:
         """Wait until all ranks follow, then make them repeat every step of `pieces`. Raises EngineError on failure."""
         for rank in self._ranks:
             self._wait(rank)
-        pieces.runner.together, pieces.cache.tell = self.step, self.copy
+        pieces.runner.together, pieces.cache.tell = partial(self.step, pieces.cache), self.copy
         if pieces.cache.host is not None:
-            pieces.cache.host.tell = lambda copy: self._broadcast(of_host(copy))
+            pieces.cache.host.tell = partial(self.host_copy, pieces.cache)
         if (decodes := pieces.decode_runner) is not None:
             decodes.together, decodes.watch = self.decode, partial(self.watch, decodes.watch)
 
-    def step(self, batch: StepBatch) -> AbstractContextManager[None]:
+    def step(self, cache: KVCache, batch: StepBatch) -> AbstractContextManager[None]:
         """Have all ranks compute a step while this process does. Raises EngineError once a rank is lost.
 
         If this process fails, all ranks are lost: they wait for it within the step, and would mistake the data of its
         next step for the rest of this one.
         """
-        return self._together(of_step(batch))
+        return self._together(of_step(GivenStep(batch, cache.seen_slots(batch))))
 
     def decode(self, step: DividedStep | DividedCheck) -> AbstractContextManager[None]:
         """Like `step`, for a step of the decode runner."""
         return self._together(of_decode(step))
 
-    def copy(self, source: Runs, target: Runs) -> None:
+    def copy(self, source: Runs, target: Runs, group: int) -> None:
         """Have the other ranks copy KV rows; the caller then copies its own. Raises EngineError if a rank is lost."""
-        self._broadcast(of_copy(source, target))
+        self._broadcast(of_copy(GivenCopy(source, target, group)))
+
+    def host_copy(self, cache: KVCache, copy: Offload | Restore | None) -> None:
+        """Like `copy`, for a block from or to host memory; None: free that memory."""
+        given = None
+        if copy is not None:
+            given = GivenBlock(copy, *cache.table((copy.block,), copy.group))
+        self._broadcast(of_host(given))
 
     def watch(self, ask: Callable[[], None] = lambda: None) -> None:
         """Raise EngineError once a rank is lost: later results mean nothing. If `ask` raises it, all are lost."""

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.stats import stats_lines
 from chatterm.markdown.lines import line_text
-from engine import ContextFullError, build
+from engine import ContextFullError
 from engine.cache import kv_needs
 from engine.cache.rows import Rows
 from engine.conversation.chat import Turn
@@ -99,7 +99,7 @@ def test_prompts_that_share_beginnings_are_answered_as_with_all_rows(
     options = {"context": CONTEXT, "max_chunk": CHUNK} | kernels
     for in_groups, more in ((True, {}), (True, {"num_blocks": 110, "offload": 1 << 22}), (False, {})):
         if not in_groups:
-            monkeypatch.setattr(build, "keeps_groups", lambda options: False)
+            monkeypatch.setattr("engine.cache.kv_needs.layer_groups", lambda *_: [])
         with tiny_engine(folder, CONFIGS[name](), **options, **more) as engine:
             assert bool(slots(engine)) is in_groups
             assert engine.pieces.decode_name.startswith("native") is kernels["fused"]

@@ -12,7 +12,7 @@ from engine.cache.layer_groups import layer_groups
 from engine.cache.sizing import GPU_SHARE, expected_plan, least_beside, plan_kv
 from engine.cache.window import Window
 from engine.errors import OutOfRoomError
-from models.spec import ModelSpec
+from models.spec import ModelSpec, each_attention
 from tests.models.test_gemma4 import DENSE, E2B, hf
 
 BF16, CPU, CUDA = torch.bfloat16, torch.device("cpu"), torch.device("cuda")
@@ -22,7 +22,7 @@ CONTEXT = 32_768
 
 
 def needs(step: int = 512, spec: ModelSpec = SPEC) -> KVNeeds:
-    return kv_needs(spec, BF16, step=step, in_groups=True)
+    return kv_needs(spec, BF16, step=step)
 
 
 def test_a_conversation_of_gemma4_31b_takes_an_eighth() -> None:
@@ -78,7 +78,8 @@ def test_no_group_has_more_blocks_than_the_primary() -> None:
 
 
 def test_without_groups_nothing_changes() -> None:
-    plain = kv_needs(SPEC, BF16)
+    spec = each_attention(SPEC, lambda _, attention: replace(attention, window=None))
+    plain = kv_needs(spec, BF16)
     assert (plain.groups, plain.token_bytes) == ((), token_bytes(SPEC, BF16))
     plan = plan_kv(plain, 80 * GIB, SPEC.max_positions, CONTEXT, 1.0)
     assert plan.nbytes == plan.num_blocks * 32 * token_bytes(SPEC, BF16)
@@ -95,13 +96,13 @@ def test_layers_that_others_read_are_in_the_group_of_those() -> None:
     assert fewer.token_bytes == 11 * 2 * 256 * 2, "the layer that it reads keeps everything"
 
 
-def test_estimates_know_of_groups() -> None:
-    alone, grouped = (
-        expected_plan(SPEC, BF16, CUDA, 40 * GIB, 20 * GIB, in_groups=in_groups)
-        for in_groups in (False, True)
-    )
-    assert grouped.context_length > 3 * alone.context_length
-    few, many = (
-        least_beside(SPEC, BF16, CPU, CONTEXT, in_groups=in_groups).kv for in_groups in (True, False)
-    )
-    assert few < many / 6
+def test_estimates_know_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    def estimates() -> tuple[int, int]:
+        plan = expected_plan(SPEC, BF16, CUDA, 40 * GIB, 20 * GIB)
+        return plan.context_length, least_beside(SPEC, BF16, CPU, CONTEXT).kv
+
+    context, kv = estimates()
+    monkeypatch.setattr("engine.cache.kv_needs.layer_groups", lambda *_: [])
+    fewer, more = estimates()
+    assert context > 3 * fewer
+    assert kv < more / 6

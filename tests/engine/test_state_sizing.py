@@ -17,7 +17,7 @@ SPEC = ModelSpec("Qwen3.5-4B", 248_320, 2560, 262_144, (NET, NET, NET, PLAIN) * 
 
 
 def needs(step: int = 512) -> KVNeeds:
-    return kv_needs(SPEC, torch.bfloat16, step=step, in_groups=True)
+    return kv_needs(SPEC, torch.bfloat16, step=step)
 
 
 def test_a_state_takes_as_much_as_1536_tokens() -> None:

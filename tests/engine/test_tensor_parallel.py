@@ -23,6 +23,7 @@ from engine import build
 from engine.batch import Span, StepBatch
 from engine.cache.copies import Offload, Restore
 from engine.cache.host_memory import HostKV
+from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
 from engine.device import DeviceChoice
 from engine.engine import Engine
@@ -31,19 +32,26 @@ from engine.execute.group import Group
 from engine.machine import memory_check
 from engine.machine.memory_check import MemoryNeed, fewest_ranks
 from engine.parallel import ranks
-from engine.parallel.messages import of_copy, of_host, of_step, read_message
+from engine.parallel.messages import GivenBlock, GivenCopy, GivenStep, of_copy, of_host, of_step, read_message
 from engine.params import LoadOptions, SamplingParams
 from models.files import ModelFiles
 from tests.counting import until
 from tests.engine.divided import GREEDY, MORE_RANKS, PROMPT, is_running, load, loaded, text, write_model
 from tests.engine.inside import offload
-from tests.models.families import tiny_qwen3_moe
+from tests.models.families import tiny_gemma3, tiny_qwen3_moe
 
 
 def make_span(start: int, count: int, big: int) -> Span:
     """One with numbers of all sizes."""
     tokens = tuple(range(big, big + count))
     return Span(tuple(range(-(-(start + count) // 4))), start, count, tokens, tokens, count // 2, start // 2)
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Most of its layers see the last 7 rows."""
+    config = tiny_gemma3(vocab_size=272, max_position_embeddings=4096)
+    return write_model(tmp_path_factory.mktemp("windows"), config)
 
 
 @pytest.fixture(scope="module")
@@ -102,35 +110,60 @@ def test_what_a_divided_model_does_without_is_told(folder: Path, tmp_path: Path)
         assert text(engine, PROMPT)
 
 
-def test_blocks_are_offloaded_on_every_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        build, "_host_memory", lambda cache, options, device: HostKV(cache.block, cache.block_size, 1 << 28)
-    )
+def test_layers_with_a_window_keep_only_its_rows_on_every_rank(windows: Path) -> None:
+    """Texts with a common beginning, side by side, and one from which rows were taken out."""
+    prompts = [PROMPT, [*PROMPT[:40], 7], PROMPT * 20, [*PROMPT * 20, 9], PROMPT[::-1] * 30]
+    found = []
+    for count in (1, 2):
+        with loaded(windows, count, streams=2, context=2048) as engine:
+            blocks = engine.pieces.blocks
+            assert all(pool.num_slots < blocks.num_blocks / 2 for pool in engine.pieces.cache.pools)
+            assert len(engine.pieces.cache.pools) == 1
+            with ThreadPoolExecutor(2) as threads:
+                answers = list(threads.map(lambda prompt: text(engine, prompt), prompts))
+            answers.append(text(engine, PROMPT * 3))
+            found.append([*answers, text_of_the_rest(engine)])
+            engine.loop.call(blocks.check)
+    assert found[0] == found[1]
 
-    with loaded(folder, 2) as engine:
-        expected = text(engine, PROMPT * 4)
+
+@pytest.mark.parametrize("name", ["folder", "windows"])
+def test_blocks_are_offloaded_on_every_rank(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def host_memory(cache: KVCache, *_: object) -> HostKV:
+        return HostKV(cache.block, cache.block_size, 1 << 28, cache.every_group)
+
+    monkeypatch.setattr(build, "_host_memory", host_memory)
+    with loaded(request.getfixturevalue(name), 2) as engine:
+        told = [*PROMPT * 4, *text(engine, PROMPT * 4), 7]
+        expected = text(engine, told)
         engine.loop.call(lambda: offload(engine.pieces.blocks))
         text(engine, PROMPT[::-1] * 5)  # overwrites the blocks
-        assert text(engine, PROMPT * 4) == expected
+        assert text(engine, told) == expected
         figures = engine.figures().offload
         assert figures is not None
         assert figures.restored_tokens > 3 * len(PROMPT)
         host = engine.pieces.cache.host
         host.costs.brought, host.costs.computed = 1.0, 0.1
-        assert text(engine, PROMPT * 4) == expected, "computed, now that this is faster"
+        assert text(engine, told) == expected, "computed, now that this is faster"
         assert engine.pieces.cache.host is None
+
+
+def text_of_the_rest(engine: Engine) -> list[tuple[int, float]]:
+    """The answer to a text from which rows were taken out, with the tokens' log-probabilities, rounded."""
+    hidden = engine.hide(Rows.of(PROMPT * 3), [(5, 40)])
+    for token in b" So?":
+        hidden.append(token)
+    events = engine.events(engine.start(hidden, replace(GREEDY, logprobs=0)))
+    return [(event.token_id, round(event.logprob, 2)) for event in events if event.logprob is not None]
 
 
 def test_rows_move_up_on_every_rank(folder: Path) -> None:
     with loaded(folder, 1) as one, loaded(folder, 2) as two:
         found = []
         for engine in (one, two):
-            rows = Rows.of(PROMPT * 3)
-            hidden = engine.hide(rows, [(5, 40)])
-            for token in b" So?":
-                hidden.append(token)
-            sequence = engine.start(hidden, GREEDY)
-            found.append([event.token_id for event in engine.events(sequence)])
+            found.append(text_of_the_rest(engine))
         assert found[0] == found[1]
 
 
@@ -270,11 +303,16 @@ def test_a_cpu_is_not_divided_unasked(folder: Path) -> None:
     st.lists(st.builds(make_span, st.integers(0, 40), st.integers(1, 9), st.integers(0, 2**40)), max_size=4)
 )
 def test_a_step_is_told_as_it_is(spans: list[Span]) -> None:
-    assert read_message(of_step(StepBatch(tuple(spans)))) == StepBatch(tuple(spans))
+    slots = [{block: 7 - block for block in span.blocks[-2:]} for span in spans]
+    step = GivenStep(StepBatch(tuple(spans)), slots)
+    assert read_message(of_step(step)) == step
     runs = [(span.start, span.stop) for span in spans]
-    assert read_message(of_copy(runs, runs[::-1])) == (runs, runs[::-1])
+    copy = GivenCopy(runs, runs[::-1], len(runs))
+    assert read_message(of_copy(copy)) == copy
 
 
-@pytest.mark.parametrize("copy", [Offload(3, (2**40,)), Restore((2**40, 1), 3, 2), None])
-def test_a_block_from_or_to_host_memory_is_told_as_it_is(copy: Offload | Restore | None) -> None:
-    assert read_message(of_host(copy)) == copy
+@pytest.mark.parametrize(
+    "given", [GivenBlock(Offload(3, (2**40,)), 3), GivenBlock(Restore((2**40, 1), 3, 2), 7), None]
+)
+def test_a_block_from_or_to_host_memory_is_told_as_it_is(given: GivenBlock | None) -> None:
+    assert read_message(of_host(given)) == given

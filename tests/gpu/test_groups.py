@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine import SamplingParams, build
+from engine import SamplingParams
 from engine.cache.host_memory import PromptCosts
 from engine.engine import Engine
 from tests.engine.inside import check_blocks, offload
@@ -51,7 +51,8 @@ def test_answers_have_the_bits_that_they_have_with_all_rows(
 ) -> None:
     found = []
     for in_groups in (True, False):
-        monkeypatch.setattr(build, "keeps_groups", lambda *_, in_groups=in_groups: in_groups)
+        if not in_groups:
+            monkeypatch.setattr("engine.cache.kv_needs.layer_groups", lambda *_: [])
         with an_engine(folder, **OPTIONS) as engine:
             cache = engine.pieces.cache
             pools = cache.pools
@@ -79,7 +80,8 @@ def test_a_network_that_is_not_fused_finds_the_rows_of_windows(
     options = OPTIONS | {"fused": False}
     found = []
     for in_groups in (True, False):
-        monkeypatch.setattr(build, "keeps_groups", lambda *_, in_groups=in_groups: in_groups)
+        if not in_groups:
+            monkeypatch.setattr("engine.cache.kv_needs.layer_groups", lambda *_: [])
         with an_engine(folder, **options) as engine:
             assert bool(engine.pieces.cache.pools) is in_groups
             # One after the other: the library's products round as the number of rows asks for.
@@ -93,7 +95,8 @@ def test_other_ways_of_prompts_and_of_rows(
 ) -> None:
     found = []
     for in_groups in (True, False):
-        monkeypatch.setattr(build, "keeps_groups", lambda *_, in_groups=in_groups: in_groups)
+        if not in_groups:
+            monkeypatch.setattr("engine.cache.kv_needs.layer_groups", lambda *_: [])
         with an_engine(folder, **OPTIONS | options) as engine:
             found.append(drawn(engine, TEXTS[1:3]))
     assert found[0] == found[1]

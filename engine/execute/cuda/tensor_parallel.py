@@ -61,7 +61,8 @@ def make_divided_runner(
         sampler = NullSampler(vocab, MOST_ROWS, device, exchange.count)
     else:
         sampler = DeviceSampler(vocab, MOST_ROWS, device, pdl)
-    held = Slots(MOST_ROWS, rows_for(MOST_ROWS), -(-rows // cache.block_size) + 1, sampler.token)
+    blocks = -(-rows // cache.block_size) + 1
+    held = Slots(MOST_ROWS, rows_for(MOST_ROWS), blocks, sampler.token, cache.pools)
     program = FusedDecoder(network, cache, held.given, pdl, exchange=exchange)
     checking = (
         Checking(program, sampler, held, cache.block_size)
