@@ -23,6 +23,25 @@ EXAONE = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}
 {%- if enable_thinking is not true %}{{- '\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"""
 """As EXAONE 4's: the history has an empty span before every answer."""
+QWEN3_5 = """\
+{%- set asked = namespace(last=-1) %}
+{%- for m in messages %}{%- if m.role == 'user' %}{%- set asked.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' and loop.index0 > asked.last %}
+{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' }}{%- endif %}
+{{- m.content + '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}
+{%- else %}{{- '<think>\\n' }}{%- endif %}{%- endif %}"""
+"""As Qwen3.5's: the prompt opens the span, and the history has none before the last question."""
+OWN = {
+    "exaone": EXAONE,
+    "qwen3.5": QWEN3_5,
+    "qwen3.5 small": QWEN3_5.replace(
+        "is defined and enable_thinking is false", "is undefined or enable_thinking is false"
+    ),
+}
+"""Templates of formats that have no other test. The smallest models of Qwen3.5 think only if they are asked to."""
 GLUE = 40
 """What a template writes around a message, in letters at most."""
 CASES: list[tuple[str, Literal["auto", "on", "off"], bool, str]] = [
@@ -38,17 +57,21 @@ CASES: list[tuple[str, Literal["auto", "on", "off"], bool, str]] = [
     ("muse", "off", False, "to=self"),
     ("exaone", "on", True, "<think>"),
     ("exaone", "auto", False, "<think>"),
+    ("qwen3.5", "auto", True, "<think>"),
+    ("qwen3.5", "off", False, "<think>"),
+    ("qwen3.5 small", "on", True, "<think>"),
+    ("qwen3.5 small", "auto", False, "<think>"),
 ]
 """The model, the setting, whether it thinks then, and how it begins to."""
 
 
 def tokenizer_of(name: str) -> Tokenizer:
-    return tiny_tokenizer(EXAONE) if name == "exaone" else THINKERS[name].tokenizer()
+    return tiny_tokenizer(OWN[name]) if name in OWN else THINKERS[name].tokenizer()
 
 
 def said(name: str, think: str, text: str, thought: str) -> str:
     """What the model writes after its prompt."""
-    if name == "exaone":
+    if name in OWN:
         return f"{thought}\n</think>\n\n{text}<|im_end|>" if thought else f"{text}<|im_end|>"
     format: Format = THINKERS[name]
     if name == "glm" and think == "off":
