@@ -207,7 +207,7 @@ class ExpertStep:
             SCALE=spec.router_scale,
             expert_scales=weights.expert_scales,
             OFFSET=norm[0].offset,
-            num_warps=4 if hidden <= 4096 else 8,
+            num_warps=4 if hidden <= 4096 and spec.count <= 128 else 8,
             launch_pdl=self._pdl,
         )
         split_alike(kernel)
@@ -341,7 +341,7 @@ def choose(spec: Experts, weights: ExpertWeights, x: Tensor) -> tuple[Tensor, Te
         SIGMOID=spec.scoring == "sigmoid",
         RENORMALISE=spec.renormalise,
         expert_scales=weights.expert_scales,
-        num_warps=4,
+        num_warps=4 if spec.count <= 128 else 8,
     )
     return ids, shares
 
