@@ -46,9 +46,14 @@ class Span:
         return self.start + self.count
 
     def cut(self, row: int) -> "tuple[Span | None, Span | None]":
-        """Split the span into the rows before `row` and the rows from `row` on; None for an empty part."""
+        """Split the span into the rows before `row` and the rows from `row` on; None for an empty part.
+
+        What is really cut has no `states`.
+        """
         at = min(max(row - self.start, 0), self.count)
-        parts = (
+        if at in (0, self.count):
+            return (self, None) if at else (None, self)
+        before, after = (
             Span(
                 self.blocks,
                 self.start + first,
@@ -58,11 +63,8 @@ class Span:
                 min(max(self.wanted - (self.count - end), 0), end - first),
                 self.answer,
             )
-            if first < end
-            else None
             for first, end in ((0, at), (at, self.count))
         )
-        before, after = parts
         return before, after
 
 

@@ -123,6 +123,7 @@ class Runner:
         """
         from engine.execute.cuda.fused_program import unsupported
         from engine.execute.cuda.padded_prefill import PaddedPrefill
+        from engine.execute.cuda.padded_walks import can_record
         from engine.execute.cuda.prefill import FusedPrefill
 
         reason = unsupported(network)
@@ -140,8 +141,7 @@ class Runner:
             trial = StepBatch((Span((0,), 0, count, states=moves),))
             hidden = self._model.forward(ids, ids, self._backend.plan(trial))
             self._model.logits(hidden[-1:])
-        # Neither exchanges between ranks nor walks through recurrent layers can be recorded for prompts.
-        if self._peers is not None or cache.states is not None:
+        if self._peers is not None or not can_record(cache):
             return None
         if deterministic:
             self._padded = PaddedPrefill(network, cache, None, rows, graphs, self._on_host)

@@ -22,6 +22,8 @@ class Walks:
     row for that of its output; the slot of the state before the first row, or NONE; the first save and their end."""
     saves: Tensor
     """int32 [saves, 2]: before which row the state is written, and to which slot."""
+    is_padded: bool = False
+    """Whether there may be rows of the step that no span has. Their outputs are zeros."""
 
 
 def walk_inputs(spec: Recurrence, count: int, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

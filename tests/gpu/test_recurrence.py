@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.stepping import blocks_for
 from engine.attention.walks import WalkStep
-from engine.batch import NONE, StepBatch
+from engine.batch import NONE, Span, StateMoves, StepBatch
 from models.recurrences import DeltaNet, Mamba2, Recurrence
 from tests.engine.keeping import GREEDY
 from tests.gpu.engines import DEVICE, SIZES, alone, an_engine, at_once, random_tokens
@@ -74,10 +75,52 @@ def test_a_prompt_cut_anywhere_has_the_same_bits(spec: Recurrence) -> None:
             assert held[3].equal(held[0])
 
 
+def small_network(path: Path) -> Path:
+    sizes = {f"linear_{name}_head_dim": 128 for name in ("key", "value")}
+    return write_checkpoint(path, tiny_qwen3_5(**SIZES | sizes, hidden_size=256, head_dim=64))
+
+
+def test_recorded_prompts_give_what_others_give(tmp_path: Path) -> None:
+    """A prompt; what follows it, from an earlier state and beside another; and one more row: each step twice."""
+    text, other = random_tokens(650, 0), random_tokens(300, 1)
+
+    def span(given: list[int], table: list[int], start: int, stop: int, moves: StateMoves) -> Span:
+        rows = range(start, stop)
+        return Span(tuple(table), start, stop - start, given[start:stop], rows, wanted=1, states=moves)
+
+    with an_engine(small_network(tmp_path), attention="triton", num_blocks=120) as engine:
+
+        def job() -> list[list[Tensor]]:
+            runner, cache = engine.pieces.runner, engine.pieces.cache
+            padded, found = runner._padded, []
+            assert padded is not None
+            assert cache.states is not None
+            with blocks_for(engine, [[], []], 650) as (table, own):
+                steps = (
+                    (span(text, table, 0, 600, StateMoves(NONE, 0, ((560, 2), (600, 0)))),),
+                    (
+                        span(text, table, 600, 649, StateMoves(2, 560, ((649, 1),))),
+                        span(other, own, 0, 300, StateMoves(NONE, 0, ((300, 3),))),
+                    ),
+                    (span(text, table, 649, 650, StateMoves(1, 649, ((650, 1),))),),
+                )
+                for runs in (padded, None):
+                    runner._padded = runs
+                    for _ in range(3):  # the first records
+                        rows = [row.clone().float() for step in steps for row in runner.run(StepBatch(step))]
+                    kept = [layer[:4].clone() for layer in cache.states.layers.values()]
+                    found.append([*rows, *kept])
+            runner._padded = padded
+            return found
+
+        recorded, plain = engine.loop.call(job)
+    for one, other_one in zip(recorded, plain, strict=True):
+        assert (one - other_one).norm() < 3e-2 * other_one.norm()
+
+
 def test_an_engine_answers_as_transformers_does(tmp_path: Path) -> None:
     """Of the second prompt the engine knows all but the end, and goes on from a mark; two more share a step."""
-    sizes = {f"linear_{name}_head_dim": 128 for name in ("key", "value")}
-    folder = write_checkpoint(tmp_path, tiny_qwen3_5(**SIZES | sizes, hidden_size=256))
+    folder = small_network(tmp_path)
     model, prompt = reference_model(folder).to(DEVICE), random_tokens(700, 0)
     with an_engine(folder, torch.float32, num_blocks=200) as engine:
         assert isinstance(engine.pieces.backend.plan(StepBatch(())), WalkStep)

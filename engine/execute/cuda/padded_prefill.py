@@ -32,12 +32,14 @@ from engine.attention.convolving import ConvolvingStep, seen_rows
 from engine.attention.parts import cache_args
 from engine.attention.triton import WriteTokens
 from engine.attention.unusual import Layers, unusual_layers
-from engine.batch import Recorded, Span
+from engine.attention.walks import WalkStep
+from engine.batch import Recorded, Span, StateMoves
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.convolution import convolution_groups, most_seen
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.input_buffers import StagedInputs
+from engine.execute.cuda.padded_walks import PaddedWalks
 from engine.kernels.convolution_rows import NONE
 from engine.kernels.triton.prompt_attention import prompt_attention
 from models.network import Network
@@ -107,7 +109,9 @@ class PaddedPrefill:
         groups = len(cache.every_group)
         by_group = [tokens] * groups + [spans * blocks] * groups
         seen = [tokens * self._most_seen] * len(self._convolving)
-        sizes = tokens, tokens, 3, spans, spans + 1, spans + 1, *by_group, *seen
+        self._walks = PaddedWalks(cache, tokens, spans)
+        walks = self._walks.sizes
+        sizes = tokens, tokens, 3, spans, spans + 1, spans + 1, *walks, *by_group, *seen
         self._given = StagedInputs(sizes, device)
         self._logits = torch.zeros(spans, network.spec.vocab_size, dtype=network.dtype, device=device)
 
@@ -128,7 +132,15 @@ class PaddedPrefill:
 
     def takes(self, spans: tuple[Span, ...]) -> bool:
         """Return whether a step of these spans runs here: launching it would take the host longer than the GPU."""
-        return self.deterministic or len(spans) > 1 or spans[0].count <= ALONE[-1]
+        if self.deterministic or len(spans) > 1 or spans[0].count <= ALONE[-1]:
+            return spans[0].states is None or self._takes_walks(spans)
+        return False
+
+    def _takes_walks(self, spans: tuple[Span, ...]) -> bool:
+        """Return whether spans fit into one step, because states would have to be saved where they are cut."""
+        if sum(span.count for span in spans) > TOGETHER[-1] or len(spans) > SPANS[-1]:
+            return False
+        return self._walks.takes(spans, 1 if len(spans) == 1 else _fitting(SPANS, len(spans)))
 
     def run(self, spans: tuple[Span, ...]) -> list[Tensor]:
         """Compute the rows of `spans`; return the logits [vocab] of each span that wants them, in order.
@@ -151,7 +163,8 @@ class PaddedPrefill:
 
         The cache must be empty: the first row of its first block is written to.
         """
-        one = Span((0,), 0, 1, (0,), (0,))
+        moves = StateMoves(NONE, 0, ((1, 0),)) if self._walks.sizes else None
+        one = Span((0,), 0, 1, (0,), (0,), states=moves)
         for size in self._alone:
             for _ in range(2 if self._graphs is not None else 1):
                 self._compute(Shape(size, 1, size), (one,))
@@ -178,8 +191,8 @@ class PaddedPrefill:
             self._graphs.run(("prompts", shape), lambda: self._step(shape, real))
 
     def _send(self, shape: Shape, step: tuple[Span, ...]) -> None:
-        ids, positions, span_rows, last, q_ends, k_ends, *by_group = self._given.begin()
-        slots, tables, seen = self._by_group(by_group)
+        ids, positions, span_rows, last, q_ends, k_ends, *rest = self._given.begin()
+        walks, slots, tables, seen = self._divide(rest)
         cache, at = self._cache, 0
         if shape.spans == 1:
             (span,) = step
@@ -190,6 +203,7 @@ class PaddedPrefill:
             part.fill(-1)
         for part in seen.values():
             part.fill(NONE)
+        self._walks.fill(walks, step, at)
         for number, span in enumerate(step):
             end = at + span.count
             ids[at:end], positions[at:end] = span.tokens, span.positions
@@ -207,16 +221,18 @@ class PaddedPrefill:
             at = end
         self._given.send()
 
-    def _by_group(self, parts: list[Part]) -> tuple[list[Part], list[Part], dict[int, Part]]:
-        """Divide the inputs by group: the slots of the tokens, the block tables, and what convolutions see."""
-        groups = len(self._cache.every_group)
+    def _divide(self, parts: list[Part]) -> tuple[list[Part], list[Part], list[Part], dict[int, Part]]:
+        """Divide the inputs: the walks, and by group the slots of the tokens, the block tables, and what convolutions
+        see."""
+        groups, walks = len(self._cache.every_group), len(self._walks.sizes)
+        walked, parts = parts[:walks], parts[walks:]
         seen = dict(zip(self._convolving, parts[2 * groups :], strict=True))
-        return parts[:groups], parts[groups : 2 * groups], seen
+        return walked, parts[:groups], parts[groups : 2 * groups], seen
 
     @torch.inference_mode()
     def _step(self, shape: Shape, real: int) -> None:
-        ids, positions, span_rows, last, q_ends, k_ends, *by_group = self._given.parts
-        slots, tables, seen = self._by_group(by_group)
+        ids, positions, span_rows, last, q_ends, k_ends, *rest = self._given.parts
+        walks, slots, tables, seen = self._divide(rest)
         size, spans = shape.tokens, shape.spans
         tables = [part.view(last.shape[0], -1)[:spans] for part in tables]
         write = WriteTokens(self._cache, slots)
@@ -229,6 +245,8 @@ class PaddedPrefill:
         if seen:
             places = {group: part.view(-1, self._most_seen) for group, part in seen.items()}
             attention = ConvolvingStep(attention, self._cache, (), places)
+        if walks:
+            attention = WalkStep(attention, self._cache, (), self._walks.read(walks, size, spans, slots))
         hidden = self._model.forward(ids[:size], positions[:size], attention, slots[0][:size], real)
         self._logits[:spans].copy_(self._model.logits(hidden.index_select(0, last[:spans])))
 

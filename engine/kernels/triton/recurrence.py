@@ -55,7 +55,8 @@ def walk_rows(
         )
     is_delta = isinstance(spec, DeltaNet)
     dtype = own.dtype if is_delta else torch.float32
-    out = torch.empty((len(own), spec.output_size), dtype=dtype, device=own.device)
+    make = torch.zeros if walks.is_padded else torch.empty
+    out = make((len(own), spec.output_size), dtype=dtype, device=own.device)
     walk_kernel[(len(walks.spans), shape.heads, triton.cdiv(shape.values, COLUMNS.value * WARPS))](
         *inputs,
         None if isinstance(weights, DeltaNetWeights) else weights.skip,

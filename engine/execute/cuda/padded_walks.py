@@ -1,0 +1,66 @@
+"""The recurrences of prompts that are recorded as CUDA graphs."""
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.attention.walks import WalkStep, host_walks, recurrence_step
+from engine.batch import Span
+from engine.cache.kv_cache import KVCache
+from engine.kernels.convolution_rows import NONE
+from engine.kernels.walks import Walks
+
+SAVES = 64
+"""States that a step saves at most."""
+
+
+class PaddedWalks:
+    """The `Walks` of padded steps. A step reads some rows of the log again, up to `replayed` for its spans."""
+
+    def __init__(self, cache: KVCache, tokens: int, spans: int) -> None:
+        """Prepare for steps with up to this many tokens and spans. Without recurrent layers, there is nothing to do."""
+        self._cache = cache
+        states = cache.states
+        self._width = 0 if states is None else states.tail + 1
+        self._group = 0 if states is None else cache.groups[min(states.layers)]
+        self.sizes = (
+            () if states is None else (self._width * (tokens + replayed(spans)), 8 * spans, 2 * SAVES)
+        )
+        """How many numbers each part of the inputs has."""
+
+    def takes(self, spans: tuple[Span, ...], most: int) -> bool:
+        """Return whether spans fit into a step for up to `most` spans."""
+        moves = [span.states for span in spans if span.states is not None]
+        again = sum(span.start - span.states.row for span in spans if span.states is not None)
+        return again <= replayed(most) and sum(len(each.saves) for each in moves) <= SAVES
+
+    def fill(self, parts: Items[NDArray[np.int32]], spans: tuple[Span, ...], token: int) -> None:
+        """Write what a step needs into its inputs, where the rows of the spans begin with `token`."""
+        if not self.sizes:
+            return
+        places, _, rows, saves = host_walks(self._cache, spans, self._group, token)
+        for part, numbers, rest in zip(parts, (places, rows, saves), (NONE, 0, 0), strict=True):
+            part[: numbers.numel()] = numbers.flatten().numpy()
+            part[numbers.numel() :] = rest
+
+    def read(self, parts: Items[Tensor], tokens: int, spans: int, slots: Items[Tensor]) -> dict[int, Walks]:
+        """Return the walks of a step of this shape, by group, from its inputs on the device. `slots` are those of its
+        tokens, by group."""
+        if not self.sizes:
+            return {}
+        places, rows, saves = parts
+        places = places.view(-1, self._width)[: tokens + replayed(spans)]
+        own = slots[self._group][:tokens]
+        return {self._group: Walks(places, own, rows.view(-1, 8)[:spans], saves.view(-1, 2), is_padded=True)}
+
+
+def replayed(spans: int) -> int:
+    """Return how many rows of the log a step of so many spans reads again at most."""
+    return 128 if spans == 1 else 512
+
+
+def can_record(cache: KVCache) -> bool:
+    """Return whether prompts can be recorded: kernels compute all recurrences, if there are any."""
+    return cache.states is None or recurrence_step(cache.device) is WalkStep
