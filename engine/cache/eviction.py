@@ -27,8 +27,8 @@ Rank = tuple[int, int, int, int]
 evicted first."""
 
 
-NEEDED = 0.5
-"""The degree of a slot that a mark needs, on whatever path."""
+NEEDED, WANTED = 0.5, 0.75
+"""The degrees of a slot that a mark needs, on whatever path and on a named one, where idle work may take it."""
 
 
 class Eviction:
@@ -89,15 +89,20 @@ class Eviction:
         marks = self._groups.marks
         if marks is None:
             return
-        found = slots[self._groups.pools.index(marks.log)]
+        log = marks.log
+        found = slots[self._groups.pools.index(log)]
         found.update((block.id, NEEDED) for mark in marks for block in marks.needed(mark))
         named = []
-        for keys, degree in self._named:
+        room = log.num_slots - log.window.most_blocks(self._index.block_size)  # the rest is left to idle work
+        for keys, degree in reversed(self._named):
             path = self._index.chain(keys)
-            own = list(marks.along([self._index.root, *path], keys))[::-1]
-            named.append((degree, own, len(keys)))
-            found.update((block.id, degree) for mark in own for block in marks.needed(mark, path))
-        marks.spare(named)
+            own = list(marks.along([self._index.root, *path], keys))
+            named.append((degree, own[::-1], len(keys)))
+            for block in [block for mark in own for block in marks.needed(mark, path) if block.id in log]:
+                if found.get(block.id, 0.0) < WANTED:
+                    found[block.id] = degree if room > 0 else WANTED
+                    room -= 1
+        marks.spare(named[::-1])
 
     def offer(self, block: Block) -> None:
         """Make a block a candidate for eviction if it may be evicted: without a window, only if none follow it."""

@@ -17,7 +17,7 @@ one. Where a state becomes a mark, the table shares its slot from then on.
 
 If slots run out, a mark is given up: first one whose rows in the log are lost, then the least recently used outside
 named paths, then, of a named path, the one that saves the fewest rows for its distance from the end: there marks get
-thinner towards the beginning.
+thinner towards the beginning. Idle work gives up marks of named paths only if these have more than half of the slots.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,6 +54,8 @@ class Marks:
         """How many marks and tables, or the plans of these, hold each slot."""
         self._on: dict[Block, dict[tuple[Key, ...], Mark]] = {}
         self._count = 0
+        self._named = 0
+        """How many marks are on named paths."""
 
     def __len__(self) -> int:
         return self._count
@@ -213,6 +215,7 @@ class Marks:
                 mark.degree = degree
                 mark.worth = (mark.row - before) / (max(rows - mark.row, 0) + self._size)
                 before = mark.row
+        self._named = sum(mark.degree > 0 for mark in self)
 
     def leave(self, block: Block, parent: Block | None) -> None:
         """Give up the marks of a block that has left the tree or has fewer rows, where no other block has them."""
@@ -228,6 +231,7 @@ class Marks:
         marks = self._on[mark.parent]
         del marks[mark.keys]
         self._count -= 1
+        self._named -= mark.degree > 0
         if not marks:
             del self._on[mark.parent]
         self._release(mark.slot)
@@ -255,7 +259,7 @@ class Marks:
     def _take(self, idle: bool) -> int | None:
         """Return a free slot, giving up a mark for it if need be; None if there is none."""
         if not self._free:
-            marks = [mark for mark in self if self._refs[mark.slot] == 1 and not (idle and mark.degree)]
+            marks = [mark for mark in self if self._refs[mark.slot] == 1 and self._may_go(mark, idle)]
             if not marks:
                 return None
             self.drop(min(marks, key=self._rank))
@@ -265,11 +269,15 @@ class Marks:
 
     def _take_over(self, slot: int, idle: bool) -> int | None:
         """Return `slot` for the one table that goes on from its mark, which is given up; None if that may not be."""
-        marks = [mark for mark in self if mark.slot == slot and not (idle and mark.degree)]
+        marks = [mark for mark in self if mark.slot == slot and self._may_go(mark, idle)]
         if not marks or self._refs[slot] > 2:
             return None
         self.drop(marks[0])
         return slot
+
+    def _may_go(self, mark: Mark, idle: bool) -> bool:
+        """Return whether a mark may be given up, for idle work or a person."""
+        return not idle or not mark.degree or self._named > self.num_slots // 2
 
     def _rank(self, mark: Mark) -> tuple[bool, int, float, int]:
         """Return the place of a mark in the order in which they are given up, the smallest first."""
