@@ -142,7 +142,6 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
             self.model_name, self.device, self.dtype = "paced", torch.device("cpu"), torch.float32
             self.tokenizer = tokenizer
             self.generation_defaults = {}
-            self.can_mask = True
             self.context_length = self.max_positions = 40_960
             self.vocab_size = tokenizer.vocab_size
             self.script: list[int] = []

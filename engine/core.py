@@ -86,8 +86,6 @@ class EngineCore:
         self.context_length = pieces.context_length
         self.spec = network.whole
         self.vocab_size = self.spec.vocab_size
-        self.can_mask = pieces.blocks.marks is None
-        """Whether rows can be taken out of view: a recurrence cannot forget what it has seen."""
         self._tuner: Tuner | None = None
         self.disk: DiskTier | None = None
         self._no_disk: DiskFigures | None = None
@@ -376,7 +374,8 @@ class EngineCore:
         disk, rows = self.engine_step.disk, sequence.rows
         if disk is None:
             return then()
-        is_idle, keys = sequence.priority is Priority.IDLE, rows.keys if self.can_mask else sequence.reusable
+        is_idle = sequence.priority is Priority.IDLE
+        keys = rows.keys if self._blocks.marks is None else sequence.reusable
         return disk.bring(keys, rows.masked_until, is_idle, lambda: not sequence.cancelled, then)
 
     def taken_on_disk(self, owner: str) -> int:

@@ -241,8 +241,5 @@ class Engine(EngineCore):
     def chat(
         self, system: str | None = None, think: Think = "auto", think_cache: ThinkCache = "exact"
     ) -> Chat:
-        """Start a conversation. Raises EngineError if the model cannot chat.
-
-        With recurrent layers, `think_cache` is exact.
-        """
-        return Chat(self, system, think, think_cache if self.can_mask else "exact")
+        """Start a conversation. Raises EngineError if the model cannot chat."""
+        return Chat(self, system, think, think_cache)

@@ -49,7 +49,8 @@ class Groups:
 
         def first(pool: GroupPool) -> int:
             if self.marks is not None and self.is_log(pool):
-                return min(self.marks.first(state.row), blocks) if state is not None else blocks
+                needed = self.marks.first(state.row) if state is not None else blocks
+                return min(needed, blocks, since // self._size)
             return min(pool.window.first(blocks, self._size), since // self._size)
 
         return [first(pool) for pool in self.pools]

@@ -77,7 +77,7 @@ class Requests:
         self._engine = engine
         self._format = PromptFormat(engine.tokenizer)
         self._recall = recall or Recall()
-        self._think_cache = think_cache if engine.can_mask else "exact"
+        self._think_cache = think_cache
         self._views = Views()
         self._formats: dict[str, PromptFormat] = {}
         """Formats for requests with template variables of their own."""

@@ -44,10 +44,6 @@ class ChatSettings:
     def think_cache(self, think_cache: ThinkCache) -> None:
         if think_cache not in ("exact", "mask"):
             raise EngineError(f"think_cache is {think_cache!r}; it must be exact or mask.")
-        if think_cache == "mask" and not self._engine.can_mask:
-            raise EngineError(
-                "This model has recurrent layers, which cannot forget thinking; use think_cache exact."
-            )
         self._history.policy = think_cache
 
     @property

@@ -33,9 +33,11 @@ def move_up(
     size = blocks.block_size
     with ExitStack() as tables:
         # The rows to copy may lie before the window of the last row. In the groups with a window, those before the
-        # window of the hidden rows are left out.
+        # window of the hidden rows are left out. Of recurrent layers, all that was logged after the span is needed.
         present = blocks.match(hidden.keys)
-        whole = min(blocks.groups.firsts(len(hidden) // size), default=0) * size
+        whole = (
+            min(blocks.groups.firsts(len(hidden) // size), default=0) * size if blocks.marks is None else 0
+        )
         source = blocks.open(rows.keys, idle, origin[present], origin[max(present, whole)])
         tables.callback(blocks.close, source)
         target = blocks.open(hidden.keys, idle)

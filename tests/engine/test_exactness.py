@@ -27,6 +27,7 @@ from engine.cache.rows import Rows
 from engine.cache.window import Window
 from engine.conversation.chat import Chat, Turn
 from engine.schedule.sequence import Sequence
+from tests.engine.hybrid import hybrid_engine
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
 from tests.fresh import seeds
 from tests.models.checkpoints import PlainAttention, run, tiny_qwen3
@@ -144,9 +145,10 @@ class Fire:
     ) -> bool:
         """Whether `mask` may answer this as `exact` does: its positions run out, or a turn has no room.
 
-        With a window a turn has to be there from where its thinking began, which nobody holds.
+        With a window a turn has to be there from where its thinking began, which nobody holds, and so has the log of
+        recurrent layers.
         """
-        if self.engine.spec.window is not None:
+        if self.engine.spec.window is not None or self.engine.pieces.blocks.marks is not None:
             return True
         stream, hidden = self.prompt(talk, before, user, opening, masked=True)
         gone = 0
@@ -454,6 +456,19 @@ def test_so_it_is_where_layers_keep_no_values(tmp_path: Path, make: Callable[...
     }
     with tiny_engine(tmp_path, config, **options) as engine:
         compared = under_fire(engine, seed, str(options), STEPS // 2)
+    assert min(compared.values()) > 0
+
+
+@pytest.mark.parametrize("seed", seeds(3))
+def test_so_it_is_where_layers_are_recurrent(seed: int) -> None:
+    """A state cannot forget thinking: that of the next turn is found beside it, from the log of the answer."""
+    options = {
+        "context": CONTEXT,
+        "num_blocks": CONTEXT // 4 * (1 + 2 * (seed % 2)) + 1,
+        "max_chunk": (7, 64)[seed % 2],
+    }
+    with hybrid_engine(**options) as engine:
+        compared = under_fire(engine, seed, str(options))
     assert min(compared.values()) > 0
 
 

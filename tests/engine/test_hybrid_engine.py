@@ -122,7 +122,6 @@ def test_random_conversations(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     options: dict[str, Any] = {"num_blocks": rng.choice([None, 110]), "max_chunk": rng.choice([16, 64])}
     with hybrid_engine(**options) as engine:
         chat = engine.chat(think_cache=rng.choice(["exact", "mask"]))
-        assert chat.think_cache == "exact"
         loaded: list[list[Turn]] = [[]]
         for _ in range(STEPS):
             operation = rng.choice(OPERATIONS)
@@ -164,6 +163,23 @@ def test_only_what_is_new_is_computed_after_each_message() -> None:
         chat.prepare("a draft that goes on", wait=True)
         assert engine.scripted.rows_computed < 60
         engine.check()
+
+
+@pytest.mark.parametrize("marks", [0, 3, 48])
+def test_idle_work_goes_on_in_a_conversation_with_more_marks_than_there_is_room_for(
+    marks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_needs, "MOST_MARKS", marks)
+    monkeypatch.setattr(kv_needs, "BRANCH_WINDOWS", (1, 0))
+    with hybrid_engine(context=1000, max_chunk=16) as engine:
+        chat = engine.chat("a system prompt")
+        for number in range(12):
+            engine.scripted.script = say(engine, "some thoughts", f"answer {number}")
+            list(chat.send(f"message {number}", SamplingParams(temperature=0.0, max_tokens=40)))
+            chat.settle(wait=True)
+            rows = chat.history
+            assert engine.cached_rows(rows) == len(rows), f"turn {number}"
+            engine.check()
 
 
 @pytest.mark.parametrize("seed", seeds(3))
@@ -241,16 +257,6 @@ def test_why_a_prompt_was_computed_again_is_told_in_words() -> None:
 
 
 def test_what_recurrent_layers_cannot_do_is_told_in_words() -> None:
-    with hybrid_engine() as engine:
-        chat = engine.chat(think_cache="mask")
-        assert chat.think_cache == "exact", (
-            "a setting that other models know does not keep a chat from opening"
-        )
-        with pytest.raises(
-            EngineError, match="recurrent layers, which cannot forget thinking; use think_cache exact"
-        ):
-            chat.think_cache = "mask"
-        assert chat.think_cache == "exact"
     with hybrid_engine(offload=1 << 20) as engine:
         assert any("No blocks are offloaded" in note for note in engine.figures().notes)
     with pytest.raises(EngineError, match="recurrent layers, so it cannot be a draft model"):

@@ -226,10 +226,16 @@ class PlainAttention:
             self.kv[layer_index] = kept[len(rows) :], state
             return out
         self.kv[layer_index] = kept, state
-        text = kept[before:]
+        text, outs = kept[before:], []
         seen = torch.ones(len(text), len(text)).tril().bool() & self.seen[: len(text), : len(text)]
-        last = range(len(text) - len(rows), len(text))
-        return torch.stack([walk(torch.cat((kept[:before], text[seen[row]])), state)[0][-1] for row in last])
+        states = {(): state}
+        for row in range(len(text) - len(rows), len(text)):
+            path = tuple(seen[row].nonzero().flatten().tolist())
+            known = next(count for count in range(len(path) - 1, -1, -1) if path[:count] in states)
+            read = torch.cat((kept[:before], text[[*path]]))[known:]
+            out, states[path] = walk(read, states[path[:known]])
+            outs.append(out[-1])
+        return torch.stack(outs)
 
 
 def run(
