@@ -12,7 +12,8 @@ Up to eight rows, a layer takes six launches, weights are read once, and every r
 Before products with few bits per weight, o and down do most of the norm: they multiply x by the norm's weights and sum
 its squares. In small networks o also combines the chunks of a single short sequence.
 
-Where a product's output is normed before it is added to x, the product prepares that norm, and the next one adds it.
+Where a product's output is normed before it is added to x, the product prepares that norm, and the next one adds it;
+with more than four rows, a launch of its own adds it.
 
 In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no experts.
 A short convolution is one launch in place of the attention and its combination (`convolution.py`), as is a gated delta

@@ -18,6 +18,8 @@ from engine.execute.cuda.experts import activation
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.packed import ordered_plane_args
 from engine.execute.cuda.tiles import FEW, SMALLEST_OUTPUTS
+from engine.kernels.triton.columns import SPAN
+from engine.kernels.triton.fused_norm import add_pending_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
@@ -32,9 +34,9 @@ class Handover:
     programs: int
     """How many programs left sums of squares."""
     between: AddNorm | None = None
-    """How its output is to be added to x; None: x is whole, and prepared for the norm that follows."""
+    """How its output is added to x; None: x was whole, and is prepared for the norm that follows."""
     total: Tensor | None = None
-    """Where the sum is written, [rows, hidden]."""
+    """Where the sum is to be written, [rows, hidden]; None if x is whole."""
 
 
 class StepProducts:
@@ -86,8 +88,10 @@ class StepProducts:
             return None if following is None else Handover(programs)
         if reader is not None and after is not None and whole:
             programs = self.run(rows, given, layer, self._out, following=after, parts=parts)
-            total = self._totals[1 if x is self._totals[0] else 0]
-            return Handover(programs, between, total)
+            if rows > FEW // 2:
+                self._add_pending(rows, x, programs, between)
+                return Handover(0, between)
+            return Handover(programs, between, self._totals[1 if x is self._totals[0] else 0])
         if exchange is None:
             self.run(rows, given, layer, self._out, parts=parts)
         else:
@@ -99,6 +103,28 @@ class StepProducts:
         kernel = add_norm(self._out, x, AddNorm(after, scale, None, factor), here, x, self._pdl)
         split_alike(kernel)
         return None
+
+    def _add_pending(self, rows: int, x: Tensor, programs: int, between: AddNorm) -> None:
+        """Add what a product of so many programs has prepared to x, as `between` says.
+
+        With many rows this is a launch of its own: each program of the next product reads all rows of x, and reading as
+        many again from L2 could take longer.
+        """
+        size, warps = x.shape[1], 4
+        kernel = add_pending_kernel[(triton.cdiv(size, SPAN.value * warps),)](
+            x,
+            self._prepared,
+            self._square_sums,
+            COUNT=rows,
+            K=size,
+            PREPARED=programs,
+            WARPS=warps,
+            PDL=self._pdl,
+            **between.pending(),
+            num_warps=warps,
+            launch_pdl=self._pdl,
+        )
+        split_alike(kernel)
 
     def read(
         self, rows: int, x: Tensor, handover: Handover | None, layer: Linear, out: Tensor, **how: Any
@@ -136,9 +162,11 @@ class StepProducts:
         programs, weighs = 0, norm or following
         added = residual if up is None else up
         source = x if handover is None or handover.between is not None else self._prepared
-        pending = {}
+        pending: dict[str, Any] = {}
         if handover is not None and handover.between is not None:
-            pending = {"addend": self._prepared, "total": handover.total, **handover.between.pending()}
+            pending = {"BY_SPAN": True}
+            if handover.total is not None:
+                pending |= {"addend": self._prepared, "total": handover.total, **handover.between.pending()}
         jobs = [(layer, *each, out, gate) for each in _places(layer)]
         if beside is not None:
             jobs += [(beside[0], *each, beside[1], None) for each in _places(beside[0])]
@@ -156,7 +184,7 @@ class StepProducts:
                 matrix = {**ordered_plane_args(weight), "STRIDE": into.shape[1], "LANES": tile.lanes}
                 if rows > FEW // 2 and tile.lanes > 1 and tile.warps >= 8:  # so that two programs fit
                     limit = {"maxnreg": 128}
-            if pending and tile.warps >= 8:  # as above
+            if "addend" in pending and tile.warps >= 8:  # as above
                 limit = {"maxnreg": 128}
             programs = triton.cdiv(outputs, tile.outputs(gated))
             kernel = launch[(programs,)](

@@ -10,6 +10,10 @@ import triton.language as tl
 
 from engine.kernels.triton.columns import SPAN, along, load
 from engine.kernels.triton.gluon import gl, jit, multiply, type_layout
+from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
+
+SHARES = tl.constexpr(8)
+"""Into how many shares the sums of squares of a `pending` product are divided."""
 
 
 @jit
@@ -51,19 +55,20 @@ def leave_sums(squares, square_sums, PREPARES: tl.constexpr, COUNT: tl.constexpr
 @jit
 def gather_sums(
     square_sums, PREPARED: tl.constexpr, COUNT: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr,
-    RUN: tl.constexpr = 1,
+    RUN: tl.constexpr = 1, SHARES: tl.constexpr = 0,
 ):  # fmt: skip
     """Add up the sums of squares of PREPARED programs, a share of them in each warp, and return fp32 [WARPS, ROWS].
 
-    RUN neighbouring places have the same row; if there is one row, all have.
+    RUN neighbouring places have the same row; if there is one row, all have. With SHARES, there are so many shares.
     """
-    EACH: tl.constexpr = triton.next_power_of_2(max((PREPARED + WARPS - 1) // WARPS, 16))
+    PARTS: tl.constexpr = SHARES if SHARES else WARPS
+    EACH: tl.constexpr = triton.next_power_of_2(max((PREPARED + PARTS - 1) // PARTS, 16))
     L: tl.constexpr = gl.BlockedLayout([1, 4, 1], [1, 4, 8], [WARPS, 1, 1], [1, 2, 0])
-    row, program = along(2, ROWS, L), along(0, WARPS, L) * EACH + along(1, EACH, L)
+    row, program = along(2, ROWS, L), along(0, PARTS, L) * EACH + along(1, EACH, L)
     if RUN > 1:
         row = row // RUN if COUNT > 1 else row * 0
     return gl.sum(
-        load(square_sums + row * PREPARED, program, row < COUNT, PREPARED, WARPS * EACH == PREPARED), 1
+        load(square_sums + row * PREPARED, program, row < COUNT, PREPARED, PARTS * EACH == PREPARED), 1
     )
 
 
@@ -72,8 +77,12 @@ def pending_scale(
     square_sums, PREPARED: tl.constexpr, COUNT: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr,
     RUN: tl.constexpr, K: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Return SCALE / RMS of the rows of a product from what `leave_sums` stored, as fp32 [1, 1, ROWS]."""
-    total = gl.sum(gather_sums(square_sums, PREPARED, COUNT, WARPS, ROWS, RUN), 0)
+    """Return SCALE / RMS of the rows of a product from what `leave_sums` stored, as fp32 [1, 1, ROWS].
+
+    Every kernel adds up in the same order, with any number of warps.
+    """
+    shares = gather_sums(square_sums, PREPARED, COUNT, WARPS, ROWS, RUN, SHARES)
+    total = gl.sum(gl.convert_layout(shares, gl.BlockedLayout([SHARES, 1], [1, 32], [1, WARPS], [1, 0])), 0)
     scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, gl.SliceLayout(1, X)))
     if SCALE != 1.0:
         scale *= SCALE
@@ -109,3 +118,37 @@ def span_squares(part, WARPS: tl.constexpr, ROWS: tl.constexpr):
     """Add up the squares of [WARPS, SPAN, ROWS] that a thread has: fp32 [WARPS, 4, ROWS]."""
     part = gl.reshape(part.to(tl.float32), [WARPS, SPAN // 32, 4, 8, ROWS])
     return gl.sum(gl.sum(part * part, 3), 1)
+
+
+@jit
+def add_pending_kernel(
+    x,
+    addend,
+    square_sums,
+    COUNT: tl.constexpr,
+    K: tl.constexpr,
+    PREPARED: tl.constexpr,
+    WARPS: tl.constexpr,
+    ADD_EPS: tl.constexpr,
+    ADD_SCALE: tl.constexpr,
+    PDL: tl.constexpr,
+    factor=None,
+):
+    """Do to x [COUNT, K] in place what `linear_kernel` does with an addend, with the same bits.
+
+    The grid is [cdiv(K, 128 * WARPS)].
+    """
+    gdc_launch_dependents(PDL)
+    ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
+    X: tl.constexpr = gl.BlockedLayout([1, 8, 1], [1, 4, 8], [WARPS, 1, 1], [1, 2, 0])
+    row = along(2, ROWS, X)
+    at = (gl.program_id(0) * WARPS + along(0, WARPS, X)) * SPAN + along(1, SPAN, X)
+    gdc_wait(PDL)
+    part = load(x + row * K, at, row < COUNT, K, False)
+    product = load(addend + row * K, at, row < COUNT, K, False)
+    scale = pending_scale(square_sums, PREPARED, COUNT, WARPS, ROWS, 1, K, ADD_EPS, ADD_SCALE, X)
+    if factor is not None:
+        factor = gl.load(factor).to(tl.float32)
+    pending = scale, factor, x + row * K, gl.program_id(0) >= 0
+    (found,) = add_pending((part,), (product,), pending)
+    store_sum(found, pending, at, row < COUNT, K)

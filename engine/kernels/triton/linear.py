@@ -139,6 +139,7 @@ def _span(
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     OFFSET: tl.constexpr,
+    BY_SPAN: tl.constexpr,
     MMA: tl.constexpr,
     W: tl.constexpr,
     X: tl.constexpr,
@@ -156,9 +157,9 @@ def _span(
             at = i * STEP + tile_columns(fold, 1, X, WARPS, FOLDS)
             store_sum(part, pending, at, given, K)
         if NORM:
-            if pending is None:
+            if not BY_SPAN:
                 squares += part.to(tl.float32) * part.to(tl.float32)
-            else:  # which takes registers
+            else:
                 squares += span_squares(part, WARPS, ROWS)
             part = apply_weight(part, scales[fold], OFFSET)
         normed += (part,)
@@ -286,6 +287,7 @@ def linear_kernel(
     factor=None,
     ADD_EPS: tl.constexpr = 0.0,
     ADD_SCALE: tl.constexpr = 1.0,
+    BY_SPAN: tl.constexpr = False,
     BESIDE: tl.constexpr = 0,
     row_gates=None,
 ):
@@ -304,7 +306,8 @@ def linear_kernel(
 
     With an addend [COUNT, K], it is the addend that has been prepared like this, for a norm with the epsilon ADD_EPS.
     The kernel multiplies total [COUNT, K] = (x + ADD_SCALE * that norm) * factor [1] in place of x, and its first
-    program stores it; `total` is not x, which others still read. Without a factor, it is 1.
+    program stores it; `total` is not x, which others still read. Without a factor, it is 1. A thread then adds up the
+    squares of a span first, which takes fewer registers; without an addend, it does so with BY_SPAN.
 
     With ATTENDED, the one row of x is not read but `combined` from the parts that the attention has left in partial and
     lse.
@@ -326,6 +329,7 @@ def linear_kernel(
     X: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=8)
     ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
     SQUARES: tl.constexpr = NORM and (PREPARED == 0 or addend is not None)
+    SUMMED: tl.constexpr = BY_SPAN or addend is not None
     PAIR: tl.constexpr = 2 if GATED else 1
     OUTPUTS: tl.constexpr = 16 // (FOLDS * PAIR)
     SUMS: tl.constexpr = gl.BlockedLayout(
@@ -375,6 +379,8 @@ def linear_kernel(
             carried += (gl.load(at, mask=there, other=0.0).to(tl.float32),)
     rows, given = x + along(2, ROWS, X) * K, along(2, ROWS, X) < COUNT
     squares = gl.zeros([WARPS, SPAN, ROWS], tl.float32, layout=X)
+    if SUMMED:
+        squares = span_squares(squares, WARPS, ROWS)
     sums, parts = (), ()
     for _ in tl.static_range(TILES * FOLDS):
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
@@ -384,7 +390,6 @@ def linear_kernel(
     if addend is not None:
         addend += along(2, ROWS, X) * K
         addends = ()
-        squares = span_squares(squares, WARPS, ROWS)
         for fold in tl.static_range(FOLDS):
             addends += (load(addend, tile_columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
         apart = pending_scale(square_sums, PREPARED, COUNT, WARPS, ROWS, 1, K, ADD_EPS, ADD_SCALE, X)
@@ -400,15 +405,15 @@ def linear_kernel(
         for i in tl.static_range(SPANS):
             sums, squares, parts, scales = _span(
                 i, held, source, rows, addend, pending, given, attended, norm_weight, sums, squares, parts, scales,
-                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
-                ATTENDED,
+                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, SUMMED,
+                MMA, W, X, ATTENDED,
             )
     else:
         for i in range(SPANS):
             sums, squares, parts, scales = _span(
                 i, held, source, rows, addend, pending, given, attended, norm_weight, sums, squares, parts, scales,
-                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
-                ATTENDED,
+                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, SUMMED,
+                MMA, W, X, ATTENDED,
             )
     # fmt: on
     scale = None

@@ -127,10 +127,11 @@ def _sums(parts, addends, pending, X: tl.constexpr):
 def _span(
     i, after, place, held, planes, first, experts, weighed, rows, addend, pending, given, attended, norm_weight, order,
     sums, squares, parts, scales, constant, K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    CODES: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr,
-    CHOSEN: tl.constexpr, TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr,
-    MASKED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, APART: tl.constexpr,
-    RUN: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr, ATTENDED: tl.constexpr,
+    BY_SPAN: tl.constexpr, CODES: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
+    ACROSS: tl.constexpr, CHOSEN: tl.constexpr, TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr,
+    LAST: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    APART: tl.constexpr, RUN: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
+    ATTENDED: tl.constexpr,
 ):  # fmt: skip
     """Multiply span i, at `place` in shared memory; meanwhile load the rows of span `after` and copy later weights.
 
@@ -156,7 +157,7 @@ def _span(
             at = input_places(i, number, order, K, WARPS, GROUP, RUN, X)
             store_sum(part, pending, at, given, K)
         if NORM:
-            if LANES == 1 and pending is None:
+            if LANES == 1 and not BY_SPAN:
                 squared = (squared[0] + part.to(tl.float32) * part.to(tl.float32),)
             else:
                 squared = squared[1:] + (squared[0] + _squares(part, WARPS, GROUP, ROWS),)  # noqa: RUF005
@@ -271,6 +272,7 @@ def packed_linear_kernel(
     factor=None,
     ADD_EPS: tl.constexpr = 0.0,
     ADD_SCALE: tl.constexpr = 1.0,
+    BY_SPAN: tl.constexpr = False,
     BESIDE: tl.constexpr = 0,
     row_gates=None,
 ):
@@ -278,9 +280,9 @@ def packed_linear_kernel(
 
     Rows of `out` and of the residual are STRIDE apart. With GATED, the planes are those of gate, in whole tiles,
     followed by those of up. CODES describes the planes (see `Codes`). A program computes 16 * TILES outputs, half as
-    many with GATED. LANES is 1, or 4 if each group has a scale. ATTENDED (for a row in lanes), the addend, BESIDE,
-    LEADS, FOLLOWS and row_gates are as in `linear_kernel`. Pointers that the flags leave unused may be anything. order,
-    int32 [K], is the column of x for each column of the planes; None: the same.
+    many with GATED. LANES is 1, or 4 if each group has a scale. ATTENDED (for a row in lanes), the addend, BY_SPAN,
+    BESIDE, LEADS, FOLLOWS and row_gates are as in `linear_kernel`. Pointers that the flags leave unused may be
+    anything. order, int32 [K], is the column of x for each column of the planes; None: the same.
 
     With experts, the indices of CHOSEN matrices whose planes lie one after the other, and shares fp32 [CHOSEN], x is
     [1, CHOSEN, K]. The result is the sum of the experts' products times their shares, computed as the product of one
@@ -301,6 +303,7 @@ def packed_linear_kernel(
     FOUND: tl.constexpr = 1 if RUN == 4 and COUNT == 1 else ROWS // RUN
     X: tl.constexpr = input_layout(WARPS, GROUP, ROWS)
     SQUARES: tl.constexpr = NORM and (PREPARED == 0 or addend is not None)
+    SUMMED: tl.constexpr = BY_SPAN or addend is not None
     PAIR: tl.constexpr = 2 if GATED else 1
     OUTPUTS: tl.constexpr = 16 // PAIR
     LAST: tl.constexpr = (N + 7) // 8
@@ -379,7 +382,7 @@ def packed_linear_kernel(
     squares, sums = (), ()
     nothing = gl.zeros([WARPS, GROUP, ROWS], tl.float32, layout=X)
     for _ in tl.static_range(APART):
-        squares += (nothing if LANES == 1 and addend is None else _squares(nothing, WARPS, GROUP, ROWS),)
+        squares += (nothing if LANES == 1 and not SUMMED else _squares(nothing, WARPS, GROUP, ROWS),)
     for _ in tl.static_range(TILES * APART):
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
     parts, addends, _ = load_inputs(
@@ -401,7 +404,7 @@ def packed_linear_kernel(
             sums, squares, parts, norm_scales = _span(
                 i, i + 1 - (i + 1) // TURNS, _place(i, STAGES), held, planes, tile, experts, weighed, rows,
                 addend, pending, given, attended, norm_weight, order, sums, squares, parts, norm_scales, constant, K,
-                SQUARES, OFFSET, CODES, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP,
+                SQUARES, OFFSET, SUMMED, CODES, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP,
                 LAST, MASKED, WHOLE, ROWS, LANES, APART, RUN, MMA, W, X, ATTENDED,
             )
     else:
@@ -412,7 +415,7 @@ def packed_linear_kernel(
                     turn * EACH + k, turn * EACH + k + (1 if k + 1 < EACH else turn + 1 < TURNS // EACH),
                     _place(k if EACH // STAGES * STAGES == EACH else turn * EACH + k, STAGES),
                     held, planes, tile, experts, weighed, rows, addend, pending, given, attended, norm_weight, order,
-                    sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, CODES,
+                    sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, SUMMED, CODES,
                     WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, LANES, APART, RUN,
                     MMA, W, X, ATTENDED,
                 )

@@ -46,6 +46,7 @@ def ptx(kernel, warps, constants, language=GluonASTSource, capability=90, **opti
 """
 DENSE = """
 from engine.kernels.triton.attention import attention_kernel
+from engine.kernels.triton.fused_norm import add_pending_kernel
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.attention_mma import parts_kernel
 
@@ -98,6 +99,8 @@ def attention(limit, group, dim, **features):
     copies = 2 if width > 256 else 1  # of a thread, for each row that its group holds
     return {"early": before.count("cp.async.cg"), "held": 2 * copies * held * min(tiles, 3), "shared": needed}
 
+pending = dict(COUNT=8, K=1536, PREPARED=192, WARPS=4, ADD_EPS=1e-6, ADD_SCALE=1.0, PDL=True, factor="pointer")
+ptx(add_pending_kernel, 4, pending)
 print(json.dumps([
     linear(4096, 1024, NORM=True), linear(3072, 1024, NORM=True, GATED=True),
     linear(1000, 576, RESIDUAL=True, BIAS=True), linear(4096, 12288, RESIDUAL=True),

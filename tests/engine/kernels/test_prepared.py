@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from engine.execute.cuda import step_products
 from engine.execute.cuda.packed import plane_args
 from engine.execute.cuda.tiles import LANES, Tile
+from engine.kernels.triton.fused_norm import add_pending_kernel
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from engine.kernels.triton.pointwise import Gate
@@ -121,6 +122,10 @@ def join(
     multiply(layers[1], 2, 1, True, **named, **added, **shared, **how)
     between = F.rms_norm(apart, (HIDDEN,), after + offset, 1e-5)
     torch.testing.assert_close(total, (x + scale * between) * factor, rtol=1e-5, atol=1e-5)
+    alone, added = x.clone(), {name: added[name] for name in ("addend", "factor", "ADD_EPS", "ADD_SCALE")}
+    given = {"square_sums": sums, "COUNT": len(rows), "PREPARED": programs, "K": HIDDEN}
+    add_pending_kernel[(-(-HIDDEN // 512),)](alone, WARPS=4, PDL=False, num_warps=4, **given, **added)
+    assert torch.equal(alone, total)
     return x, total, out
 
 
@@ -143,8 +148,8 @@ def test_a_product_adds_the_norm_of_the_one_before_to_its_input(
     x, total, out = join(layers, rows, offset, scale, how)
     expected = torch.full_like(out, 7.0)
     named = {"x": total, "out": expected, "norm_weight": random(HIDDEN, seed=8), "OFFSET": offset}
-    multiply(layers[1], 2, 1, True, NORM=True, COUNT=8, **named, **how)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    multiply(layers[1], 2, 1, True, NORM=True, BY_SPAN=True, COUNT=8, **named, **how)
+    assert torch.equal(out, expected)
     assert torch.equal(x, random(ROWS, HIDDEN, seed=6)[rows]), "other programs still read x"
     for some in ([5], [3, 0], [3, 0, 7]):
         for found, all_rows in zip(join(layers, some, offset, scale, how)[1:], (total, out), strict=True):
