@@ -15,8 +15,20 @@ COMPARED = tl.constexpr(16384)
 
 
 @triton.jit
-def _choose(
-    row,
+def _share(score, top, total, SIGMOID: tl.constexpr):
+    return 1.0 / (1.0 + tl.exp(-score)) if SIGMOID else tl.exp(score - top) / total
+
+
+@triton.jit
+def _ranked(share, selection_bias, index, COUNT: tl.constexpr, SELECTION_BIAS: tl.constexpr):
+    """Return what experts are ranked by. NaN becomes -inf, before the padding, so each expert has its own rank."""
+    if SELECTION_BIAS:
+        share += tl.load(selection_bias + index, mask=index < COUNT, other=0.0)
+    return tl.where((index < COUNT) & (share == share), share, float("-inf"))
+
+
+@triton.jit
+def choose_kernel(
     logits,
     selection_bias,
     ids,
@@ -26,13 +38,15 @@ def _choose(
     SELECTION_BIAS: tl.constexpr,
     SIGMOID: tl.constexpr,
     RENORMALISE: tl.constexpr,
-    expert_scales,
+    expert_scales=None,
+    AXIS: tl.constexpr = 0,
 ):
-    """Write a row of ids int32 [rows, CHOSEN], always valid, and shares fp32 [rows, CHOSEN], best first.
+    """Choose for tokens whose logits fp32 [T, COUNT] are known: ids int32 [T, CHOSEN] and shares fp32, best first.
 
-    It is that of the same row of logits fp32 [rows, COUNT]. In the end, shares are multiplied by expert_scales fp32
-    [COUNT], if given.
+    Ids are always valid. In the end, shares are multiplied by expert_scales fp32 [COUNT], if given. A program chooses
+    for the token of its number along AXIS of the grid.
     """
+    row = tl.program_id(AXIS)
     logits, ids, shares = logits + row * COUNT, ids + row * CHOSEN, shares + row * CHOSEN
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
     BLOCK: tl.constexpr = min(PADDED, COMPARED // PADDED)
@@ -61,19 +75,6 @@ def _choose(
         share *= tl.load(expert_scales + index, mask=inside, other=0.0)
     tl.store(ids + rank, index, mask=taken)
     tl.store(shares + rank, share, mask=taken)
-
-
-@triton.jit
-def _share(score, top, total, SIGMOID: tl.constexpr):
-    return 1.0 / (1.0 + tl.exp(-score)) if SIGMOID else tl.exp(score - top) / total
-
-
-@triton.jit
-def _ranked(share, selection_bias, index, COUNT: tl.constexpr, SELECTION_BIAS: tl.constexpr):
-    """Return what experts are ranked by. NaN becomes -inf, before the padding, so each expert has its own rank."""
-    if SELECTION_BIAS:
-        share += tl.load(selection_bias + index, mask=index < COUNT, other=0.0)
-    return tl.where((index < COUNT) & (share == share), share, float("-inf"))
 
 
 @triton.jit
@@ -135,8 +136,7 @@ def router_kernel(
         before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
         if before == tl.num_programs(0) - 1:
             tl.store(arrived + row, 0)
-            _choose(
-                row,
+            choose_kernel(
                 logits,
                 selection_bias,
                 ids,
@@ -147,36 +147,8 @@ def router_kernel(
                 SIGMOID,
                 RENORMALISE,
                 expert_scales,
+                AXIS=1,
             )
     elif tl.program_id(0) == 0:
         place = tl.arange(0, triton.next_power_of_2(CHOSEN))
         tl.store(ids + row * CHOSEN + place, tl.full(place.shape, -1, tl.int32), mask=place < CHOSEN)
-
-
-@triton.jit
-def choose_kernel(
-    logits,
-    selection_bias,
-    ids,
-    shares,
-    COUNT: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    SELECTION_BIAS: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    RENORMALISE: tl.constexpr,
-    expert_scales=None,
-):
-    """Choose for tokens whose logits fp32 [T, COUNT] are known. The grid is [T]."""
-    _choose(
-        tl.program_id(0),
-        logits,
-        selection_bias,
-        ids,
-        shares,
-        COUNT,
-        CHOSEN,
-        SELECTION_BIAS,
-        SIGMOID,
-        RENORMALISE,
-        expert_scales,
-    )
