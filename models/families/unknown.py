@@ -14,7 +14,9 @@ _ALIBI = "ALiBi positions"
 
 _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (_INDEXED, ("index_topk", "attention.indexer.top_k")),
-    (_LINEAR, ("linear_num_value_heads", "linear_attn_config", "lightning_attn")),
+    (_LINEAR, ("linear_attn_config", "lightning_attn")),
+    ("hyper-connections", ("hc_count",)),
+    ("embeddings of n-grams", ("ple_layer_ids",)),
     ("recurrent layers", ("lru_width", "rescale_every", "head_size_divisor", "wkv.head_size")),
     (_PARALLEL, ("parallel_attn", "use_parallel_residual")),
     ("clamped queries, keys and values", ("clip_qkv", "attention.clamp_kqv")),
@@ -41,6 +43,7 @@ _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 _OF_STATE_SPACE = ("ssm_state_size", "state_size", "mamba_d_state", "d_state", "ssm_cfg", "ssm.state_size")
 _OF_MAMBA2 = ("mamba_n_heads", "mamba_num_heads")
+_OF_DELTA_NETS = "linear_num_value_heads"
 _ACTIVATIONS = (
     "hidden_act",
     "hidden_activation",
@@ -99,6 +102,7 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "mpt": (_ALIBI,),
     "nanochat": (_NO_WEIGHTS,),
     "olmo": (_NO_WEIGHTS,),
+    "olmo_hybrid": ("delta nets with negative eigenvalues",),
     "openai-gpt": (_SUM_NORMS,),
     "phi": (_PARALLEL,),
     "phimoe": ("experts that are chosen by sparsemixer",),
@@ -202,6 +206,8 @@ def _of_part(config: Mapping[str, Any]) -> Iterator[str]:
         if not any(config.get(name) for name in _OF_MAMBA2):
             yield _STATE_SPACE
         kinds -= {"mamba", "mamba2", "linear_attention"}
+    if _says(config.get(_OF_DELTA_NETS)):
+        kinds -= {"linear_attention"}
     yield from (
         words for kind in sorted(kinds) if (words := _KINDS.get(kind, f"layers of the kind {kind[:40]}"))
     )

@@ -65,8 +65,14 @@ def test_every_architecture_of_transformers_has_a_reason() -> None:
         ("glm4_moe", {"n_group": 8, "routed_scaling_factor": 2.5}, READ),
         ("youtu", {}, READ),
         ("deepseek_v32", {}, "chatterm does not compute sparse attention by an index"),
-        ("qwen3_5", {}, "chatterm does not compute images and linear attention"),
-        ("qwen3_5_text", {}, "chatterm does not compute linear attention"),
+        ("qwen3_5", {}, "chatterm does not compute images"),
+        ("olmo_hybrid", {}, "chatterm does not compute delta nets with negative eigenvalues"),
+        (
+            "qwen4_exp",
+            {},
+            "chatterm does not compute images, hyper-connections and sparse attention by an index",
+        ),
+        ("kimi_linear", {}, "chatterm does not compute linear attention"),
         ("nanochat", {}, "chatterm does not compute norms without weights"),
         ("nemotron", {}, READ),
         ("laguna", {}, "chatterm does not compute a gate for the attention's output"),
@@ -110,9 +116,9 @@ def test_a_model_with_code_of_its_own_may_write_text_whatever_it_is_called() -> 
 
 WITH_MORE = (
     *("gemma3", "gemma3n", "llama4", "mistral3", "muse_glimmer", "granitemoehybrid"),
-    *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
+    *("qwen3_5", "qwen3_5_moe"),
 )
-"""Types of models only a part of which is run, or some of which are; those with one kind of linear attention."""
+"""Types of models only a part of which is run, or some of which are."""
 
 
 def test_nothing_that_can_be_run_lacks_anything() -> None:
