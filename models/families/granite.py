@@ -9,16 +9,17 @@ from models.families.common import base_spec, base_spec_of_gguf, kv_heads_by_lay
 from models.families.experts import with_experts
 from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.families.layer_kinds import with_mixer
+from models.families.layer_kinds import layer_kinds, with_mixer
 from models.families.mamba2 import (
     MAMBA2_CHANGES,
     MAMBA2_GGUF_NAMES,
     MAMBA2_NAMES,
     mamba2_from_gguf,
     mamba2_from_hf,
-    mamba_layers,
 )
 from models.spec import Experts, FeedForward, Layer, ModelSpec, each_attention, each_layer
+
+_RECURRENT = ("mamba", "linear_attention")
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
@@ -53,7 +54,8 @@ def _hybrid_from_hf(architecture: str, fields: Fields) -> ModelSpec:
     else:
         spec = each_layer(spec, lambda _, layer: replace(layer, feed_forward=FeedForward(size)))
     key = "layers_block_type" if fields.raw.get("layer_types") is None else "layer_types"
-    recurrent = mamba_layers(fields, key, len(spec.layers))
+    kinds = layer_kinds(fields, len(spec.layers), (*_RECURRENT, "attention", "full_attention"), key, True)
+    recurrent = [kind in _RECURRENT for kind in kinds or ()]
     if not any(recurrent):
         return spec
     mixer = mamba2_from_hf(fields, fields.integer("mamba_expand", 2) * spec.hidden_size)

@@ -8,17 +8,19 @@ from models.families.fields import Fields
 from models.spec import Mixer, ModelSpec, each_layer
 
 
-def layer_kinds(fields: Fields, layers: int, known: Collection[str]) -> list[str] | None:
-    """Return the `layer_types` of a config for its `layers` layers; None if there are none.
+def layer_kinds(
+    fields: Fields, layers: int, known: Collection[str], key: str = "layer_types", is_needed: bool = False
+) -> list[str] | None:
+    """Return the kinds of layers that a config lists as `key` for its `layers` layers; None if it does not.
 
-    Raises ModelError if they are not one of `known` for each layer.
+    Raises ModelError if they are not one of `known` for each layer, or not there although `is_needed`.
     """
-    kinds = fields.raw.get("layer_types")
-    if kinds is None:
+    kinds = fields.raw.get(key)
+    if kinds is None and not is_needed:
         return None
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
         raise ModelError(
-            f"layer_types in {fields.where} is {str(kinds)[:60]!r}; it must name {layers} layers, each of them "
+            f"{key} in {fields.where} is {str(kinds)[:60]!r}; it must name {layers} layers, each of them "
             f"{' or '.join(known)}."
         )
     return kinds

@@ -29,8 +29,6 @@ MAMBA2_GGUF_NAMES = {
 MAMBA2_CHANGES = {"decay": lambda stored: -stored.exp()}
 """Checkpoints store the logarithms of what multiplies the steps."""
 
-_MAMBA, _ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
-
 
 def mamba2_from_hf(fields: Fields, size: int) -> Mamba2:
     """Return the Mamba-2 layers of a config.json, whose heads together have `size` numbers. Raises ModelError."""
@@ -95,18 +93,6 @@ def checked(mixer: Mamba2) -> Mamba2:
             "again."
         )
     return mixer
-
-
-def mamba_layers(fields: Fields, key: str, layers: int) -> list[bool]:
-    """Return which layers are Mamba-2 rather than attention, as the list `key` says. Raises ModelError."""
-    kinds = fields.raw.get(key)
-    known = isinstance(kinds, list) and all(kind in (*_MAMBA, *_ATTENTION) for kind in kinds)
-    if not isinstance(kinds, list) or not known or len(kinds) != layers:
-        raise ModelError(
-            f"{key} in {fields.where} is {str(kinds)[:60]!r}; it must name {layers} layers, each of them "
-            "linear_attention or full_attention."
-        )
-    return [kind in _MAMBA for kind in kinds]
 
 
 def _limits(fields: Fields) -> tuple[float, float]:

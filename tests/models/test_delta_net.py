@@ -1,6 +1,7 @@
 """Gated delta nets against the module of transformers, against float64, and cut anywhere."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,12 +11,11 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from models.network import DeltaNetWeights, Linear, NormWeights, Weight
 from models.recurrences import DeltaNet
-from models.reference.decoder import Decoder
 from models.reference.delta_net import gated_norm, walk
 from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm, Rope
-from tests.models.checkpoints import PlainAttention, run
 from tests.models.plain_network import PlainNetwork
-from tests.models.test_reference import assert_close, checkpoint, network_of
+from tests.models.recurrences import check_cuts, check_network, check_order
+from tests.models.test_reference import checkpoint, network_of
 
 HIDDEN, ROWS = 48, 150
 SPEC = DeltaNet(2, 6, 16, 24)
@@ -75,32 +75,16 @@ def test_a_delta_net_computes_what_transformers_does() -> None:
 def test_a_text_has_the_same_bits_however_it_is_cut(spec: DeltaNet, dtype: torch.dtype) -> None:
     _, weights = random_module()
     _, rows = projected(weights, torch.randn(ROWS, HIDDEN))
-    rows, before, start = rows.to(dtype), spec.conv_width - 1, torch.randn(spec.state_shape)
-    kept = start.clone()
-    whole, end = walk(spec, weights, rows, start)
-    assert start.equal(kept)
+    ways = ([1] * ROWS, [5, 0, 64, 11, 70], [149, 1], [1, 149], [3, 7] * 15)
+    start, before = torch.randn(spec.state_shape), spec.conv_width - 1
+    whole = check_cuts(partial(walk, spec, weights), rows.to(dtype), start, before, ways)
     assert whole.dtype == dtype
-    for cuts in ([1] * ROWS, [5, 0, 64, 11, 70], [149, 1], [1, 149], [3, 7] * 15):
-        state, outs, at = start, [], 0
-        for count in cuts:
-            out, state = walk(spec, weights, rows[at : at + before + count], state)
-            outs.append(out)
-            at += count
-        assert at == ROWS
-        assert torch.cat(outs).equal(whole)
-        assert state.equal(end)
 
 
 def test_what_comes_later_changes_nothing_and_what_came_before_does() -> None:
     _, weights = random_module()
     _, rows = projected(weights, torch.randn(20, HIDDEN))
-    zeros = torch.zeros(SPEC.state_shape)
-    whole, _ = walk(SPEC, weights, rows, zeros)
-    changed = rows.clone()
-    changed[SPEC.conv_width - 1 + 9] += 1.0
-    other, _ = walk(SPEC, weights, changed, zeros)
-    assert other[:9].equal(whole[:9])
-    assert (other[9:] != whole[9:]).any(-1).all()
+    check_order(partial(walk, SPEC, weights), rows, torch.zeros(SPEC.state_shape), SPEC.conv_width - 1)
 
 
 @pytest.mark.parametrize("alternating", [False, True])
@@ -112,9 +96,6 @@ def test_a_network_with_delta_nets_computes_what_its_description_says(alternatin
     for name in tensors:
         if name.endswith("decay"):
             tensors[name] = -tensors[name].abs()
-    tokens, network = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], network_of(spec, tensors, names)
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
     expected = PlainNetwork(spec, tensors).logits(tokens)
-    assert_close(run(network, tokens), expected)
-    backend, model = PlainAttention(network), Decoder(network)
-    pieces = [run(model, tokens[at : at + 3], backend, at) for at in range(0, len(tokens), 3)]
-    assert_close(torch.cat(pieces), expected)
+    check_network(network_of(spec, tensors, names), tokens, expected, (3, 6, 9, 11))

@@ -1,5 +1,6 @@
 """Mamba-2 against the mixers of transformers, and cut anywhere."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from models.network import Linear, Mamba2Weights, NormWeights, Weight
 from models.recurrences import Mamba2
 from models.reference.mamba2 import gated_norm, walk
 from models.spec import Attention, FeedForward, Layer, ModelSpec, Rope
-from tests.models.checkpoints import PlainAttention, run
+from tests.models.checkpoints import run
 from tests.models.plain_network import PlainNetwork
+from tests.models.recurrences import check_cuts, check_network, check_order
 from tests.models.test_reference import assert_close, checkpoint, network_of
 
 HIDDEN, ROWS = 48, 23
@@ -138,31 +140,15 @@ def test_a_mixer_computes_what_transformers_does(name: str) -> None:
 def test_a_text_has_the_same_bits_however_it_is_cut(dtype: torch.dtype) -> None:
     _, spec, weights = random_mixer("bamba")
     _, rows = projected(spec, weights, torch.randn(ROWS, HIDDEN))
-    rows, before, start = rows.to(dtype), spec.conv_width - 1, torch.randn(spec.state_shape)
-    kept = start.clone()
-    whole, end = walk(spec, weights, rows, start)
-    assert start.equal(kept)
-    for cuts in ([1] * ROWS, [5, 0, 11, 7], [22, 1]):
-        state, outs, at = start, [], 0
-        for count in cuts:
-            out, state = walk(spec, weights, rows[at : at + before + count], state)
-            outs.append(out)
-            at += count
-        assert at == ROWS
-        assert torch.cat(outs).equal(whole)
-        assert state.equal(end)
+    ways = ([1] * ROWS, [5, 0, 11, 7], [22, 1])
+    start, before = torch.randn(spec.state_shape), spec.conv_width - 1
+    check_cuts(partial(walk, spec, weights), rows.to(dtype), start, before, ways)
 
 
 def test_what_comes_later_changes_nothing_and_what_came_before_does() -> None:
     _, spec, weights = random_mixer("nemotron")
     _, rows = projected(spec, weights, torch.randn(ROWS, HIDDEN))
-    zeros = torch.zeros(spec.state_shape)
-    whole, _ = walk(spec, weights, rows, zeros)
-    changed = rows.clone()
-    changed[spec.conv_width - 1 + 9] += 1.0
-    other, _ = walk(spec, weights, changed, zeros)
-    assert other[:9].equal(whole[:9])
-    assert (other[9:] != whole[9:]).any(-1).all()
+    check_order(partial(walk, spec, weights), rows, torch.zeros(spec.state_shape), spec.conv_width - 1)
 
 
 def test_its_projections_may_be_quantised() -> None:
@@ -194,8 +180,6 @@ def test_a_network_computes_the_formula_of_the_paper(norms_first: bool | None) -
     for name in tensors:
         if name.endswith("decay"):
             tensors[name] = -tensors[name].exp()
-    network, tokens = network_of(spec, tensors, names), torch.randint(32, (40,)).tolist()
-    expected, attention = PlainNetwork(spec, tensors).logits(tokens), PlainAttention(network)
-    assert_close(run(network, tokens), expected)
-    pieces = [run(network, tokens[a:b], attention, start=a) for a, b in ((0, 9), (9, 10), (10, 40))]
-    assert_close(torch.cat(pieces), expected)
+    tokens = torch.randint(32, (40,)).tolist()
+    expected = PlainNetwork(spec, tensors).logits(tokens)
+    check_network(network_of(spec, tensors, names), tokens, expected, (9, 10, 40))
