@@ -77,8 +77,10 @@ def _about(found: BlockMap) -> list[Run]:
     if found.hidden:
         runs.append((f"; {counted(found.hidden, 'token')} of thinking left out", "code-string"))
     if found.marks is not None:
-        places = counted(found.marks, "mark")
-        runs.append((f"; {places} of the recurrent layers, from which it can be continued", "accent"))
+        places = counted(found.marks, "place")
+        runs.append(
+            (f". What recurrent layers remember is kept at {places}, where a retry can begin", "accent")
+        )
     return [*runs, (".", "")]
 
 

@@ -28,7 +28,7 @@ _CAUSES = {
     Cause.OPENED: "it was written before the model was loaded",
     Cause.EVICTED: "it was evicted to make room",
     Cause.DRAFT: "the draft was changed after it was prewarmed",
-    Cause.STATE: "no later mark of the recurrent layers was left on this path",
+    Cause.STATE: "what recurrent layers remembered there was no longer kept",
 }
 
 

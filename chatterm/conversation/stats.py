@@ -169,14 +169,14 @@ def _about(
         if figures.kv_token_bytes:
             cache += f" · {figures.kv_dtype}, {bytes_text(figures.kv_token_bytes)} a token"
         if figures.kv_window_bytes:
-            kinds = "the log of recurrent layers" if figures.state_slots else "layers with a window"
+            kinds = "recent inputs of recurrent layers" if figures.state_slots else "layers with a window"
             cache += f" · {bytes_text(figures.kv_window_bytes)} of it for {kinds}"
         if figures.kv_share and figures.device != "cpu":
             cache += f" · {figures.kv_share:.0%} of the memory beside the weights"
         pairs.append(("KV cache", cache))
         if figures.state_slots:
-            room = f"room for {figures.state_slots:,} of {bytes_text(figures.state_bytes)} each"
-            pairs.append(("recurrence", f"{counted(figures.marks, 'mark')} to continue from, {room}"))
+            room = f"room for {figures.state_slots:,}, {bytes_text(figures.state_bytes)} each"
+            pairs.append(("recurrence", f"states kept at {counted(figures.marks, 'place')}, {room}"))
         if figures.offload is not None:
             pairs.append(("evicted", _offload(figures.offload)))
         if figures.disk is not None:
@@ -223,7 +223,7 @@ def _offload(offload: OffloadFigures) -> str:
 
 
 def _pairs(pairs: list[tuple[str, str]], width: int) -> list[Line]:
-    column = 11
+    column = max([11, *(cells(name) + 1 for name, _ in pairs)])
     lines: list[Line] = []
     for name, text in pairs:
         if longest_word([(text, "")]) > width - column:  # put it below the name instead of breaking it

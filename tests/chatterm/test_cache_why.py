@@ -50,7 +50,7 @@ def test_every_cause_has_its_words(cause: Cause) -> None:
     parting = replace(PARTING, cause=cause, message=0 if cause is Cause.SYSTEM else 3, in_answer=False)
     text = said(exchange(1, replace(STATS, parting=parting)))
     if cause is Cause.STATE:
-        assert "Message 3 was computed again from token 118 on: no later mark" in text
+        assert "Message 3 was computed again from token 118 on: what recurrent" in text
         return
     assert ("The system prompt differs" if cause is Cause.SYSTEM else "Message 3 differs") in text
     assert text.splitlines()[2].endswith(").")

@@ -236,13 +236,13 @@ def test_people_are_told_of_marks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < figures.marks <= figures.state_slots == 4
         assert figures.state_bytes == 2 * 4 * 16 * 16 * 4
         said = " ".join(map(line_text, stats_lines(300, None, SessionStats(), None, figures)))
-        assert f"{counted(figures.marks, 'mark')} to continue from, room for 4 of 8 kB each" in said
-        assert "of it for the log of recurrent layers" in said
+        assert f"states kept at {counted(figures.marks, 'place')}, room for 4, 8 kB each" in said
+        assert "of it for recent inputs of recurrent layers" in said
         seen: list[BlockMap] = []
         engine.look_at_blocks(chat._history.rows(chat.turns).keys, seen.append)
         engine.loop.call(lambda: None)
         about = " ".join(map(line_text, cache_lines(seen[0], 200)))
-        assert f"{counted(seen[0].marks or 0, 'mark')} of the recurrent layers" in about
+        assert f"What recurrent layers remember is kept at {counted(seen[0].marks or 0, 'place')}" in about
 
 
 def test_why_a_prompt_was_computed_again_is_told_in_words() -> None:
@@ -252,7 +252,7 @@ def test_why_a_prompt_was_computed_again_is_told_in_words() -> None:
     assert explained.parting == Parting(8, 1, False, -1, 8, Cause.STATE)
     (line,) = [line_text(_reason(explained.parting, [], lambda token: None))]
     assert line == (
-        "Message 1 was computed again from token 9 on: no later mark of the recurrent layers was left on this path."
+        "Message 1 was computed again from token 9 on: what recurrent layers remembered there was no longer kept."
     )
 
 
