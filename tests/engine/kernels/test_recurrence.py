@@ -141,7 +141,7 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("by_kernels")
 def test_an_engine_goes_on_from_marks_and_the_log() -> None:
-    engine.test_a_prefix_is_reused_to_the_row()
+    engine.test_a_prefix_is_reused_to_the_row(native=False)
 
 
 def test_outputs_are_normed_and_gated() -> None:
