@@ -388,43 +388,68 @@ print(json.dumps([[text.count(what) for what in counted] for text in texts]))
 """
 
 
-def made(program: str) -> Any:
-    """What a program prints."""
+PROGRAMS = (
+    DENSE,
+    EXPERTS,
+    PROMPTS,
+    PACKED,
+    PACKED_EXPERTS,
+    WIDE,
+    WARPGROUPS,
+    CONVOLUTIONS,
+    EXCHANGE,
+    RECURRENCES,
+    DELTA_NETS,
+)
+ALL = """
+import sys
+known = dict(TYPES)
+for program in json.load(sys.stdin):
+    TYPES.clear()
+    TYPES.update(known)
+    exec(program)
+"""
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Any]:
+    """What each program prints, in a line; in one process, which takes seconds to start."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILER + program]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    command = [sys.executable, "-c", COMPILER + ALL]
+    given = json.dumps(PROGRAMS)
+    ran = subprocess.run(command, input=given, capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stderr[-2000:]
-    return json.loads(ran.stdout)
+    return dict(zip(PROGRAMS, map(json.loads, ran.stdout.splitlines()), strict=True))
 
 
-def test_prompts_attend_on_tensor_cores_in_the_shared_memory_there_is() -> None:
-    for found in made(PROMPTS):
+def test_prompts_attend_on_tensor_cores_in_the_shared_memory_there_is(made: dict[str, Any]) -> None:
+    for found in made[PROMPTS]:
         assert found["shared"] <= found["most"]
         assert found["copied"] > 0, "the next tile is copied while one is multiplied"
         assert found["products"] > 0
 
 
-def test_kernels_of_experts_compile_and_the_last_one_loads_early() -> None:
-    found = made(EXPERTS)
+def test_kernels_of_experts_compile_and_the_last_one_loads_early(made: dict[str, Any]) -> None:
+    found = made[EXPERTS]
     assert found["early"] == [24, 8]  # a thread's copies: three spans of eight, and the only one there is
     assert found["ldmatrix"] == 0, "a thread would read what another one copied"
     assert found["trigger"], "what comes after reads the ids before it waits"
     assert found["fits"]
 
 
-def test_kernels_of_packed_experts_compile_and_spill_nothing() -> None:
-    for early, fits, spilled in made(PACKED_EXPERTS):
+def test_kernels_of_packed_experts_compile_and_spill_nothing(made: dict[str, Any]) -> None:
+    for early, fits, spilled in made[PACKED_EXPERTS]:
         assert early, "copies before the wait; of gate and up, what comes after only when the ids can be seen"
         assert fits
         assert not spilled
 
 
-def test_convolutions_compile_for_every_gpu_and_take_no_memory() -> None:
-    assert made(CONVOLUTIONS) == [[0, False]] * 10
+def test_convolutions_compile_for_every_gpu_and_take_no_memory(made: dict[str, Any]) -> None:
+    assert made[CONVOLUTIONS] == [[0, False]] * 10
 
 
-def test_recurrences_keep_states_in_registers_and_sums_over_keys_in_a_warp() -> None:
-    found = made(RECURRENCES)
+def test_recurrences_keep_states_in_registers_and_sums_over_keys_in_a_warp(made: dict[str, Any]) -> None:
+    found = made[RECURRENCES]
     for number, (shared, spills, barriers, exchanges) in enumerate(found[::2]):
         assert shared <= 48 * 1024, "several programs must fit on a multiprocessor"
         assert not spills
@@ -436,15 +461,15 @@ def test_recurrences_keep_states_in_registers_and_sums_over_keys_in_a_warp() -> 
         assert not spills
 
 
-def test_delta_nets_load_their_states_early_and_spill_nothing() -> None:
-    for found in made(DELTA_NETS):
+def test_delta_nets_load_their_states_early_and_spill_nothing(made: dict[str, Any]) -> None:
+    for found in made[DELTA_NETS]:
         assert found["loads"] == found["wanted"], "four numbers at a time, before the wait"
         assert found["shared"] <= 8 * 1024
         assert not found["spilled"]
 
 
-def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others() -> None:
-    summed, normed, pulled, begun, joined = made(EXCHANGE)
+def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others(made: dict[str, Any]) -> None:
+    summed, normed, pulled, begun, joined = made[EXCHANGE]
     # To each other rank one word of a thread, so that those of a warp go together; then, whether it is lost.
     assert summed == [7 + 7, 0, 7 + 7, 0]
     assert normed == [4 * 7 + 7, 0, 4 * 7 + 7, 0], "four words of a thread, looked at together"
@@ -453,8 +478,10 @@ def test_what_eight_gpus_exchange_goes_to_the_memory_of_the_others() -> None:
     assert joined == [1 + 7, 0, 7 + 7, 0], "to rank 0, which receives from all others"
 
 
-def test_quantized_weights_are_copied_early_and_become_numbers_in_few_instructions() -> None:
-    for found in made(PACKED):
+def test_quantized_weights_are_copied_early_and_become_numbers_in_few_instructions(
+    made: dict[str, Any],
+) -> None:
+    for found in made[PACKED]:
         assert found["early"] == found["held"]
         assert found["products"] == found["needed"]
         assert found["joined"] == 0, "two numbers would have been apart on their way to the tensor core"
@@ -462,8 +489,8 @@ def test_quantized_weights_are_copied_early_and_become_numbers_in_few_instructio
         assert not found["spilled"]
 
 
-def test_products_of_many_rows_begin_with_their_weights() -> None:
-    for found in made(WIDE):
+def test_products_of_many_rows_begin_with_their_weights(made: dict[str, Any]) -> None:
+    for found in made[WIDE]:
         assert found["early"] == found["held"]
         assert found["products"] == found["needed"]
         assert found["ldmatrix"] > 0, "warps share what they read"
@@ -471,17 +498,17 @@ def test_products_of_many_rows_begin_with_their_weights() -> None:
         assert not found["spilled"]
 
 
-def test_products_of_a_group_of_warps_load_all_weights_early_that_fit() -> None:
-    for found in made(WARPGROUPS):
+def test_products_of_a_group_of_warps_load_all_weights_early_that_fit(made: dict[str, Any]) -> None:
+    for found in made[WARPGROUPS]:
         assert found["early"] == found["held"]
         assert found["products"] == found["needed"]
         assert found["shared"] <= found["most"]
         assert not found["spilled"]
 
 
-def test_what_may_be_loaded_early_is_and_nothing_goes_another_way() -> None:
+def test_what_may_be_loaded_early_is_and_nothing_goes_another_way(made: dict[str, Any]) -> None:
     """Weights are copied 16 bytes at a time before the wait, and a thread reads what it copied."""
-    found = made(DENSE)
+    found = made[DENSE]
     products, attentions = found[:12], found[12:]
     for found in products:
         assert found["early"] == found["held"]
