@@ -85,7 +85,7 @@ def test_a_chain_is_what_the_model_drafts_token_by_token(model: Network) -> None
     prompts = {whom: random.choices(range(VOCAB), k=5 + 13 * whom) for whom in range(3)}
     answers: dict[int, list[int]] = {whom: [] for whom in prompts}
     chains = dict.fromkeys(prompts, 0)
-    for _ in range(7):
+    for _ in range(5):
         going = [whom for whom in prompts if random.random() < 0.8] or [0]
         asking = [asked(whom, prompts[whom], answers[whom], random.choice([1, 2, 4])) for whom in going]
         found = drafted(slots, asking)
@@ -106,7 +106,7 @@ def test_a_chain_is_what_the_model_drafts_token_by_token(model: Network) -> None
                     assert guess.chances == pytest.approx(plain.chances, abs=1e-3)
             held = random.randint(0, len(guess.tokens))
             answers[whom] += [*guess.tokens[:held], random.randrange(VOCAB)]
-    assert sum(chains.values()) > 8
+    assert sum(chains.values()) > 5
     assert min(chains.values()) > 0
     for whom in prompts:
         slots.end(whom)

@@ -120,10 +120,18 @@ def agrees(case: Case, slots: list[int], logits: Tensor, written: list[Tensor]) 
 def test_a_step_of_families_gives_what_the_plain_modules_give(case: Case) -> None:
     assert not_fused(case.network.spec) is None
     slots = [0, 2, 1]
-    logits, written = decoded(case, slots, 4)
-    agrees(case, slots, logits, written)
-    alone, _ = decoded(case, [2], 1)
-    assert torch.equal(alone[0], logits[1])  # bit for bit
+    agrees(case, slots, *decoded(case, slots, 4))
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["phi3 longrope", "olmo3", "granite moe", "gemma2", "gpt-oss", "hunyuan", "lfm2 biases"],
+    indirect=True,
+)
+def test_a_row_of_families_gets_the_bits_that_it_gets_alone(case: Case) -> None:
+    """A family for each of what kernels of attention, experts and convolutions compute beside the usual."""
+    (alone, _), (two, _) = decoded(case, [2], 1), decoded(case, [0, 2], 2)
+    assert torch.equal(alone[0], two[1])
 
 
 FEWEST = {
