@@ -98,13 +98,13 @@ def test_the_tests_of_the_kernels_pass_under_sanitizers(monkeypatch: pytest.Monk
         f"--ignore={FOLDER / 'test_dealing.py'}",  # which has a program of its own
         str(FOLDER),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=1200)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-4000:]
     assert "passed" in done.stdout
     assert "runtime error" not in output
     # It would have seen a row that is not there.
     command = [sys.executable, "-c", OVERREAD, str(built)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr
