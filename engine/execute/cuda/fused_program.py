@@ -283,8 +283,13 @@ class FusedDecoder:
             gate = None if shares is None or weights.shared_gate is None else (weights.shared_gate, shares)
             how = {"norm": beside, "gate": spec.shared, "beside": gate}
             x = products.read(rows, x, handover, shared.gate_up, inner, **how)
+        ahead = (
+            handover is not None and is_apart
+        )  # the end of the shared expert, which runs beside the router
         if handover is not None:
-            experts.route(spec, weights, routed, given.active, x, rows)
+            experts.route(spec, weights, routed, given.active, x, rows, leads=ahead)
+        if ahead and shared is not None:
+            products.run(rows, inner, shared.down, experts.beside, row_gates=shares, follows=True)
         out, here = x if exchange is None else products.part.zero_(), x[:rows]
         if is_apart:
             out, residual = experts.sums, experts.nothing
@@ -300,7 +305,7 @@ class FusedDecoder:
         else:
             experts.multiply(spec, weights, own, x, rows, 1.0 if is_apart else scale, out, residual)
         if is_apart:
-            if shared is not None:
+            if shared is not None and not ahead:
                 products.run(rows, inner, shared.down, experts.beside, row_gates=shares)
             between = AddNorm(after, scale, None, factor)
             other = None if shared is None else experts.beside[:rows]

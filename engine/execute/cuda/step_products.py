@@ -151,13 +151,14 @@ class StepProducts:
         parts: Partials | None = None,
         beside: tuple[Linear, Tensor] | None = None,
         row_gates: Tensor | None = None,
+        follows: bool = False,
     ) -> int:
         """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
 
         With `up` [rows, outputs], its rows any distance apart, the product is not halved but gates that. A layer of one
         part prepares its output for the norm `following`. With `parts`, x is not read but combined from them. `beside`
         is another layer that reads the same x, and its output, which is not gated. The sigmoid of row_gates [rows]
-        multiplies each row.
+        multiplies each row. A product that `follows` runs beside the kernel before it, which leads.
         """
         programs, weighs = 0, norm or following
         added = residual if up is None else up
@@ -217,8 +218,8 @@ class StepProducts:
                 PREPARED=0 if handover is None else handover.programs,
                 **pending,
                 PREPARES=programs if following is not None else 0,
-                LEADS=number == 0 and len(jobs) > 1,
-                FOLLOWS=number > 0,
+                LEADS=number == 0 and len(jobs) > 1 and not follows,
+                FOLLOWS=follows or number > 0,
                 row_gates=row_gates,
                 num_warps=tile.warps,
                 launch_pdl=self._pdl,
