@@ -11,7 +11,7 @@ from engine.batch import Span
 from engine.cache.kv_cache import KVCache
 from engine.kernels.convolution_rows import NONE
 from engine.kernels.on_gpu import problem
-from engine.kernels.walks import Walks
+from engine.kernels.walks import CHUNK, Walks
 from models.network import DeltaNetWeights, Mamba2Weights
 from models.recurrences import DeltaNet, Recurrence
 from models.reference.attention import Attention, Walk
@@ -50,6 +50,23 @@ def host_walks(cache: KVCache, spans: tuple[Span, ...], group: int, token: int =
         begin, token = end, token + span.count
     found = torch.cat(places), torch.cat(slots), torch.tensor(rows), torch.tensor(saves).view(-1, 2)
     return [each.to(torch.int32).contiguous() for each in found]
+
+
+def host_chunks(spans: tuple[Span, ...]) -> list[Tensor]:
+    """Return the tensors of `Chunks` in host memory, in order."""
+    ends, chunks, begin = [0], [], 0
+    for span in spans:
+        moves = span.states
+        assert moves is not None
+        saves = torch.tensor(moves.saves).view(-1, 2)
+        inner = torch.arange(-moves.row % CHUNK, span.stop - moves.row, CHUNK)
+        edges = torch.cat((torch.tensor([0, span.stop - moves.row]), inner, saves[:, 0] - moves.row)).unique()
+        slots = torch.full((len(edges),), NONE)
+        slots[torch.searchsorted(edges, saves[:, 0] - moves.row)] = saves[:, 1]
+        chunks.append(torch.stack((begin + edges[:-1], begin + edges[1:], slots[1:], slots[1:]), 1))
+        ends.append(ends[-1] + len(edges) - 1)
+        begin += span.stop - moves.row
+    return [torch.tensor(ends, dtype=torch.int32), torch.cat(chunks).to(torch.int32)]
 
 
 class WalkStep(RecurringStep):

@@ -7,6 +7,20 @@ from torch import Tensor
 
 from models.recurrences import DeltaNet, Recurrence
 
+CHUNK = 16
+"""Rows of a chunk at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Rows in chunks. These end where states are written, and before each row whose number in its text is a multiple of
+    CHUNK."""
+
+    ends: Tensor
+    """int32 [spans + 1]: how many chunks the spans before a span have."""
+    chunks: Tensor
+    """int32 [chunks, 4]: the first row, the end, and the slot to which the state is written there, or NONE."""
+
 
 @dataclass(frozen=True, slots=True)
 class Walks:
@@ -22,6 +36,8 @@ class Walks:
     row for that of its output; the slot of the state before the first row, or NONE; the first save and their end."""
     saves: Tensor
     """int32 [saves, 2]: before which row the state is written, and to which slot."""
+    chunks: Chunks | None = None
+    """In which chunks the rows are computed; None: one by one."""
     is_padded: bool = False
     """Whether there may be rows of the step that no span has. Their outputs are zeros."""
 

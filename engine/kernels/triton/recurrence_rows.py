@@ -14,14 +14,15 @@ import triton.language as tl
 from engine.kernels.triton.delta_rule import advance, read_out
 from engine.kernels.triton.gluon import async_copy, constexpr_function, gl, jit
 
-COLUMNS = tl.constexpr(4)
-"""The columns of a state that a warp has: each eighth of its threads has some keys of all of them."""
+COLUMNS = tl.constexpr(8)
+"""The columns of a state that a warp has. A thread has two of them for an eighth of the keys: with one, it would load
+as many keys for half as many products, and shared memory is busy already."""
 
 
 @constexpr_function
 def rows_layout(keys, warps):
     """Return the layout of [keys, COLUMNS * warps] numbers of states, whose sums have the order of `state_layout`."""
-    return gl.BlockedLayout([min(keys // 8, 4), 1], [8, 4], [1, warps], [1, 0])
+    return gl.BlockedLayout([min(keys // 8, 4), 2], [8, 4], [1, warps], [1, 0])
 
 
 @jit

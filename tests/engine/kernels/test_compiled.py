@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -326,29 +327,6 @@ for capability in (80, 86, 89, 90, 120):
 print(json.dumps([[shared, ".local" in text] for text, shared in found]))
 """
 
-RECURRENCES = """
-from engine.kernels.triton.recurrence import LINES, REGISTERS, STAGES, TILE, WARPS
-from engine.kernels.triton.recurrence_inputs import delta_inputs_kernel, mamba_inputs_kernel
-from engine.kernels.triton.recurrence_rows import walk_kernel
-
-numbers = ("queries", "keys", "factors", "betas", "steps", "states", "dt_bias", "rates", "skip")
-TYPES.update(dict.fromkeys(numbers, "*fp32"), spans="*i32", saves="*i32", places="*i32", slots="*i32")
-TYPES["count"] = "i32"
-found = []
-for capability in (86, 90):
-    for delta in (True, False):
-        shape = dict(HEADS=48, K=128, V=128 if delta else 64, KEYS=128)
-        cut = dict(DELTA=delta, ALTERNATING=False, TILE=TILE, STAGES=STAGES, WARPS=WARPS)
-        cut |= dict(KEY_HEADS=16, skip="pointer") if not delta else dict(KEY_HEADS=16, skip=None)
-        text, shared = ptx(walk_kernel, WARPS, shape | cut, capability=capability, maxnreg=REGISTERS)
-        found.append([shared, ".local" in text, text.count("bar.sync"), text.count("shfl.sync") // TILE])
-        shape |= dict(VALUES=shape["V"], SIZE=10336, STRIDE=16384, GATES=96, WIDTH=4, LINES=LINES)
-        shape |= dict(KEY_HEADS=16) if delta else dict(GROUPS=16, LEAST=0.0, MOST=float("inf"), bias="pointer")
-        text, shared = ptx(delta_inputs_kernel if delta else mamba_inputs_kernel, 4, shape, ASTSource, capability)
-        found.append([shared, ".local" in text])
-print(json.dumps(found))
-"""
-
 DELTA_NETS = """
 from engine.kernels.triton.combine import combine_kernel, combine_parts_kernel
 from engine.kernels.triton.delta_net import delta_net_kernel
@@ -399,7 +377,6 @@ PROGRAMS = (
     WARPGROUPS,
     CONVOLUTIONS,
     EXCHANGE,
-    RECURRENCES,
     DELTA_NETS,
 )
 ALL = """
@@ -412,15 +389,20 @@ for program in json.load(sys.stdin):
 """
 
 
-@pytest.fixture(scope="module")
-def made() -> dict[str, Any]:
-    """What each program prints, in a line; in one process, which takes seconds to start."""
+def compiled(programs: Iterable[str]) -> dict[str, Any]:
+    """Return what each program prints, in a line; they run in one process, which takes seconds to start."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", COMPILER + ALL]
-    given = json.dumps(PROGRAMS)
-    ran = subprocess.run(command, input=given, capture_output=True, text=True, env=environment)
+    ran = subprocess.run(
+        command, input=json.dumps(list(programs)), capture_output=True, text=True, env=environment
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    return dict(zip(PROGRAMS, map(json.loads, ran.stdout.splitlines()), strict=True))
+    return dict(zip(programs, map(json.loads, ran.stdout.splitlines()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Any]:
+    return compiled(PROGRAMS)
 
 
 def test_prompts_attend_on_tensor_cores_in_the_shared_memory_there_is(made: dict[str, Any]) -> None:
@@ -447,19 +429,6 @@ def test_kernels_of_packed_experts_compile_and_spill_nothing(made: dict[str, Any
 
 def test_convolutions_compile_for_every_gpu_and_take_no_memory(made: dict[str, Any]) -> None:
     assert made[CONVOLUTIONS] == [[0, False]] * 10
-
-
-def test_recurrences_keep_states_in_registers_and_sums_over_keys_in_a_warp(made: dict[str, Any]) -> None:
-    found = made[RECURRENCES]
-    for number, (shared, spills, barriers, exchanges) in enumerate(found[::2]):
-        assert shared <= 48 * 1024, "several programs must fit on a multiprocessor"
-        assert not spills
-        assert barriers == 2, "only where a tile of rows has come, and where the next one may"
-        sums = 2 if number % 2 == 0 else 1
-        assert exchanges == sums * 3, "with one column a thread, which is one of eight"
-    for shared, spills in found[1::2]:
-        assert shared <= 48 * 1024
-        assert not spills
 
 
 def test_delta_nets_load_their_states_early_and_spill_nothing(made: dict[str, Any]) -> None:
