@@ -20,6 +20,7 @@ from models.network import Network
 from models.reference.decoder import Decoder
 from tests.engine.kernels.test_rows import Case
 from tests.models.checkpoints import files_of, random_model, tiny_llama, tiny_qwen3, write_gguf
+from tests.models.families import tiny_gemma3
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(
@@ -130,6 +131,31 @@ def test_steps_give_what_the_plain_modules_give_and_rows_their_own_bits(model: N
     assert torch.equal(logits[1:], alone)
     expected, written = case.run(PlainDecoder(model, case.cache, case.slots.given, "triton"), [1, 0], 2)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(cache, written, rtol=1e-4, atol=1e-4)
+
+
+def test_products_add_norms_behind_others_to_what_they_read_in_several_formats(tmp_path: Path) -> None:
+    """Gemma 3, whose q and k have another format than v: the first product stores the sum, and both use it."""
+    config = tiny_gemma3(
+        num_hidden_layers=2,
+        hidden_size=256,
+        intermediate_size=256,
+        head_dim=64,
+        vocab_size=24,
+        sliding_window=256,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    network = load(write_gguf(tmp_path / "model.gguf", random_model(config), SUPERS), packs=lambda spec: True)
+    assert len(network.layers[1].projections.parts) == 2
+    case = Case(network, [17, 5, 0, 3, 1, 2, 1, 1, 1])
+    decoder = FusedDecoder(network, case.cache, case.slots.given, pdl=False)
+    alone, _ = case.run(decoder, [0], 1)
+    pair, cache = case.run(decoder, [1, 0], 2)
+    eight, _ = case.run(decoder, [1, 0], 8)
+    assert torch.equal(pair[1:], alone)
+    assert torch.equal(eight[:2], pair)
+    expected, written = case.run(PlainDecoder(network, case.cache, case.slots.given, "triton"), [1, 0], 2)
+    torch.testing.assert_close(pair, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(cache, written, rtol=1e-4, atol=1e-4)
 
 
