@@ -6,7 +6,7 @@ It reads only the description and imports neither torch nor triton.
 from collections.abc import Iterable
 
 from models.features import Feature, features, of_feed_forward
-from models.recurrences import DeltaNet, Mamba2
+from models.recurrences import DeltaNet, Mamba2, Recurrence
 from models.spec import Attention, Experts, LatentAttention, ModelSpec, ShortConvolution
 
 DRAFTS_NEED = "draft models need the native kernels of a CPU or the fused kernels of a GPU"
@@ -83,7 +83,7 @@ FUSED_HEADS = (64, 96, 128, 256, 512)
 """Head sizes that the fused GPU kernels support."""
 
 FUSED_STATES = (16, 32, 64, 128)
-"""Sizes of the keys and of the values of delta nets that the fused GPU kernels support."""
+"""Sizes of the states of a head of a recurrence that the fused GPU kernels support."""
 
 NOT_WITH_EXPERTS = frozenset({Feature.LAYER_INPUTS})
 """Features in `FUSED` that the fused kernels lack when the network has experts."""
@@ -183,10 +183,8 @@ def not_fused(spec: ModelSpec) -> str | None:
         if attention.head_dim not in FUSED_HEADS:
             return f"there are no fused kernels for a head_dim of {attention.head_dim}"
     for mixer in {layer.mixer for layer in spec.layers}:
-        if isinstance(mixer, Mamba2):
-            return "the fused kernels do not support Mamba-2"
-        if isinstance(mixer, DeltaNet) and not {mixer.key_dim, mixer.value_dim} <= set(FUSED_STATES):
-            return f"there are no fused kernels for states of {mixer.key_dim} by {mixer.value_dim}"
+        if isinstance(mixer, Recurrence) and (reason := _not_fused_recurrence(mixer)) is not None:
+            return reason
     if spec.layer_inputs is not None and spec.layer_inputs.vocab_size is not None:
         return "the fused kernels do not support embeddings for every layer of some tokens alone"
     return _not_fused_experts(spec)
@@ -215,6 +213,18 @@ def not_on_host(spec: ModelSpec) -> str | None:
         asked.add(Feature.EXPERT_INPUTS)
     if (lacks := _listed(asked - NATIVE)) is not None:
         return f"the native kernels do not support {lacks}"
+    return None
+
+
+def _not_fused_recurrence(spec: Recurrence) -> str | None:
+    """Return a limit of the fused kernels for recurrences that `Feature` does not express; None if there is none."""
+    if not set(spec.state_shape[1:]) <= set(FUSED_STATES):
+        rows, columns = spec.state_shape[1:]
+        return f"there are no fused kernels for states of {rows} by {columns}"
+    if isinstance(spec, Mamba2) and spec.norm_eps is not None and (spec.groups > 1 or spec.norms_first):
+        return "the fused kernels do not support Mamba-2 with norms of groups or before the gate"
+    if isinstance(spec, Mamba2) and spec.multipliers is not None:
+        return "the fused kernels do not support Mamba-2 with multipliers"
     return None
 
 

@@ -27,7 +27,7 @@ from models.network import (
 from models.recurrences import Mamba2, Recurrence
 from models.reference import delta_net, latent, mamba2
 from models.reference.activations import ACTIVATIONS, activated, rounded, xielu
-from models.reference.attention import Attention, ConvolutionRows, LatentRows, RecurrentRows, Walk
+from models.reference.attention import Attention, ConvolutionRows, LatentRows, RecurrentRows
 from models.reference.collective import Collective
 from models.reference.products import choose_product
 from models.reference.rope import StepPositions, rotate
@@ -340,10 +340,7 @@ class Decoder:
         given = self._linear(weights.inputs, x)
         if isinstance(spec, Mamba2):
             assert isinstance(weights, Mamba2Weights)
-            given = mamba2.multiplied(spec, given)
-            z, rows = torch.split(given, [spec.output_size, spec.log_size], dim=-1)
-            out = backend.recur(index, rows, Walk(mamba2.walk, spec, weights))
-            return self._linear(weights.out, mamba2.gated_norm(spec, weights, out, z))
+            return self._linear(weights.out, mamba2.between(spec, weights, index, given, backend))
         assert isinstance(weights, DeltaNetWeights)
         out = delta_net.between(spec, weights, index, given, self._linear(weights.gates, x), backend)
         return self._linear(weights.out, out)

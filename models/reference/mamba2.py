@@ -6,6 +6,7 @@ from torch import Tensor
 
 from models.network import Mamba2Weights
 from models.recurrences import Mamba2
+from models.reference.attention import RecurrentRows, Walk
 from models.reference.causal_convolution import convolved
 
 
@@ -30,6 +31,14 @@ def walk(spec: Mamba2, weights: Mamba2Weights, rows: Tensor, state: Tensor) -> t
         read = torch.bmm(c[row].clone().view(spec.groups, 1, -1), by_group.mT)
         outs[row] = read.view_as(heads) + weights.skip[:, None] * heads
     return outs.flatten(1), state
+
+
+def between(
+    spec: Mamba2, weights: Mamba2Weights, index: int, given: Tensor, backend: RecurrentRows
+) -> Tensor:
+    """Compute layer `index` between its products: z, x, B, C and dt [T, all of them] -> [T, output_size]."""
+    z, rows = torch.split(multiplied(spec, given), [spec.output_size, spec.log_size], dim=-1)
+    return gated_norm(spec, weights, backend.recur(index, rows, Walk(walk, spec, weights)), z)
 
 
 def multiplied(spec: Mamba2, projected: Tensor) -> Tensor:

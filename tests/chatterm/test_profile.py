@@ -52,11 +52,11 @@ def test_layers_with_experts_and_several_products_before_the_attention() -> None
     assert [part.layer for part in parts] == [None, *8 * [0], *8 * [1], None]
 
 
-def test_delta_nets_stand_in_the_place_of_attention() -> None:
-    net = ["linear_kernel", "linear_kernel", "delta_net_kernel", *3 * ["linear_kernel"]]
+def test_recurrences_stand_in_the_place_of_attention() -> None:
+    net = ["linear_kernel", "linear_kernel", "recur_kernel", *3 * ["linear_kernel"]]
     kernels = ["embedding_kernel", *2 * [*net, "linear_kernel", *LAYER], "linear_kernel"]
     parts = median_kernels(steps(kernels))
-    names = ["q, k, v", "q, k, v", "delta net", "o", "gate and up", "down"]
+    names = ["q, k, v", "q, k, v", "recurrence", "o", "gate and up", "down"]
     names += ["q, k, v", "q, k, v", "attention", "combine", "o", "gate and up", "down"]
     assert [part.name for part in parts] == ["embedding", *2 * names, "head"]
     assert [part.layer for part in parts] == [None, *6 * [0], *7 * [1], *6 * [2], *7 * [3], None]

@@ -137,7 +137,8 @@ def test_steps_of_many_rows_are_close_to_those_of_few(network: Network) -> None:
 
 def test_the_first_delta_net_is_that_of_the_plain_modules(network: Network) -> None:
     """Its y, from one state and one log, in bf16."""
-    from engine.execute.cuda.delta_net import recur
+    from engine.execute.cuda.prefill import Projected
+    from engine.execute.cuda.recurrence import recur
     from models.reference import delta_net
 
     steps, layer = Steps(network, 2), 0
@@ -157,7 +158,7 @@ def test_the_first_delta_net_is_that_of_the_plain_modules(network: Network) -> N
     y, after = delta_net.walk(spec, weights, rows, state)
     wanted = delta_net.gated_norm(spec, weights, y, given[:, spec.conv_size :])
     out = torch.empty(1, spec.output_size, dtype=torch.bfloat16, device=DEVICE)
-    recur(spec, weights, steps.held.given, steps.cache, layer, (given, gates), out, True)
+    recur(spec, weights, steps.held.given, steps.cache, layer, Projected(given, gates), out, True)
     torch.testing.assert_close(out.float(), wanted.float(), rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(steps.state(3)[0], after, rtol=1e-4, atol=1e-5)
 

@@ -16,8 +16,8 @@ Where a product's output is normed before it is added to x, the product prepares
 with more than four rows, a launch of its own adds it.
 
 In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no experts.
-A short convolution is one launch in place of the attention and its combination (`convolution.py`), as is a gated delta
-net (`delta_net.py`). Gates of either are a product beside the first, which runs at the same time.
+A short convolution is one launch in place of the attention and its combination (`convolution.py`), as is a recurrence
+(`recurrence.py`). Gates of either are a product beside the first, which runs at the same time.
 A second input of every layer is computed first, and added to each layer's result in two launches (`step_inputs.py`).
 
 With many query heads per KV head, and for many short sequences, tensor cores compute the attention
@@ -41,13 +41,14 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_divided, not_fused
 from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed
 from engine.execute.cuda.all_reduce import AllReduce
-from engine.execute.cuda.experts import ExpertStep, apart, has_post_norms, inner_norm, join
+from engine.execute.cuda.experts import ExpertStep, apart, has_post_norms, inner_norm, join, norm_rows
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.kernel_configs import KernelConfigs, table_cuts
 from engine.execute.cuda.many_row_linear import WideProducts
 from engine.execute.cuda.packed import packed_embedding, packed_product
 from engine.execute.cuda.prefill import OnHost, Projected, run_layers
 from engine.execute.cuda.prefix_groups import KVShape
+from engine.execute.cuda.recurrence import norm_after
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_attention import StepAttention
 from engine.execute.cuda.step_inputs import StepInputs, look_up, rounded_scale
@@ -227,7 +228,8 @@ class FusedDecoder:
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
             reader = _norm_reader(weights, after)
             between = AddNorm(after, scale, norm)
-            handover = products.add(rows, attention.mixed, layer.out, x, between, parts, reader)
+            read = norm_after(spec.mixer, layer.mixer)
+            handover = products.add(rows, attention.mixed, layer.out, x, between, parts, reader, read)
             factor = layer.scalar if inputs is None else None
             if isinstance(weights, ExpertWeights):
                 x, handover = self._mix(given, x, rows, index, norm, factor, handover), None
@@ -322,8 +324,10 @@ class FusedDecoder:
 
         def attend(index: int, projected: Projected) -> Tensor:
             attention.run(self._given, index, projected, limit, own)
-            size = self._network.layers[index].out.columns
-            return attention.mixed[: rows * size].view(rows, size)
+            layer = self._network.layers[index]
+            size = layer.out.columns
+            mixed = attention.mixed[: rows * size].view(rows, size)
+            return norm_rows(mixed, norm_after(self._network.spec.layers[index].mixer, layer.mixer))
 
         attention.begin(self._given, rows)
         # A decode step never fetches experts, however many rows it has.

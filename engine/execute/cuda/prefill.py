@@ -28,10 +28,11 @@ from models.network import (
     ExpertWeights,
     FeedForwardWeights,
     Linear,
+    Mamba2Weights,
     Network,
 )
-from models.recurrences import DeltaNet
-from models.reference import delta_net
+from models.recurrences import DeltaNet, Mamba2
+from models.reference import delta_net, mamba2
 from models.reference.attention import Attention, RecurrentRows
 from models.reference.collective import Collective
 from models.reference.decoder import Decoder
@@ -222,6 +223,11 @@ class FusedPrefill:
             if isinstance(step, WalkStep):
                 return step.mix(index, net, mixer, projected, given.gates)
             return delta_net.between(net, mixer, index, projected, given.gates, step)
+        if isinstance(mixer, Mamba2Weights):
+            assert isinstance(step, RecurrentRows)
+            spaces = self._network.spec.layers[index].mixer
+            assert isinstance(spaces, Mamba2)
+            return mamba2.between(spaces, mixer, index, projected, step)
         if isinstance(mixer, ConvolutionWeights):
             assert isinstance(step, ConvolvingStep)
             out = projected.new_empty(len(projected), len(mixer.filters))

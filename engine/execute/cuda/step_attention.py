@@ -18,10 +18,10 @@ from engine.execute.cuda.attend_mma import (
 )
 from engine.execute.cuda.convolution import convolution_groups, convolve, most_seen, seen_in_step
 from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, Partials, attend, parts_left
-from engine.execute.cuda.delta_net import recur
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.prefill import Projected
 from engine.execute.cuda.prefix_groups import KVShape, choose_sharing
+from engine.execute.cuda.recurrence import recur
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
     FEW,
@@ -31,8 +31,8 @@ from engine.execute.cuda.tiles import (
     choose_chunkings,
     most_chunks,
 )
-from models.network import ConvolutionWeights, DeltaNetWeights, Network
-from models.recurrences import DeltaNet
+from models.network import ConvolutionWeights, DeltaNetWeights, Mamba2Weights, Network
+from models.recurrences import Recurrence
 from models.spec import same_heads
 
 
@@ -110,11 +110,10 @@ class StepAttention:
         if isinstance(mixer, ConvolutionWeights):
             convolve(mixer, projected, self._cache.k[index], self._seen[group], self.mixed, self._pdl)
             return None
-        if isinstance(mixer, DeltaNetWeights):
+        if isinstance(mixer, DeltaNetWeights | Mamba2Weights):
             net = self._network.spec.layers[index].mixer
-            assert isinstance(net, DeltaNet)
-            assert gates is not None
-            recur(net, mixer, given, self._cache, index, (projected, gates), self.mixed, self._pdl)
+            assert isinstance(net, Recurrence)
+            recur(net, mixer, given, self._cache, index, projections, self.mixed, self._pdl)
             return None
         spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
         shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine, self._small)

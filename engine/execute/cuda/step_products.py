@@ -70,8 +70,10 @@ class StepProducts:
         between: AddNorm,
         parts: Partials | None = None,
         reader: Linear | None = None,
+        norm: Normed | None = None,
     ) -> Handover | None:
-        """Add the product to x, as `between` says. With `parts`, it combines its input.
+        """Add the product to x, as `between` says. It norms its input if there is a `norm`; with `parts`, it combines
+        that.
 
         The `reader` is the product that reads x next, and norms it by the norm of `between`. Return what is left for it
         to do; None if x is whole and not prepared, as it always is without a reader.
@@ -80,20 +82,20 @@ class StepProducts:
         after, scale, following, factor = between.post, between.scale, between.norm, between.factor
         whole = exchange is None and len(layer.parts) == 1
         if after is None and factor is None and exchange is None:
-            prepares = reader is not None and wants_norm(reader) and whole
+            prepares = reader is not None and wants_norm(reader) and whole and norm is None
             following = following if prepares else None
             programs = self.run(
-                rows, given, layer, x, residual=x, scale=scale, following=following, parts=parts
+                rows, given, layer, x, norm=norm, residual=x, scale=scale, following=following, parts=parts
             )
             return None if following is None else Handover(programs)
-        if reader is not None and after is not None and whole:
+        if reader is not None and after is not None and whole and norm is None:
             programs = self.run(rows, given, layer, self._out, following=after, parts=parts)
             if rows > FEW // 2:
                 self._add_pending(rows, x, programs, between)
                 return Handover(0, between)
             return Handover(programs, between, self._totals[1 if x is self._totals[0] else 0])
         if exchange is None:
-            self.run(rows, given, layer, self._out, parts=parts)
+            self.run(rows, given, layer, self._out, norm=norm, parts=parts)
         else:
             self.run(rows, given, layer, self.part, scale=scale if after is None else 1.0, parts=parts)
             if after is None:

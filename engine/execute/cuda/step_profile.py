@@ -14,7 +14,7 @@ MIXERS = {
     "attention_kernel": "attention",
     "parts_kernel": "attention",
     "convolve_kernel": "convolution",
-    "delta_net_kernel": "delta net",
+    "recur_kernel": "recurrence",
 }
 """The kernels of which every layer runs one once, and what they do."""
 ATTENDS = tuple(MIXERS)

@@ -15,9 +15,12 @@ WARP_VALUES = 16
 
 
 @constexpr_function
-def state_layout(keys, warps):
-    """Return the layout of a state [keys, 16 * warps]: eight threads of a warp divide the keys, four the values."""
-    return gl.BlockedLayout([min(keys // 8, 4), 4], [8, 4], [1, warps], [1, 0])
+def state_layout(keys, warps, by_key=True):
+    """Return the layout of a state [keys, 16 * warps]: eight threads of a warp divide the keys, four the values.
+
+    In memory the values of a key lie side by side or, unless `by_key`, the keys of a value.
+    """
+    return gl.BlockedLayout([min(keys // 8, 4), 4], [8, 4], [1, warps], [1, 0] if by_key else [0, 1])
 
 
 @triton.jit
@@ -49,12 +52,14 @@ def sigmoid(x, dtype: tl.constexpr):
 
 
 @jit
-def convolved(earlier, new, filters, dtype: tl.constexpr):
+def convolved(earlier, new, filters, dtype: tl.constexpr, bias=None):
     """Convolve channels: the inputs of the rows before one, its own, and the filters of all these -> fp32.
 
-    The sum is rounded to `dtype`, and so is its SiLU.
+    The sum with the bias, unless that is None, is rounded to `dtype`, and so is its SiLU.
     """
     total = filters[0].to(tl.float32) * 0.0
+    if bias is not None:
+        total += bias.to(tl.float32)
     for tap in tl.static_range(len(earlier)):
         total += filters[tap].to(tl.float32) * earlier[tap].to(tl.float32)
     total += filters[len(earlier)].to(tl.float32) * new.to(tl.float32)

@@ -327,19 +327,23 @@ for capability in (80, 86, 89, 90, 120):
 print(json.dumps([[shared, ".local" in text] for text, shared in found]))
 """
 
-DELTA_NETS = """
+RECURRENT_STEPS = """
 from engine.kernels.triton.combine import combine_kernel, combine_parts_kernel
-from engine.kernels.triton.delta_net import delta_net_kernel
+from engine.kernels.triton.recurrence_step import Recurring, recur_kernel
 
-TYPES.update(moves="*i32", states="*fp32", dt_bias="*fp32", decay="*fp32")
+TYPES.update(moves="*i32", states="*fp32", dt_bias="*fp32", decay="*fp32", skip="*fp32")
+cases = [(capability, Recurring(16, 32, 128, 128, 4, True, eps=1e-6)) for capability in (80, 86, 90, 120)]
+cases += [(90, Recurring(4, 8, 32, 64, 4, True)), (86, Recurring(1, 48, 128, 64, 4, False)),
+          (90, Recurring(1, 48, 128, 64, 4, False)), (90, Recurring(8, 64, 64, 64, 4, False, most=0.1))]
 found = []
-for capability, keys, values in ((80, 128, 128), (86, 128, 128), (90, 128, 128), (90, 32, 64), (120, 128, 128)):
-    constants = dict(KEY_HEADS=16, VALUE_HEADS=32, KEYS=keys, VALUES=values, WIDTH=4, ALTERNATING=False)
-    constants |= dict(SCALE=keys**-0.5, EPS=1e-6, BLOCK=32, WARPS=values // 16, PDL=capability >= 90)
-    text, shared = ptx(delta_net_kernel, values // 16, constants, capability=capability)
+for capability, sizes in cases:
+    warps = sizes.values // 16
+    none = {"conv_bias": None, "skip": None} if sizes.is_delta else {"gates": None, "norm_weight": None}
+    constants = dict(SIZES=sizes, BLOCK=32, WARPS=warps, PDL=capability >= 90) | none
+    text, shared = ptx(recur_kernel, warps, constants, capability=capability)
     early = text[: text.rindex("griddepcontrol.wait;")] if capability >= 90 else text
     loads = len(re.findall(r"ld\\.global\\.v4\\.b32 |ld\\.global\\.v4\\.f32 ", early))
-    found.append({"loads": loads, "wanted": keys // 8, "shared": shared, "spilled": ".local" in text})
+    found.append({"loads": loads, "wanted": sizes.keys // 8, "shared": shared, "spilled": ".local" in text})
 TYPES.update(SHARED)
 shape = dict(HQ=16, D=256, DIM=256, PADDED=16, PDL=True, gates="pointer")
 ptx(combine_kernel, 4, shape | dict(CHUNK=128, DOUBLINGS=2, CHUNKS=16, sinks=None), ASTSource)
@@ -377,7 +381,7 @@ PROGRAMS = (
     WARPGROUPS,
     CONVOLUTIONS,
     EXCHANGE,
-    DELTA_NETS,
+    RECURRENT_STEPS,
 )
 ALL = """
 import sys
@@ -431,8 +435,8 @@ def test_convolutions_compile_for_every_gpu_and_take_no_memory(made: dict[str, A
     assert made[CONVOLUTIONS] == [[0, False]] * 10
 
 
-def test_delta_nets_load_their_states_early_and_spill_nothing(made: dict[str, Any]) -> None:
-    for found in made[DELTA_NETS]:
+def test_recurrences_load_their_states_early_and_spill_nothing(made: dict[str, Any]) -> None:
+    for found in made[RECURRENT_STEPS]:
         assert found["loads"] == found["wanted"], "four numbers at a time, before the wait"
         assert found["shared"] <= 8 * 1024
         assert not found["spilled"]

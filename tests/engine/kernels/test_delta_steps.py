@@ -1,4 +1,4 @@
-"""Steps of networks with gated delta nets, against the plain modules: in fp32 and in Triton's interpreter."""
+"""Steps of networks with recurrent layers, against the plain modules: in fp32 and in Triton's interpreter."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from engine.execute.cuda.step_bench import StepBench
 from engine.execute.cuda.tiles import context_limit
 from engine.execute.cuda.verify import GuessedRows
 from models.network import Network
-from models.recurrences import DeltaNet
+from models.recurrences import DeltaNet, Mamba2, Recurrence
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope
 from tests.engine import fake_flash
@@ -44,10 +44,13 @@ PLAIN = Layer(
     NORM,
     feed_forward_norm=NORM,
 )
+SPACES = replace(NET, mixer=Mamba2(4, 32, 16, step_limits=(0.01, 0.9)))
+BARE = replace(NET, mixer=Mamba2(4, 16, 32, 2, conv_bias=False, norm_eps=None))
 EXPERTS = Experts(6, 2, FeedForward(40), shared=FeedForward(24), shared_gate=True)
 SPECS = {
     "usual": ModelSpec("Hybrid", 272, 64, 1024, (NET, PLAIN, NET), NORM),
     "alternating": ModelSpec("Hybrid", 272, 64, 1024, (TURNED, PLAIN), NORM),
+    "mamba": ModelSpec("Hybrid", 272, 64, 1024, (SPACES, PLAIN, BARE), NORM),
     "experts": ModelSpec(
         "Hybrid",
         272,
@@ -92,7 +95,7 @@ def states(cache: KVCache, slot: int) -> list[Tensor]:
 
 def log(cache: KVCache, network: Network, table: tuple[int, ...], row: int) -> list[Tensor]:
     place = table[row // BLOCK] * BLOCK + row % BLOCK
-    nets = [i for i, layer in enumerate(network.spec.layers) if isinstance(layer.mixer, DeltaNet)]
+    nets = [i for i, layer in enumerate(network.spec.layers) if isinstance(layer.mixer, Recurrence)]
     return [cache.k[layer][place].clone() for layer in nets]
 
 

@@ -25,6 +25,7 @@ from tests.engine.kernels.test_groups_in_slots import BLOCK, CONTEXT, in_slots
 from tests.engine.speculation import Oracle, speculate
 from tests.engine.test_hybrid_engine import expected, text
 from tests.engine.tiny import TinyEngine, tiny_engine
+from tests.models.families import tiny_granite_hybrid
 from tests.models.hybrids import tiny_qwen3_5_moe, tiny_qwen3_next
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_hybrid.py does the same")
@@ -35,6 +36,22 @@ SPEC = replace(SPECS["usual"], layers=SPECS["usual"].layers[:2])
 OPTIONS: dict[str, Any] = {
     "context": CONTEXT, "max_chunk": 32, "block_size": BLOCK, "streams": 3, "fused": True
 }  # fmt: skip
+
+
+KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+QWEN: dict[str, Any] = KINDS | {
+    "vocab_size": 272, "head_dim": 64, "num_key_value_heads": 1,
+    "linear_value_head_dim": 16, "linear_num_value_heads": 4,
+}  # fmt: skip
+GRANITE: dict[str, Any] = KINDS | {
+    "vocab_size": 272, "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 16, "shared_intermediate_size": 48,
+}  # fmt: skip
+FAMILIES: dict[str, Any] = {
+    "qwen3.5 moe": tiny_qwen3_5_moe(**QWEN),
+    "qwen3 next": tiny_qwen3_next(**QWEN),
+    "granite": tiny_granite_hybrid(**GRANITE),
+}
 
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,19 +98,12 @@ def test_streams_beside_each_other_say_what_they_say_alone(engine: TinyEngine) -
         prompts = [[*prompt, *answer[:-2]] for prompt, answer in zip(prompts, found, strict=True)]
 
 
-@pytest.mark.parametrize("config", [tiny_qwen3_5_moe, tiny_qwen3_next])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_families_answer_as_the_reference_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     as_on_a_gpu(monkeypatch)
-    sizes = {"vocab_size": 272, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-    sizes |= {
-        "head_dim": 64,
-        "num_key_value_heads": 1,
-        "linear_value_head_dim": 16,
-        "linear_num_value_heads": 4,
-    }
-    with tiny_engine(tmp_path, config(**sizes), **OPTIONS) as engine:
+    with tiny_engine(tmp_path, FAMILIES[name], **OPTIONS) as engine:
         engine.tokenizer.stop_ids = frozenset()
         assert engine.pieces.decode_runner is not None
         prompt = text(3, 20)

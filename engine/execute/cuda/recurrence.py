@@ -1,0 +1,84 @@
+"""Launches recurrences in decode steps."""
+
+from torch import Tensor
+
+from engine.cache.kv_cache import KVCache
+from engine.execute.cuda.add_norm import Normed
+from engine.execute.cuda.prefill import Projected
+from engine.execute.cuda.slots import StepInput
+from engine.kernels.triton.delta_rule import WARP_VALUES
+from engine.kernels.triton.launch import split_alike
+from engine.kernels.triton.recurrence_step import Recurring, recur_kernel
+from models.network import DeltaNetWeights, Mamba2Weights, MixerWeights
+from models.recurrences import DeltaNet, Mamba2, Recurrence
+from models.spec import Mixer, Norm
+
+AT_ONCE = 128
+"""Programs that run at once on most GPUs if one fits on a multiprocessor."""
+
+
+def norm_after(spec: Mixer | None, weights: MixerWeights | None) -> Normed | None:
+    """Return the norm that the output projection of Mamba-2 applies to what it reads; None if there is none."""
+    if not isinstance(spec, Mamba2) or not isinstance(weights, Mamba2Weights):
+        return None
+    if spec.norm_eps is None or weights.norm is None:
+        return None
+    return Norm(spec.norm_eps), weights.norm
+
+
+def recur(
+    spec: Recurrence,
+    weights: DeltaNetWeights | Mamba2Weights,
+    given: StepInput,
+    cache: KVCache,
+    index: int,
+    projected: Projected,
+    out: Tensor,
+    pdl: bool,
+) -> None:
+    """Enqueue layer `index` of a step between its products, into out [rows, output_size], but for `norm_after`.
+
+    The rows go into the log in the cache, and the states to where `given.moves` says.
+    """
+    assert cache.states is not None
+    tables, rows = given.tables[cache.groups[index]], len(projected.first)
+    sizes = _sizes(spec)
+    limit = {"maxnreg": 128} if sizes.heads * rows > AT_ONCE else {}  # so that two fit on a multiprocessor
+    delta = weights if isinstance(weights, DeltaNetWeights) else None
+    mamba = weights if isinstance(weights, Mamba2Weights) else None
+    kernel = recur_kernel[(sizes.heads, rows)](
+        projected.first,
+        projected.gates,
+        weights.filters,
+        None if mamba is None else mamba.conv_bias,
+        weights.dt_bias,
+        weights.decay,
+        None if mamba is None else mamba.skip,
+        None if delta is None else delta.norm.weight,
+        cache.k[index],
+        cache.states.layers[index],
+        given.active,
+        tables,
+        given.counters,
+        given.moves,
+        out,
+        tables.shape[1],
+        SIZES=sizes,
+        BLOCK=cache.block_size,
+        WARPS=sizes.values // WARP_VALUES,
+        PDL=pdl,
+        num_warps=sizes.values // WARP_VALUES,
+        launch_pdl=pdl,
+        **limit,
+    )
+    split_alike(kernel)
+
+
+def _sizes(spec: Recurrence) -> Recurring:
+    if isinstance(spec, DeltaNet):
+        heads = spec.key_heads, spec.value_heads
+        sizes = spec.key_dim, spec.value_dim, spec.conv_width
+        return Recurring(*heads, *sizes, True, spec.alternating, eps=spec.norm_eps)
+    sizes = spec.state_size, spec.head_dim, spec.conv_width
+    least, most = spec.step_limits
+    return Recurring(spec.groups, spec.heads, *sizes, False, least=least, most=most)
