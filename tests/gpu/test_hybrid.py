@@ -1,4 +1,4 @@
-"""Networks with gated delta nets on a GPU: decode steps are fused, and states are what row by row makes of them."""
+"""Networks with recurrent layers on a GPU: decode steps are fused, and states are what row by row makes of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +25,7 @@ from tests.engine.keeping import answer
 from tests.engine.speculation import Oracle, speculate
 from tests.gpu.engines import DEVICE, alone, an_engine, at_once, forget, one_after_the_other, random_tokens
 from tests.models.checkpoints import files_of, write_checkpoint
+from tests.models.families import tiny_granite_hybrid
 from tests.models.hybrids import tiny_qwen3_5, tiny_qwen3_5_moe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -37,9 +38,15 @@ SIZES: dict[str, Any] = {
     "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
 }  # fmt: skip
+MAMBA: dict[str, Any] = {
+    "vocab_size": 272, "max_position_embeddings": 2048, "hidden_size": 512, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "mamba_n_heads": 16, "mamba_n_groups": 1, "mamba_d_state": 128,
+    "intermediate_size": 64, "shared_intermediate_size": 64,
+}  # fmt: skip
 CONFIGS: dict[str, Any] = {
     "dense": tiny_qwen3_5(**SIZES, intermediate_size=1024),
     "experts": tiny_qwen3_5_moe(**SIZES, moe_intermediate_size=64, shared_expert_intermediate_size=64),
+    "mamba": tiny_granite_hybrid(**MAMBA),
 }
 GREEDY = SamplingParams(temperature=0.0, max_tokens=80, speculation="auto")
 
@@ -135,6 +142,7 @@ def test_steps_of_many_rows_are_close_to_those_of_few(network: Network) -> None:
         assert (steps.state(64 + slot)[0] - wanted).abs().max() < 0.03 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("folder", ["dense"], indirect=True)
 def test_the_first_delta_net_is_that_of_the_plain_modules(network: Network) -> None:
     """Its y, from one state and one log, in bf16."""
     from engine.execute.cuda.prefill import Projected
