@@ -25,6 +25,7 @@ def masked_rows(said: Items[AnswerRows], hide: Hide = lambda rows, spans, _: row
             spans.append((start, start + len(one.thought)))
         rows.extend([*one.thought, *one.ids])
         if one.leaves and spans:
+            rows.edges = edges  # recurrent layers go on from where the first of the spans begins
             if (hidden := hide(rows, spans, one)) is None:
                 return None
             edges = [edge - sum(min(max(edge - a, 0), b - a) for a, b in spans) for edge in edges]
@@ -62,12 +63,12 @@ def hide_last(engine: EngineCore, said: Items[AnswerRows], keep_rows: bool) -> N
 
     `keep_rows`: as in `Engine.hide`. Raises EngineError if hiding fails.
     """
-    before = masked_rows(said[:-1])
-    if before is None or engine.cached_rows(before) < before.masked_until:
-        return
 
     def hide(rows: Rows, spans: Items[Span], one: AnswerRows) -> Rows | None:
-        return rows.hide(spans) if one is not said[-1] else _hidden(engine, rows, spans, ANYBODY, keep_rows)
+        if one is not said[-1]:
+            return rows.hide(spans)
+        is_there = engine.cached_rows(rows) >= rows.masked_until
+        return _hidden(engine, rows, spans, ANYBODY, keep_rows) if is_there else None
 
     masked_rows(said, hide)
 

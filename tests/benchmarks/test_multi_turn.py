@@ -69,13 +69,16 @@ def qwen3_5(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("model", "count"), [("smollm2", 12), ("qwen3_5", 20)])
+@pytest.mark.parametrize(
+    ("model", "count", "think_cache"),
+    [("smollm2", 12, "exact"), ("qwen3_5", 20, "exact"), ("qwen3_5", 20, "mask")],
+)
 def test_nothing_is_computed_twice_whatever_a_person_does(
-    model: str, count: int, request: pytest.FixtureRequest, tmp_path: Path
+    model: str, count: int, think_cache: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     gguf: Path = request.getfixturevalue(model)
     system, turns = script(thinking_tokenizer(gguf), count, 40, 15, seed=3, ways=WAYS)
-    ours = OurChat(gguf, tmp_path, "exact", 16, ahead=True, waits=True)
+    ours = OurChat(gguf, tmp_path, think_cache, 16, ahead=True, waits=True)
     try:
         ours.open(system)
         for turn in turns:
