@@ -146,17 +146,18 @@ class Fire:
         """Whether `mask` may answer this as `exact` does: its positions run out, or a turn has no room.
 
         With a window a turn has to be there from where its thinking began, which nobody holds, and so has the log of
-        recurrent layers.
+        recurrent layers. From host memory, groups with a window come back at the end of a turn alone.
         """
-        if self.engine.spec.window is not None or self.engine.pieces.blocks.marks is not None:
+        blocks, host = self.engine.pieces.blocks, self.engine.pieces.cache.host
+        if self.engine.spec.window is not None or blocks.marks is not None or (blocks.groups and host):
             return True
         stream, hidden = self.prompt(talk, before, user, opening, masked=True)
         gone = 0
         for start, end, until in hidden:
             rows, kept = until - gone, until - gone - (end - start)
             size = self.engine.pieces.blocks.block_size
-            blocks = -(-rows // size) + -(-kept // size) - (start - gone) // size + 1
-            if rows > self.engine.context_length or blocks > self.engine.pieces.blocks.num_blocks:
+            needed = -(-rows // size) + -(-kept // size) - (start - gone) // size + 1
+            if rows > self.engine.context_length or needed > blocks.num_blocks:
                 return True
             gone += end - start
         return len(stream) + earlier >= self.engine.max_positions
