@@ -18,6 +18,7 @@ from engine.cache.kv_rows import KVRow, attention_row, layer_rows
 from engine.cache.marks import LOG_ROWS, Marks
 from engine.cache.offload import HostTier
 from engine.cache.sizing import KVPlan, kv_refused, offload_bytes
+from engine.cache.state_bytes import most_bytes, runs
 from engine.cache.states import make_states
 from engine.cache.window import Window
 from engine.device import available_memory, is_unfit
@@ -113,8 +114,6 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     plan, window = sized.plan, sized.plan.needs.window
     cache = _allocate(plan, rows, network, options.kv_dtype)
     cache.host = _host_memory(cache, options, device)
-    if plan.states and (options.offload or options.offload_gb):
-        notes = (*notes, "No blocks are offloaded: the states of recurrent layers are not.")
     tier = HostTier(cache.host.grow, cache.host.sizes) if cache.host is not None else None
     manager = BlockManager(
         plan.num_blocks, block_size, cache.carry_out, tier, window, cache.pools, _marks(plan, cache)
@@ -294,14 +293,21 @@ def _allocate(
 
 def _host_memory(cache: KVCache, options: BuildOptions, device: torch.device) -> HostKV | None:
     most, group = options.offload, options.group
-    if cache.states is not None:
-        return None  # it copies no states
     if group is not None and group.rank:
         most = maxsize  # rank 0 says what is offloaded
     elif most is None and device.type == "cuda":
         ranks = 1 if group is None else group.ranks
         most = offload_bytes(options.offload_gb, ranks * cache.nbytes, available_memory(_CPU)) // ranks
-    return HostKV(cache.block, cache.block_size, most, cache.every_group) if most else None
+    if not most:
+        return None
+    return HostKV(
+        cache.block,
+        cache.block_size,
+        most,
+        [group for group in cache.every_group if group != cache.log],
+        lambda copy: runs(cache, copy.state, copy.blocks, copy.row),
+        most_bytes(cache),
+    )
 
 
 def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, options: BuildOptions) -> None:

@@ -77,14 +77,11 @@ class BlockPool:
         """
         if not self._free:
             self.evict_next(offload=True)
-        groups = self._groups.next(table)
-        for group in groups:
-            self._host.offload_loser(group)
         after = table.blocks[-1] + 1 if table.blocks else 0
         id = after if after in self._free else self._free.smallest()
+        self._groups.take(table, id, self._groups.next(table))
         self._free.discard(id)
         self._blocks[id].refs = 1
-        self._groups.take(table, id, groups)
         return id
 
     def give_back(self, id: int) -> None:

@@ -50,13 +50,11 @@ class BlockManager:
     ) -> None:
         """`carry_out` copies rows before anything enqueued later reads or writes them; an error from it ends the
         operation. `tier` takes evicted blocks; without one they are lost. `window` is that of the network, if any;
-        `pools` belong to `engine/cache/groups.py`, `marks` to recurrent layers. Raises ValueError for both a tier and
-        marks, because it copies no states, and unless both numbers are at least 1.
+        `pools` belong to `engine/cache/groups.py`, `marks` to recurrent layers. Raises ValueError unless both numbers
+        are at least 1.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError("num_blocks and block_size must be at least 1")
-        if marks is not None and tier is not None:
-            raise ValueError("states of recurrent layers cannot be offloaded")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._blocks = [Block(id) for id in range(num_blocks)]
@@ -71,7 +69,7 @@ class BlockManager:
         self._clock = count(1)
         self._tables: list[BlockTable] = []
         self.carry_out = carry_out
-        self.tier = HostTier(sizes=[1] * (1 + len(pools))) if tier is None else tier
+        self.tier = HostTier() if tier is None else tier
         self._host = HostPaths(self.tier, self.index, self.groups, lambda copy: self.carry_out(copy))
         self._pool = BlockPool(self._blocks, self.index, self.groups, self._eviction, self.states, self._host)
 
@@ -174,7 +172,7 @@ class BlockManager:
         for block in held:
             self._pool.hold(block)
         blocks = [self.blank] * first + [block.id for block in held]
-        state = self.states.open(found.path, found.rows, keys, self._clock)
+        state = self.states.open(found.path, found.rows, keys, self._clock) if found.states is None else None
         firsts = self.groups.firsts(found.blocks, group_since, state)
         behind = [max(first, len(blocks)) for first in firsts]
         rows = len(blocks) * self.block_size
@@ -184,6 +182,8 @@ class BlockManager:
             is_whole = self._hold_groups(table, found, firsts, idle)
             if is_whole and not self._bring_back(table, found.offloaded, idle):
                 self._continue(table, found.partial, found.rows, idle)
+            if is_whole and found.states is not None:
+                is_whole = self._host.bring_states(table, found, self.states, keys, idle)
         except BaseException:
             self.close(table)
             raise
@@ -366,16 +366,21 @@ class BlockManager:
         self._pool.hold(source)
         with ExitStack() as undone:
             undone.callback(self._pool.release, source)
+            groups = self.groups.next(table)
             if not self.groups.hold(
-                source.id, source.last_used, lambda group: self._host.fill(source, group, idle)
+                source.id,
+                groups,
+                source.last_used,
+                undone,
+                lambda group: self._host.fill(source, group, idle),
             ):
                 return
             if is_alone:
                 undone.pop_all()
+                self.groups.leave_out(table, groups)
                 table.blocks.append(source.id)
                 table.length += rows
                 return
-            undone.callback(self.groups.release, source.id, source.last_used)
             if self._pool.has_room(table, 1, idle):
                 id = self._pool.take(table)
                 copy = RowCopy(source.id, id, rows)

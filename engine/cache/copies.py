@@ -1,6 +1,9 @@
-"""The copies of rows that a change of blocks needs."""
+"""The copies of rows and states that a change of blocks needs."""
 
 from dataclasses import dataclass
+
+STATES = -1
+"""Stands for a group: the states of recurrent layers after the rows of a block, with the log that goes with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +33,32 @@ class Restore:
     group: int = 0
 
 
-Copy = RowCopy | Offload | Restore
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """States of recurrent layers, and the rows of the log that go with them (`engine/cache/state_bytes.py`)."""
+
+    state: int
+    """The slot of the states."""
+    blocks: tuple[int, ...]
+    """The last blocks before them, whose rows in the log the convolutions see; NONE for one that is not copied."""
+    row: int
+    """After how many rows of their path they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadStates:
+    """Copy states to slots in host memory."""
+
+    states: Logged
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreStates:
+    """Copy slots in host memory to states."""
+
+    slots: tuple[int, ...]
+    states: Logged
+
+
+Copy = RowCopy | Offload | Restore | OffloadStates | RestoreStates

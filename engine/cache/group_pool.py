@@ -8,7 +8,7 @@ with the block until another block needs it: those that are not spared first, th
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.cache.min_set import MinSet
@@ -43,6 +43,8 @@ class GroupPool:
         self._free = MinSet(range(num_slots))
         self._unheld: MinSet[Rank] = MinSet()
         self._spared: dict[int, float] = {}
+        self.lose: Callable[[int], None] = lambda block: None
+        """Called before a block loses its slot to another one; an error from it ends `take`."""
 
     def slot(self, block: int) -> int:
         """Return the slot of a block, or `blank`."""
@@ -71,21 +73,15 @@ class GroupPool:
         place = self._places.get(block)
         return place is not None and place.is_end
 
-    @property
-    def loser(self) -> int | None:
-        """The block that loses its slot to the next one that gets one; None while there are free ones.
-
-        Raises IndexError without room.
-        """
-        return None if self._free else self._unheld.smallest()[-1]
-
     def take(self, block: int) -> int | None:
         """Give `block`, which has no slot, one that a table holds. Return the block that lost its slot for it, if any.
 
         Raises IndexError without room; nothing is changed then.
         """
-        loser = self.loser
-        if loser is not None:
+        loser = None
+        if not self._free:
+            loser = self._unheld.smallest()[-1]
+            self.lose(loser)
             self.drop(loser)
         slot = self._free.smallest()
         self._free.discard(slot)
@@ -109,6 +105,10 @@ class GroupPool:
         place.last_used = now
         if not place.refs:
             self._unheld.add(self._rank(block))
+
+    def is_spared(self, block: int) -> bool:
+        """Return whether `block` is spared to any degree."""
+        return block in self._spared
 
     def spare(self, degrees: Mapping[int, float]) -> None:
         """Spare the blocks in `degrees` alone, each more the higher its number; below 1, idle work may take it."""

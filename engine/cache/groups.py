@@ -33,6 +33,11 @@ class Groups:
         """Return whether a pool is that of the log of recurrent layers."""
         return self.marks is not None and pool is self.marks.log
 
+    @property
+    def but_log(self) -> list[int]:
+        """The numbers of all groups but the log, from 0 for the primary."""
+        return [0, *(group for group, pool in enumerate(self.pools, 1) if not self.is_log(pool))]
+
     def have(self, block: int, but_log: bool = False) -> bool:
         """Return whether a block has a slot in every group, the log left out or not."""
         return all(block in pool for pool in self.pools if not (but_log and self.is_log(pool)))
@@ -126,26 +131,39 @@ class Groups:
         ]
 
     def take(self, table: BlockTable, block: int, groups: Sequence[int]) -> None:
-        """Give `block`, the next one of `table`, a slot in each of `groups`. There must be room."""
-        for index, pool in enumerate(self.pools):
-            if index + 1 in groups:
-                pool.take(block)
-            else:
+        """Give `block`, the next one of `table`, a slot in each of `groups`. There must be room.
+
+        Raises what `GroupPool.lose` raises; then it has none.
+        """
+        try:
+            for group in groups:
+                self.pools[group - 1].take(block)
+        except BaseException:
+            self.release(block, 0)
+            self.drop(block)
+            raise
+        self.leave_out(table, groups)
+
+    def leave_out(self, table: BlockTable, groups: Sequence[int]) -> None:
+        """Note that the next block of `table` is held in none but `groups`."""
+        for index in range(len(self.pools)):
+            if index + 1 not in groups:
                 table.firsts[index] = max(table.firsts[index], len(table.blocks) + 1)
 
-    def hold(self, block: int, now: int, fill: Callable[[int], bool]) -> bool:
-        """Note that one more table holds `block` in every group; `fill` is as in `open`.
+    def hold(
+        self, block: int, groups: Iterable[int], now: int, undone: ExitStack, fill: Callable[[int], bool]
+    ) -> bool:
+        """Note that one more table holds `block` in `groups`, until `undone`; `fill` is as in `open`.
 
         Return False if it lacks a slot that cannot be given.
         """
-        with ExitStack() as undone:
-            for group, pool in enumerate(self.pools, 1):
-                if block in pool:
-                    pool.hold(block)
-                elif not fill(group):
-                    return False
-                undone.callback(pool.release, block, now)
-            undone.pop_all()
+        for group in groups:
+            pool = self.pools[group - 1]
+            if block in pool:
+                pool.hold(block)
+            elif not fill(group):
+                return False
+            undone.callback(pool.release, block, now)
         return True
 
     def release(self, block: int, now: int) -> None:

@@ -1,7 +1,7 @@
 """The host memory behind the slots of `engine/cache/offload.py`, and whether bringing blocks back pays."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.cache.copies import Offload, Restore
+from engine.cache.copies import STATES, Logged, Offload, OffloadStates, Restore, RestoreStates
 from engine.cache.offload import HostTier
 from engine.events import OffloadFigures
 from engine.kernels.recording import wait_for
@@ -45,16 +45,23 @@ class HostKV:
         block_size: int,
         most_bytes: int,
         groups: Sequence[int] = (0,),
+        states: Callable[[Logged], Iterable[tuple[Tensor | None, int]]] = lambda states: (),
+        state_bytes: int = 0,
     ) -> None:
-        """`block` is that of the cache, and `groups` are its groups; at most `most_bytes` of memory are used."""
+        """`block` is that of the cache, and `groups` are its groups; at most `most_bytes` of memory are used.
+
+        `states` returns the memory of states as `engine/cache/state_bytes.py` does, at most `state_bytes`.
+        """
+        self._states = states
         self._block = block
         self._size = block_size
         self._device = block(0, 0)[0].device
         each = [sum(rows.nbytes for rows in block(0, group)) for group in groups]
         self.block_bytes = each[0]
         """Bytes of a slot."""
-        self.sizes = [-(-nbytes // self.block_bytes) for nbytes in each]
-        """The slots that a block takes in each group."""
+        needs = {**dict(zip(groups, each, strict=True)), STATES: state_bytes}
+        self.sizes = {kind: -(-nbytes // self.block_bytes) for kind, nbytes in needs.items()}
+        """The slots that a block takes in each group, and STATES."""
         self._staging_bytes = max(each)
         self._most = most_bytes // self.block_bytes
         self._each = max(PIECE_BYTES // self.block_bytes, 1)
@@ -99,8 +106,8 @@ class HostKV:
         return len(piece)
 
     def _can_stage(self) -> bool:
-        """Allocate the staging block of a GPU, or of several slots; return whether there is room for it."""
-        if (self._pinned or max(self.sizes) > 1) and self._staging is None:
+        """Allocate the staging block of a GPU; return whether there is room for it."""
+        if self._pinned and self._staging is None:
             try:
                 self._staging = torch.empty(self._staging_bytes, dtype=torch.uint8, device=self._device)
             except RuntimeError:
@@ -149,42 +156,65 @@ class HostKV:
         self._taken += count
         return piece
 
-    def carry_out(self, copy: Offload | Restore) -> None:
-        """Copy all rows of a block in a group from or to host memory."""
+    def carry_out(self, copy: Offload | Restore | OffloadStates | RestoreStates) -> None:
+        """Copy all rows of a block in a group, or states, from or to host memory."""
+        if isinstance(copy, OffloadStates | RestoreStates):
+            self._copy_states(copy)
+            return
         self.tell(copy)
         block = self._block(copy.block, copy.group)
-        places = [divmod(slot, self._each) for slot in copy.slots]
-        self._take_until(max(piece for piece, _ in places))
-        host = [self._pieces[piece][place] for piece, place in places]
+        self._take_until(max(slot // self._each for slot in copy.slots))
+        host = self._places(copy.slots, 0, sum(rows.nbytes for rows in block))
         if isinstance(copy, Restore):
             self._restore(host, block)
             return
         self._offload(block, host)
-        if self._pinned and self._staging is not None and self.costs.brought is None and copy.group == 0:
+        if self._staging is not None and self.costs.brought is None and copy.group == 0:
             self._measure(host, block)
 
     # A block lies in 2 * layers places of each part. Gathered on the device, they cross the bus in a copy a slot.
 
     def _offload(self, block: Sequence[Tensor], host: Sequence[Tensor]) -> None:
-        staged = host[0] if self._staging is None else self._staging
+        staged = self._staged(host)
         for part, rows in zip(split(staged, block), block, strict=True):
             part.copy_(rows, non_blocking=True)
-        if self._staging is not None:
-            for slot, held in self._in_slots(host, self._staging):
-                slot.copy_(held, non_blocking=True)
+        if staged is not host[0]:
+            for place, held in _side_by_side(host, staged):
+                place.copy_(held, non_blocking=True)
 
     def _restore(self, host: Sequence[Tensor], block: Sequence[Tensor]) -> None:
-        staged = host[0] if self._staging is None else self._staging
-        if self._staging is not None:
-            for slot, held in self._in_slots(host, self._staging):
-                held.copy_(slot, non_blocking=True)
+        staged = self._staged(host)
+        if staged is not host[0]:
+            for place, held in _side_by_side(host, staged):
+                held.copy_(place, non_blocking=True)
         for part, rows in zip(split(staged, block), block, strict=True):
             rows.copy_(part, non_blocking=True)
 
-    def _in_slots(self, host: Sequence[Tensor], staged: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return the parts of slots, and the parts of the staging block that they hold."""
-        parts = torch.split(staged, self.block_bytes)[: len(host)]
-        return [(slot[: len(part)], part) for slot, part in zip(host, parts, strict=True)]
+    def _staged(self, host: Sequence[Tensor]) -> Tensor:
+        """Return where a block lies in one piece on its way: on the device if there is room for that."""
+        if self._staging is not None:
+            return self._staging
+        return host[0] if len(host) == 1 else torch.empty(self._staging_bytes, dtype=torch.uint8)
+
+    def _copy_states(self, copy: OffloadStates | RestoreStates) -> None:
+        """Copy each run of memory by itself: those of states are long."""
+        at = 0
+        for run, nbytes in self._states(copy.states):
+            if run is not None:
+                for place, held in _side_by_side(self._places(copy.slots, at, nbytes), run):
+                    target, source = (held, place) if isinstance(copy, RestoreStates) else (place, held)
+                    target.copy_(source, non_blocking=True)
+            at += nbytes
+
+    def _places(self, slots: Sequence[int], start: int, nbytes: int) -> list[Tensor]:
+        """Return the memory of so many bytes of `slots` from `start` on, uint8 [bytes] in each slot."""
+        found, end, size = [], start + nbytes, self.block_bytes
+        while start < end:
+            number, begin = divmod(start, size)
+            piece, place = divmod(slots[number], self._each)
+            found.append(self._pieces[piece][place, begin : min(size, begin + end - start)])
+            start += len(found[-1])
+        return found
 
     def _measure(self, host: Sequence[Tensor], block: Sequence[Tensor]) -> None:
         """Measure the seconds to bring back a token, using the block just offloaded; once, in some milliseconds."""
@@ -226,6 +256,12 @@ class HostKV:
         self._pieces.clear()
         self._ready.clear()
         self._taken = self._most = 0
+
+
+def _side_by_side(places: Sequence[Tensor], data: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return each of `places`, uint8 [bytes], with its part of `data`, in which they lie side by side."""
+    ends = list(accumulate(map(len, places), initial=0))
+    return [(place, data[begin:end]) for place, (begin, end) in zip(places, pairwise(ends), strict=True)]
 
 
 def split(data: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

@@ -1,19 +1,26 @@
-"""Paths of which some rows lie in host memory. Pure Python, no tensors.
+"""Paths of which some rows or states lie in host memory. Pure Python, no tensors.
 
 A block is copied to the host tier when it is evicted. The slots that it has in groups with a window are lost long
 before that, so what the end of a table held there is copied when it loses its slot. A path can then be resumed where
 all its blocks are on the device or in host memory, and in each group the last ones.
+
+A mark of recurrent layers that is not minor is copied, with the rows of the log before it, when it is given up for its
+slot, when its block is evicted, and when those rows are lost. From such a copy a path is resumed at its very row.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial as bind
 from sys import maxsize
 
 from engine.cache.block import Block, Key
-from engine.cache.copies import Copy, Offload, Restore
+from engine.cache.block_table import BlockTable, OutOfBlocksError
+from engine.cache.copies import STATES, Copy, Logged, Offload, OffloadStates, Restore, RestoreStates
 from engine.cache.groups import Groups
+from engine.cache.live_state import Mark
 from engine.cache.offload import ROOT_NAME, HostTier, Offloaded
 from engine.cache.prefix_index import PrefixIndex
+from engine.cache.table_states import TableStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,10 @@ class FoundPath:
     """How many."""
     offloaded: list[tuple[Offloaded, int]] = field(default_factory=list)
     """What follows `path` in host memory, and how many rows of each block match: all but of the last."""
+    states: Offloaded | None = None
+    """The copy with the states of recurrent layers after all these rows; None: the device has states to go on from."""
+    gained: int = 0
+    """How many rows more they are than could be resumed without host memory."""
 
 
 class HostPaths:
@@ -43,6 +54,10 @@ class HostPaths:
         self._index = index
         self._groups = groups
         self._carry_out = carry_out
+        for group, pool in enumerate(groups.pools, 1):
+            pool.lose = bind(self._offload_slot, group)
+        if groups.marks is not None:
+            groups.marks.lose = self._offload_states
 
     def identity(self, block: Block) -> tuple[int, int, tuple[Key, ...]]:
         """Return what a block with rows is found by: its name, that of its parent, and its keys."""
@@ -62,28 +77,60 @@ class HostPaths:
         found = FoundPath(len(path), path, partial, rows)
         if not in_host or not len(self.tier):
             return found
-        size, groups = self._index.block_size, range(1 + len(self._groups.pools))
         known = self._index.chain(keys)
         if self._index.has_window:  # some are gone; what follows a path continues at its end
             del known[self._index.present(known, since, group_since, self._has) :]
-        more = [block for block, count in self.follow(known, keys) if count == size]
+        more = [block for block, count in self.follow(known, keys) if count == self._index.block_size]
         line: list[Block | Offloaded] = [*known, *more]
+        here = self.length(found)
+        if self._groups.marks is not None:
+            return self._find_states(found, known, more, keys) or found
         end = self._index.present(line, since, group_since, self._has)
-        del line[end:]
+        longer = self._up_to(end, known, more, keys)
+        if self.length(longer) <= here:
+            return found
+        if not self._groups:  # as far as there is no room for what comes back, the path goes on here
+            longer = replace(longer, partial=partial, rows=rows)
+        return replace(longer, gained=self.length(longer) - here)
+
+    def _find_states(
+        self, here: FoundPath, known: Sequence[Block], more: Sequence[Offloaded], keys: Sequence[Key]
+    ) -> FoundPath | None:
+        """Return the longest path of `keys` that has states in host memory and is longer than `here`.
+
+        `known` are its full blocks on the device, and `more` those after them in host memory.
+        """
+        size, least = self._index.block_size, self.length(here)
+        line: list[Block | Offloaded] = [*known, *more]
+        for count in range(len(line), least // size - 1, -1):
+            name = line[count - 1].name if count else ROOT_NAME
+            for states in self.tier.states(name, keys[count * size :][:size]):
+                row = count * size + len(states.keys)
+                end = row // size
+                if row <= least or self._index.present(line[:end], maxsize, maxsize, self._has) < end:
+                    continue
+                found = self._up_to(end, known, more, keys[:row])
+                if self.length(found) == row:
+                    return replace(found, states=states, gained=row - least)
+        return None
+
+    def _up_to(
+        self, end: int, known: Sequence[Block], more: Sequence[Offloaded], keys: Sequence[Key]
+    ) -> FoundPath:
+        """Return the path of the first `end` full blocks of `keys`, and what goes on after them."""
+        size, groups = self._index.block_size, self._groups.but_log
+        path, offloaded = known[:end], [(block, size) for block in more[: max(end - len(known), 0)]]
         partial, rows = None, 0
         if end <= len(known):
             partial, rows = self._index.go_on(
-                known[:end], keys, lambda block: all(self._has(block, group) for group in groups)
+                path, keys, lambda block: all(self._has(block, group) for group in groups)
             )
-        last, count = self.tier.begin(line[-1].name if line else ROOT_NAME, keys[end * size :][:size], groups)
-        if end * size + max(rows, count) <= self.length(found):
-            return found
-        offloaded = [(block, size) for block in more[: max(end - len(known), 0)]]
-        if last is not None and count > rows:
-            offloaded.append((last, count))
-        if not self._groups:  # as far as there is no room for these, the path goes on here
-            partial, rows = found.partial, found.rows
-        return FoundPath(end, known[:end], partial, rows, offloaded)
+        last = offloaded[-1][0] if offloaded else path[-1] if path else None
+        name = last.name if last is not None else ROOT_NAME
+        tail, count = self.tier.begin(name, keys[end * size :][:size], groups)
+        if tail is not None and count > rows:
+            offloaded.append((tail, count))
+        return FoundPath(end, list(path), partial, rows, offloaded)
 
     def length(self, found: FoundPath) -> int:
         """Return how many rows a path has."""
@@ -108,21 +155,35 @@ class HostPaths:
     # -- copies
 
     def offload(self, block: Block) -> None:
-        """Copy a block that is evicted. Raises what `carry_out` raises."""
-        self._offload(block, 0)
-        for group, pool in enumerate(self._groups.pools, 1):
-            if pool.is_end(block.id):
+        """Copy a block that is evicted, and what goes with it. Raises what `carry_out` raises."""
+        for group in self._groups.but_log:
+            if group == 0 or self._groups.pools[group - 1].is_end(block.id):
                 self._offload(block, group)
+        if self._groups.marks is not None:
+            for mark in self._groups.marks.leaving(block):
+                self._offload_states(mark)
 
-    def offload_loser(self, group: int) -> None:
-        """Copy the rows that the next block with a slot in a group replaces, if some path ended with them.
+    def _offload_slot(self, group: int, id: int) -> None:
+        """Copy the rows of a block that loses its slot in a group, if a path ended there, or the marks that need it."""
+        pool, block, marks = self._groups.pools[group - 1], self._index.blocks[id], self._groups.marks
+        if marks is None or pool is not marks.log:
+            if pool.is_end(id):
+                self._offload(block, group)
+        elif pool.is_spared(id):
+            for mark in marks.needing(block):
+                self._offload_states(mark)
 
-        Raises what `carry_out` raises.
-        """
-        pool = self._groups.pools[group - 1]
-        loser = pool.loser
-        if loser is not None and pool.is_end(loser):
-            self._offload(self._index.blocks[loser], group)
+    def _offload_states(self, mark: Mark) -> None:
+        marks = self._groups.marks
+        assert marks is not None
+        blocks = marks.log_blocks(mark)
+        if blocks is None or mark.is_minor:
+            return
+        states = Logged(mark.slot, tuple(block.id for block in blocks), mark.row)
+        name, parent, keys = ROOT_NAME, mark.parent.name, mark.keys
+        if not keys:
+            name, parent, keys = self.identity(mark.parent)
+        self.tier.put(name, parent, keys, lambda slots: self._carry_out(OffloadStates(states, slots)), STATES)
 
     def _offload(self, block: Block, group: int) -> None:
         self.tier.put(
@@ -140,10 +201,11 @@ class HostPaths:
         if copy is None or not pool.room(idle):
             return False
         self.tier.touch([copy])
-        self.offload_loser(group)
-        if group not in copy.slots:
-            return False
         pool.take(block.id)
+        if group not in copy.slots:  # they went to what made room
+            pool.release(block.id, 0)
+            pool.drop(block.id)
+            return False
         try:
             self._carry_out(Restore(copy.slots[group], block.id, group))
         except BaseException:
@@ -152,4 +214,32 @@ class HostPaths:
             self.tier.drop(copy)
             raise
         self.tier.restored_rows += len(block.keys)
+        return True
+
+    def bring_states(
+        self, table: BlockTable, found: FoundPath, states: TableStates, keys: Sequence[Key], idle: bool
+    ) -> bool:
+        """Give `table`, which has the rows of `found` and no states, those from host memory.
+
+        Return False if there is no room, or they are no longer there. `idle` is as in `BlockManager.reserve`. Raises
+        what `carry_out` raises.
+        """
+        copy, row = found.states, self.length(found)
+        if copy is None or table.length != row or STATES not in copy.slots:
+            return False
+        self.tier.touch([copy])
+
+        def fill(slot: int, blocks: Sequence[int]) -> None:
+            if STATES not in copy.slots:  # they went to what made room
+                raise OutOfBlocksError
+            self._carry_out(RestoreStates(copy.slots[STATES], Logged(slot, tuple(blocks), row)))
+
+        try:
+            states.adopt(table, idle, fill, states.fork(keys))
+        except OutOfBlocksError:
+            return False
+        except BaseException:
+            self.tier.drop(copy)
+            raise
+        self.tier.restored_rows += max(found.gained - sum(count for _, count in found.offloaded), 0)
         return True

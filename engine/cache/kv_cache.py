@@ -301,9 +301,11 @@ class KVCache:
         return _indices(self.slots(blocks, start, stop, group))
 
     def carry_out(self, copy: Copy) -> None:
-        """Copy rows from block to block (copy-on-write), or a block from or to host memory."""
+        """Copy rows from block to block (copy-on-write), or rows or states from or to host memory."""
         if isinstance(copy, RowCopy):
             for group in self.every_group:
+                if group and copy.target not in self.pools[group - 1]:
+                    continue
                 source, target = (
                     at * self.block_size for at in self.table((copy.source, copy.target), group)
                 )

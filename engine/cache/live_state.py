@@ -19,6 +19,8 @@ class Mark:
     last_used: int = 0
     degree: int = 0
     """1 on a kept path, 2 on that of the conversation in use, otherwise 0."""
+    is_minor: bool = False
+    """Whether it is only for going a few rows back, or one of many in a long text: it is not offloaded."""
     worth: float = 0.0
     """On such a path: how many rows it saves, compared with how far it is from the end."""
 
@@ -37,6 +39,8 @@ class StatePlan:
     """Whether the mark at its end is only for going a few rows back, so that later ones replace it."""
     keeps: bool = False
     """Whether the state it goes on from stays as it is, because the step may be taken back."""
+    spaced: tuple[int, ...] = ()
+    """The same as `at` for minor marks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +61,8 @@ class LiveState:
     stop: int = 0
     saves: list[tuple[int, int]] = field(default_factory=list)
     """The row and the slot of each mark that the step takes before its end."""
+    minor: frozenset[int] = frozenset()
+    """The rows of the step after which marks are minor."""
     marks_stop: bool = False
     """Whether the state at the step's end becomes a mark as well."""
     is_brief: bool = False

@@ -56,6 +56,8 @@ class Marks:
         self._count = 0
         self._named = 0
         """How many marks are on named paths."""
+        self.lose: Callable[[Mark], None] = lambda mark: None
+        """Called before a mark is given up for its slot; an error from it ends the operation."""
 
     def __len__(self) -> int:
         return self._count
@@ -111,7 +113,7 @@ class Marks:
 
     def is_usable(self, mark: Mark) -> bool:
         """Return whether a sequence can go on from a mark."""
-        return all(any(block.id in self.log for block in blocks) for blocks in self.support(mark))
+        return self.log_blocks(mark) is not None
 
     def needed(self, mark: Mark, path: Sequence[Block] = ()) -> list[Block]:
         """Return the blocks whose rows in the log a mark needs, with those of `path` that can be reached from it."""
@@ -152,7 +154,9 @@ class Marks:
         if target != state.slot:
             self._refs[target] += 1
         state.target, state.stop, state.is_brief = target, start + plan.rows, plan.is_brief
-        wanted = sorted({row for row in (*plan.at, state.fork) if start < row <= state.stop})
+        major = {*plan.at, state.fork} if not plan.is_brief else {state.fork}
+        wanted = sorted({row for row in (*plan.at, *plan.spaced, state.fork) if start < row <= state.stop})
+        state.minor = frozenset(wanted) - major
         state.marks_stop = state.stop in wanted
         for row in wanted[: len(wanted) - state.marks_stop]:
             slot = self._take(plan.idle)
@@ -172,7 +176,7 @@ class Marks:
             return False
         taken = bool(state.saves)
         for row, slot in state.saves:
-            self._hang(place(row), row, slot, now)
+            self._hang(place(row), row, slot, now, row in state.minor)
         if state.slot not in (NONE, state.target):
             self._release(state.slot)
         state.slot, state.row, state.target = state.target, state.stop, NONE
@@ -180,7 +184,7 @@ class Marks:
         if state.marks_stop:
             taken = True
             self._refs[state.slot] += 1
-            mark = self._hang(place(state.row), state.row, state.slot, now)
+            mark = self._hang(place(state.row), state.row, state.slot, now, state.row in state.minor)
             if state.is_brief and mark is not None:
                 state.brief.append(mark)
                 self._thin(state)
@@ -226,6 +230,25 @@ class Marks:
             if mark.keys and not self.support(mark)[0]:
                 self.drop(mark)
 
+    def leaving(self, block: Block) -> list[Mark]:
+        """Return the marks that `leave` gives up when a block leaves the tree."""
+        beside = self._on.get(block.parent, {}).values() if block.parent is not None else ()
+        return [
+            *self._on.get(block, {}).values(),
+            *(mark for mark in beside if mark.keys and self.support(mark)[0] == [block]),
+        ]
+
+    def log_blocks(self, mark: Mark) -> list[Block] | None:
+        """Return the blocks whose rows in the log a mark needs, in order; None if they are not all there."""
+        found = [
+            next((block for block in blocks if block.id in self.log), None) for blocks in self.support(mark)
+        ]
+        return [block for block in found[::-1] if block is not None] if None not in found else None
+
+    def needing(self, block: Block) -> list[Mark]:
+        """Return the marks that need the rows of a block in the log."""
+        return [mark for mark in self if any(block in blocks for blocks in self.support(mark))]
+
     def drop(self, mark: Mark) -> None:
         """Give up a mark. Its slot is free once no table holds it."""
         marks = self._on[mark.parent]
@@ -236,15 +259,16 @@ class Marks:
             del self._on[mark.parent]
         self._release(mark.slot)
 
-    def _hang(self, place: Place, row: int, slot: int, now: int) -> Mark | None:
+    def _hang(self, place: Place, row: int, slot: int, now: int, is_minor: bool = False) -> Mark | None:
         """Make a mark that holds `slot`. Return None if there is one already: then `slot` is released."""
         parent, keys = place
         marks = self._on.setdefault(parent, {})
-        if keys in marks:
-            marks[keys].last_used = now
+        if (known := marks.get(keys)) is not None:
+            known.last_used = now
+            known.is_minor = known.is_minor and is_minor
             self._release(slot)
             return None
-        marks[keys] = mark = Mark(slot, row, parent, keys, now)
+        marks[keys] = mark = Mark(slot, row, parent, keys, now, is_minor=is_minor)
         self._count += 1
         return mark
 
@@ -262,7 +286,7 @@ class Marks:
             marks = [mark for mark in self if self._refs[mark.slot] == 1 and self._may_go(mark, idle)]
             if not marks:
                 return None
-            self.drop(min(marks, key=self._rank))
+            self._give_up(min(marks, key=self._rank))
         slot = self._free.smallest()
         self._free.discard(slot)
         return slot
@@ -272,12 +296,16 @@ class Marks:
         marks = [mark for mark in self if mark.slot == slot and self._may_go(mark, idle)]
         if not marks or self._refs[slot] > 2:
             return None
-        self.drop(marks[0])
+        self._give_up(marks[0])
         return slot
 
     def _may_go(self, mark: Mark, idle: bool) -> bool:
         """Return whether a mark may be given up, for idle work or a person."""
         return not idle or not mark.degree or self._named > self.num_slots // 2
+
+    def _give_up(self, mark: Mark) -> None:
+        self.lose(mark)
+        self.drop(mark)
 
     def _rank(self, mark: Mark) -> tuple[bool, int, float, int]:
         """Return the place of a mark in the order in which they are given up, the smallest first."""

@@ -13,11 +13,14 @@ was offloaded or brought back longest ago is dropped.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from engine.cache.copies import STATES
+
 ROOT_NAME = 0
+NO_SIZES: Mapping[int, int] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -28,15 +31,15 @@ class Offloaded:
     parent: int
     keys: tuple[Hashable, ...]
     slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """The slots of each group whose rows are there; empty once it is dropped."""
+    """The slots of each group whose rows are there, and of STATES; empty once it is dropped."""
 
 
 class HostTier:
     """The index of the host memory. Not thread-safe: it belongs to the engine's loop."""
 
-    def __init__(self, grow: Callable[[], int] = lambda: 0, sizes: Sequence[int] = (1,)) -> None:
+    def __init__(self, grow: Callable[[], int] = lambda: 0, sizes: Mapping[int, int] = NO_SIZES) -> None:
         """`grow` allocates more memory and returns the number of new slots; 0 if there are none now (the default).
-        `sizes` are the numbers of slots that a block takes in each group."""
+        `sizes` are the numbers of slots that a block takes in each group, and STATES, if not one."""
         self._grow = grow
         self._sizes = sizes
         self._capacity = 0
@@ -72,14 +75,16 @@ class HostTier:
         Raises what `write` raises; then the tier does not hold these rows.
         """
         siblings = self._children.get(parent, {})
-        for other in [siblings[keys]] if keys in siblings else list(siblings.values()):
+        others = [siblings[keys]] if keys in siblings else list(siblings.values()) if group != STATES else []
+        for other in others:
             if other.keys[: len(keys)] == keys and group in other.slots:
                 self._by_age.move_to_end(other)
                 return
-            if len(other.keys) < len(keys) and keys[: len(other.keys)] == other.keys:
+            is_less = len(other.keys) < len(keys) and keys[: len(other.keys)] == other.keys
+            if is_less and STATES not in other.slots:
                 self.drop(other)  # an earlier copy of the same block with fewer rows
         block = siblings.get(keys) or Offloaded(name, parent, keys)
-        slots = self._take(self._sizes[group], block)
+        slots = self._take(self._sizes.get(group, 1), block)
         if slots is None:
             return
         try:
@@ -122,17 +127,30 @@ class HostTier:
                 best, best_rows = block, rows
         return best, best_rows
 
+    def states(self, name: int, keys: Sequence[Hashable]) -> list[Offloaded]:
+        """Return the states after some of the first rows `keys` that follow the block `name`, the latest first."""
+        found = [
+            block
+            for block in self._children.get(name, {}).values()
+            if STATES in block.slots and block.keys == tuple(keys[: len(block.keys)])
+        ]
+        return sorted(found, key=lambda block: len(block.keys), reverse=True)
+
     def touch(self, chain: Sequence[Offloaded]) -> None:
         """Mark these blocks as used now; the beginning of a path is dropped last."""
         for block in reversed(chain):
             self._by_age.move_to_end(block)
 
     def remove(self, name: int, parent: int, keys: tuple[Hashable, ...]) -> bool:
-        """Drop the copy of a block, if there is one. Return False, changing nothing, if offloaded blocks follow it."""
-        if name != ROOT_NAME and name in self._children:
+        """Drop the copy of a block, if there is one, and the states after its rows. Return False, changing nothing, if
+        offloaded blocks follow it."""
+        following = list(self._children.get(name, {}).values()) if name != ROOT_NAME else []
+        if any(block.slots.keys() != {STATES} for block in following):
             return False
-        if (block := self.find(parent, keys)) is not None:
+        for block in following:
             self.drop(block)
+        if (own := self.find(parent, keys)) is not None:
+            self.drop(own)
         return True
 
     def forget(self, chain: Sequence[tuple[Offloaded, int]], start: int) -> None:
@@ -178,7 +196,7 @@ class HostTier:
         `full` are the full blocks on the device: name, parent's name, keys.
         """
         held = [(group, slots) for block in self._by_age for group, slots in block.slots.items()]
-        assert all(len(slots) == self._sizes[group] for group, slots in held)
+        assert all(len(slots) == self._sizes.get(group, 1) for group, slots in held)
         slots = [slot for _, own in held for slot in own] + self._free
         assert sorted(slots) == list(range(self._capacity)), "a slot is lost, or of two blocks"
         assert all(block.slots for block in self._by_age), "a block has no rows"

@@ -22,26 +22,34 @@ def state_bytes(cache: KVCache, row: int) -> int:
     return states.nbytes // states.slots + (row - first * cache.block_size) * log
 
 
+def most_bytes(cache: KVCache) -> int:
+    """Return the most bytes that `gather` returns after any row; 0 without recurrent layers."""
+    if cache.states is None:
+        return 0
+    size, tail = cache.block_size, cache.states.tail
+    return max(state_bytes(cache, row) for row in range(tail, tail + size + 1))
+
+
 def gather(cache: KVCache, slot: int, blocks: Sequence[int], row: int) -> Tensor:
     """Return a copy of a state and the log that goes with it, uint8 [state_bytes(row)] on the device of the cache.
 
     The state is that after `row` rows and lies in `slot`. `blocks` are those of the log up to that row. Raises what
     torch raises without memory.
     """
-    return torch.cat([part for part, _ in _parts(cache, slot, blocks, row) if part is not None])
+    return torch.cat([part for part, _ in runs(cache, slot, blocks, row) if part is not None])
 
 
 def scatter(cache: KVCache, data: Tensor, slot: int, blocks: Sequence[int], row: int) -> None:
     """Write what `gather` returned into `slot` and `blocks`; NONE stands for a block that is in the log already."""
     at = 0
-    for part, nbytes in _parts(cache, slot, blocks, row):
+    for part, nbytes in runs(cache, slot, blocks, row):
         if part is not None:
             part.copy_(data[at : at + nbytes])
         at += nbytes
 
 
-def _parts(cache: KVCache, slot: int, blocks: Sequence[int], row: int) -> Iterator[tuple[Tensor | None, int]]:
-    """Yield each run of memory as uint8 [bytes], or None for NONE, with its size in bytes."""
+def runs(cache: KVCache, slot: int, blocks: Sequence[int], row: int) -> Iterator[tuple[Tensor | None, int]]:
+    """Yield each run of memory that `gather` copies, uint8 [bytes], or None for NONE, with its size in bytes."""
     states, size = cache.states, cache.block_size
     assert states is not None
     for layer in states.layers.values():

@@ -40,9 +40,13 @@ class TableStates:
             return None
         size = self._index.block_size
         _, mark = self.marks.resume([self._index.root, *path], len(path) * size + rows, keys, rows > 0)
+        return self.marks.open(mark, next(clock), self.fork(keys))
+
+    def fork(self, keys: Sequence[Key]) -> int:
+        """Return how many of the rows `keys` are known, whatever states there are: see `LiveState.fork`."""
         known = self._index.chain(keys)
         _, more = self._index.go_on(known, keys)
-        return self.marks.open(mark, next(clock), len(known) * size + more)
+        return len(known) * self._index.block_size + more
 
     def plan(self, table: BlockTable, plan: StatePlan) -> None:
         """Plan the states of the next step of `table` (see `Marks.plan`). Raises OutOfBlocksError without a slot."""
@@ -52,12 +56,14 @@ class TableStates:
         if not self.marks.plan(table, plan):
             raise OutOfBlocksError
 
-    def adopt(self, table: BlockTable, idle: bool, fill: Callable[[int, Sequence[int]], None]) -> None:
+    def adopt(
+        self, table: BlockTable, idle: bool, fill: Callable[[int, Sequence[int]], None], fork: int = 0
+    ) -> None:
         """Give `table`, which has rows and no state, the state after them, and the rows of the log that go with it.
 
         `fill` writes both: it gets the slot of the state, and of the last blocks of the table, in which those rows lie,
         the ids, or NONE for one that is in the log. Raises OutOfBlocksError without room, and what `fill` raises; then
-        there is no such state. `idle` is as in `BlockManager.reserve`.
+        there is no such state. `idle` is as in `BlockManager.reserve`, `fork` as in `LiveState`.
         """
         marks = self.marks
         assert marks is not None
@@ -87,7 +93,7 @@ class TableStates:
             self.close(table, 0)
             raise
         table.firsts[self._groups.pools.index(marks.log)] = first
-        table.state.target = NONE
+        table.state.target, table.state.fork = NONE, fork
 
     def settle(self, table: BlockTable, clock: Iterator[int]) -> None:
         """Note that rows of `table` were committed."""

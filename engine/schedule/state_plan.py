@@ -24,4 +24,4 @@ def state_plan(sequence: Sequence, rows: int) -> StatePlan:
         return StatePlan(rows, at, is_brief=True, keeps=bool(sequence.known))
     edges = (row for row in sequence.rows.edges if start < row <= stop)
     spaced = range((start // INTERVAL + 1) * INTERVAL, stop + 1, INTERVAL)
-    return StatePlan(rows, (*edges, *spaced, sequence.prompt_tokens - BEFORE_ANSWER))
+    return StatePlan(rows, (*edges, sequence.prompt_tokens - BEFORE_ANSWER), spaced=tuple(spaced))

@@ -40,7 +40,7 @@ class Memory:
         self.fails_in = -1
         """So many copies from now on the one comes that fails; -1: none."""
         left = [*(host or ())]
-        sizes = range(1, len(groups) + 2)
+        sizes = {group: 1 + group for group in range(len(groups) + 1)}
         tier = HostTier(lambda: left.pop(0) if left else 0, sizes) if host is not None else None
         self.manager = BlockManager(blocks, SIZE, self.copy, tier, window, groups)
 

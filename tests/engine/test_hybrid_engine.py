@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,6 +30,7 @@ from engine.kernels.native import library
 from models.reference.decoder import Decoder
 from models.units import counted
 from tests.engine.hybrid import hybrid_engine, hybrid_network
+from tests.engine.inside import offload
 from tests.engine.keeping import GREEDY, answer, heard
 from tests.engine.speculation import Oracle, speculate
 from tests.engine.test_chat_paths import copies
@@ -114,12 +116,40 @@ def test_a_prefix_is_reused_to_the_row(native: bool) -> None:
         assert told(engine, [*prompt[:40], 4, 5, 6])[1] == 3, "a fork that a prompt has found"
 
 
+def test_what_comes_back_from_host_memory_has_the_bits_of_what_never_left(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_needs, "MOST_MARKS", 2)
+    monkeypatch.setattr(kv_needs, "BRANCH_WINDOWS", (0,))
+    prompts = [text(seed, 200) for seed in range(4)]
+    with hybrid_engine(native=native, offload=1 << 24) as engine:
+        first, _ = told(engine, prompts[0])
+        after = [*prompts[0], *first, 5, 6, 7]
+        expected, few = answer(engine, after)
+        assert few <= 4
+        blocks = engine.pieces.blocks
+        restored = [0]
+        for most in (0, 10, None):  # what is lost first: only states, or blocks at the end, or all
+            for prompt in prompts[1:]:
+                answer(engine, prompt)
+            engine.loop.call(lambda most=most: offload(blocks, most))
+            assert engine.loop.call(lambda: len(blocks.index.find(after)[0])) * 4 < 200
+            found, computed = answer(engine, after)
+            assert (found, computed <= few) == (expected, True)
+            figures = engine.figures().offload
+            assert figures is not None
+            restored.append(figures.restored_tokens)
+            engine.check()
+        assert all(more - before >= 200 for before, more in pairwise(restored))
+
+
 @pytest.mark.parametrize("seed", seeds(6))
 def test_random_conversations(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = Random(seed)
     monkeypatch.setattr(kv_needs, "MOST_MARKS", rng.choice([0, 2, 8, 48]))
     monkeypatch.setattr(kv_needs, "BRANCH_WINDOWS", rng.choice([(0,), (8, 1, 0)]))
     options: dict[str, Any] = {"num_blocks": rng.choice([None, 110]), "max_chunk": rng.choice([16, 64])}
+    options["offload"] = rng.choice([None, 1 << 17, 1 << 22])
     with hybrid_engine(**options) as engine:
         chat = engine.chat(think_cache=rng.choice(["exact", "mask"]))
         loaded: list[list[Turn]] = [[]]
@@ -257,7 +287,5 @@ def test_why_a_prompt_was_computed_again_is_told_in_words() -> None:
 
 
 def test_what_recurrent_layers_cannot_do_is_told_in_words() -> None:
-    with hybrid_engine(offload=1 << 20) as engine:
-        assert any("No blocks are offloaded" in note for note in engine.figures().notes)
     with pytest.raises(EngineError, match="recurrent layers, so it cannot be a draft model"):
         build(hybrid_network(), torch.device("cpu"), BuildOptions(drafts_for=272))

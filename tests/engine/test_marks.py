@@ -10,17 +10,24 @@ import pytest
 from engine.batch import NONE
 from engine.cache.block_table import BlockTable, OutOfBlocksError
 from engine.cache.blocks import BlockManager
-from engine.cache.copies import Copy, RowCopy
+from engine.cache.copies import STATES, Copy, Offload, OffloadStates, Restore, RestoreStates, RowCopy
 from engine.cache.group_pool import GroupPool
 from engine.cache.live_state import StatePlan
 from engine.cache.marks import LOG_ROWS, Marks
+from engine.cache.offload import HostTier
 from engine.cache.rows import Rows
 from engine.cache.window import Window
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Priority, SequenceStatus
 from engine.schedule.sequence import Sequence as Asked
+from tests.fresh import seeds
 
 SIZE, STEP = 4, 6
+TORN = (-1,)
+
+
+class CopyError(Exception):
+    pass
 
 
 class Memory:
@@ -34,24 +41,63 @@ class Memory:
         tail: int = 3,
         size: int = SIZE,
         others: Iterable[GroupPool] = (),
+        host: Iterable[int] | None = None,
     ) -> None:
+        """`host` are the sizes of the pieces of host memory, if there is any."""
         self.size, self.tail = size, tail
         self.pool = GroupPool(log, Window(LOG_ROWS + tail, STEP))
         self.marks = Marks(states, tail, self.pool, size)
         self.log: dict[int, tuple[int, ...]] = {}
         self.rows: dict[int, tuple[int, ...]] = {}
         self.states: dict[int, tuple[int, ...]] = {NONE: ()}
-        self.manager = BlockManager(blocks, size, self.copy, pools=[*others, self.pool], marks=self.marks)
+        left = [*(host or ())]
+        sizes = {STATES: 3}
+        tier = HostTier(lambda: left.pop(0) if left else 0, sizes) if host is not None else None
+        self.manager = BlockManager(
+            blocks, size, self.copy, tier, pools=[*others, self.pool], marks=self.marks
+        )
         self.replayed = 0
+        self.host: dict[tuple[int, ...], list[tuple[int, ...] | None]] = {}
+        self.fails_in = -1
+        """So many copies from now on the one comes that fails; -1: none."""
 
     def copy(self, copy: Copy) -> None:
-        assert isinstance(copy, RowCopy)
-        for memory, (source, target) in (
-            (self.rows, (copy.source, copy.target)),
-            (self.log, (self.pool.slot(copy.source), self.pool.slot(copy.target))),
-        ):
-            for row in range(copy.rows):
-                memory[target * self.size + row] = memory[source * self.size + row]
+        """Carry it out, or fail and leave the target in pieces."""
+        fails, self.fails_in = self.fails_in == 0, max(self.fails_in - 1, -1)
+        if isinstance(copy, RowCopy):
+            logs = self.pool.slot(copy.source), self.pool.slot(copy.target)
+            for memory, (source, target) in ((self.rows, (copy.source, copy.target)), (self.log, logs)):
+                for row in range(copy.rows if memory is self.rows or copy.target in self.pool else 0):
+                    memory[target * self.size + row] = TORN if fails else memory[source * self.size + row]
+        else:
+            places = self.places(copy)
+            if isinstance(copy, Offload | OffloadStates):
+                for held in [held for held in self.host if {*held} & {*copy.slots}]:
+                    del self.host[held]
+                found = [None if memory is None else memory.get(at) for memory, at in places]
+                self.host[copy.slots] = [TORN] * len(found) if fails else found
+            else:
+                for (memory, at), held_row in zip(places, self.host[copy.slots], strict=True):
+                    if memory is not None:
+                        memory[at] = TORN if fails or held_row is None else held_row
+        if fails:
+            raise CopyError
+
+    def places(
+        self, copy: Offload | Restore | OffloadStates | RestoreStates
+    ) -> list[tuple[dict[int, tuple[int, ...]] | None, int]]:
+        """Where what a copy copies lies: the memory, or None for what is not looked at or not copied, and the place."""
+        if isinstance(copy, Offload | Restore):
+            own = self.rows if copy.group == 0 else None
+            return [(own, copy.block * self.size + row) for row in range(self.size)]
+        states = copy.states
+        found: list[tuple[dict[int, tuple[int, ...]] | None, int]] = [(self.states, states.state)]
+        first = self.marks.first(states.row)
+        for row in range(first * self.size, states.row):
+            block = states.blocks[row // self.size - first]
+            memory = self.log if block != NONE else None
+            found.append((memory, self.pool.slot(block) * self.size + row % self.size))
+        return found
 
     def logged(self, table: BlockTable, row: int) -> int:
         return self.pool.slot(table.blocks[row // self.size]) * self.size + row % self.size
@@ -137,68 +183,85 @@ class Memory:
             )
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_a_table_goes_on_from_the_state_of_its_own_path(seed: int) -> None:
+@pytest.mark.parametrize("seed", seeds(80))
+@pytest.mark.parametrize("has_host", [False, True])
+def test_a_table_goes_on_from_the_state_of_its_own_path(seed: int, has_host: bool) -> None:
     choose = random.Random(seed)
     size, tail = choose.choice([(2, 3), (4, 3), (4, 1), (4, 6)])
     log = choose.randint(3 * Window(LOG_ROWS + tail, STEP).most_blocks(size) // 2, 90)
     window = Window(choose.randint(1, 9), STEP)
     others = [GroupPool(choose.randint(3 * window.most_blocks(size), 40), window)] if seed % 3 == 0 else []
-    memory = Memory(choose.randint(24, 60), log, choose.randint(3, 9), tail, size, others)
+    host = [choose.randint(1, 20) for _ in range(choose.randint(1, 6))] if has_host else None
+    memory = Memory(choose.randint(24, 60), log, choose.randint(3, 9), tail, size, others, host)
     manager = memory.manager
     tables: list[tuple[BlockTable, list[int]]] = []
     known: list[list[int]] = [[]]
+    operations = [
+        "open",
+        "grow",
+        "grow",
+        "guess",
+        "close",
+        "fail",
+        "restore",
+        "pin",
+        "keep",
+        "forget",
+        "evict",
+    ]
+    operations += ["offload", "fault"]
     for _ in range(300):
-        match choose.choice(
-            ["open", "grow", "grow", "guess", "close", "fail", "restore", "pin", "keep", "forget", "evict"]
-        ):
-            case "open" if len(tables) < 3:
-                begin = choose.choice(known)
-                keys = begin[: choose.randint(0, len(begin))]
-                keys = (keys + [choose.randrange(2) for _ in range(choose.randint(1, 14))])[:40]
-                present = manager.match(keys)
-                manager.fits_beside(keys, len(keys), [(one, len(given)) for one, given in tables])
-                table = manager.open(keys, idle=choose.random() < 0.2)
-                assert table.length <= present
-                tables.append((table, keys))
-                known.append(keys)
-            case "grow" if tables:
-                table, keys = choose.choice(tables)
-                at = [table.length + choose.randint(1, STEP) for _ in range(choose.randint(0, 3))]
-                with suppress(OutOfBlocksError):
+        with suppress(OutOfBlocksError, CopyError, OSError):
+            match choose.choice(operations):
+                case "open" if len(tables) < 3:
+                    begin = choose.choice(known)
+                    keys = begin[: choose.randint(0, len(begin))]
+                    keys = (keys + [choose.randrange(2) for _ in range(choose.randint(1, 14))])[:40]
+                    present = manager.match(keys)
+                    manager.fits_beside(keys, len(keys), [(one, len(given)) for one, given in tables])
+                    table = manager.open(keys, idle=choose.random() < 0.2)
+                    assert table.length <= present
+                    tables.append((table, keys))
+                    known.append(keys)
+                case "grow" if tables:
+                    table, keys = choose.choice(tables)
+                    at = [table.length + choose.randint(1, STEP) for _ in range(choose.randint(0, 3))]
                     idle = choose.random() < 0.3
                     memory.grow(table, keys, choose.randint(1, STEP), at, idle, 0, choose.random() < 0.5)
-            case "guess" if tables:
-                table, keys = choose.choice(tables)
-                with suppress(OutOfBlocksError):
+                case "guess" if tables:
+                    table, keys = choose.choice(tables)
                     memory.grow(table, keys, 1, guesses=choose.randint(0, 3))
-            case "fail" if tables:
-                table, keys = tables.pop(choose.randrange(len(tables)))
-                with suppress(OutOfBlocksError):
-                    manager.reserve(table, 1)
-                    manager.states.plan(table, StatePlan(1, (table.length + 1,)))
-                    assert table.state is not None
-                    for _, slot in table.state.moves.saves:
-                        memory.states[slot] = (-1,)
-                manager.close(table)
-            case "close" if tables:
-                table, _ = tables.pop(choose.randrange(len(tables)))
-                manager.close(table)
-            case "restore" if not others and known[1:]:
-                keys = choose.choice(known[1:])
-                with suppress(OutOfBlocksError, OSError):
+                case "fail" if tables:
+                    table, keys = tables.pop(choose.randrange(len(tables)))
+                    try:
+                        manager.reserve(table, 1)
+                        manager.states.plan(table, StatePlan(1, (table.length + 1,)))
+                        assert table.state is not None
+                        for _, slot in table.state.moves.saves:
+                            memory.states[slot] = TORN
+                    finally:
+                        manager.close(table)
+                case "close" if tables:
+                    table, _ = tables.pop(choose.randrange(len(tables)))
+                    manager.close(table)
+                case "restore" if not others and known[1:]:
+                    keys = choose.choice(known[1:])
                     keys = keys[: choose.randint(1, len(keys))]
                     memory.restore(keys, choose.random() < 0.2, choose.random() < 0.5)
                     assert manager.match(keys) == len(keys)
-            case "pin":
-                manager.pin(choose.choice(known))
-            case "keep":
-                manager.keep("a", choose.choice([None, *known]))
-            case "forget":
-                keys = choose.choice(known)
-                manager.forget(keys, choose.randint(0, len(keys)))
-            case "evict" if choose.random() < 0.1:
-                manager.evict_all()
+                case "pin":
+                    manager.pin(choose.choice(known))
+                case "keep":
+                    manager.keep("a", choose.choice([None, *known]))
+                case "forget":
+                    keys = choose.choice(known)
+                    manager.forget(keys, choose.randint(0, len(keys)))
+                case "evict" if choose.random() < 0.1:
+                    manager.evict_all()
+                case "offload" if manager.num_cached:
+                    manager._pool.evict_next(offload=True)
+                case "fault" if has_host:
+                    memory.fails_in = choose.randint(0, 4)
         manager.check()
         for table, keys in tables:
             memory.check(table, keys)
@@ -224,6 +287,60 @@ def test_without_the_log_a_prefix_is_resumed_at_its_last_mark() -> None:
     assert memory.make([*keys[:30], 99]) == 11
     memory.manager.check()
     assert memory.manager.match([*keys[:30], 99]) == 31
+
+
+def on_device(memory: Memory, keys: list[int]) -> int:
+    """How many rows of a path the device alone can resume."""
+    path, _, rows = memory.manager.index.find(keys)
+    return len(path) * SIZE + rows
+
+
+def test_a_mark_that_was_given_up_for_its_slot_comes_back_from_host_memory() -> None:
+    memory = Memory(200, 30, 3, host=[300])
+    first, second = list(range(100)), list(range(200, 300))
+    memory.make(first, at=[50])
+    memory.make(second, at=[10, 20, 30])
+    assert on_device(memory, first) == 0, (
+        "its marks are given up, and the log does not reach back to its first row"
+    )
+    assert memory.manager.match(first) == 100
+    assert memory.make([*first, 99]) == 1
+    assert memory.replayed == 0
+    assert memory.manager.tier.restored_rows == 100
+    assert memory.make([*first[:70], 99]) == 21, "from a copy, at its very row"
+
+
+def test_a_mark_comes_back_with_its_blocks_and_its_log() -> None:
+    memory = Memory(11, 30, 8, host=[300])
+    first, second = list(range(42)), list(range(100, 142))
+    memory.make(first, at=[18])
+    memory.make(second)
+    assert memory.manager.index.chain(first) == []
+    assert memory.make([*first, 99]) == 1
+    assert memory.manager.tier.restored_rows == 42
+    assert memory.manager.match([*first[:18], 99]) == 18
+    memory.manager.evict_all()
+    assert memory.manager.match(first) == 0
+
+
+def test_a_mark_is_copied_before_its_rows_in_the_log_are_lost() -> None:
+    memory = Memory(200, 20, 30, host=[300])
+    paths = [[first, *range(7)] for first in range(20)]
+    for path in paths:
+        memory.make(path)
+    assert (len(memory.marks), on_device(memory, paths[0])) == (20, 0)
+    assert memory.make([*paths[0], 99]) == 1
+
+
+def test_forgetting_a_path_forgets_its_states_in_host_memory() -> None:
+    memory = Memory(12, 30, 8, host=[300])
+    first, second = list(range(42)), list(range(100, 142))
+    memory.make(first, at=[18])
+    memory.make(second)
+    memory.manager.forget(first, 0)
+    assert memory.manager.match(first) == 0
+    memory.manager.forget(second, 0)
+    assert (len(memory.manager.tier), memory.manager.num_cached) == (0, 0)
 
 
 def test_rows_that_are_computed_again_become_the_known_blocks() -> None:
