@@ -63,7 +63,8 @@ class Loop:
         if thought:
             lead = encode(self.format.answered("", thought))
             mark = encode(self.format.answered("")) if self.format.name == "harmony" else lead[-1:]
-            opening, closing = (1, 1) if self.format.is_open else (0, 0)  # of these marks one stays in view
+            # The prompt has written so many tokens of the span; of GLM's marks one stays in view.
+            opening, closing = {"glm": (1, 1), "qwen": (2, 0)}.get(self.format.name, (0, 0))
             self.open.append((start - opening, start + len(lead) - len(mark) - closing))
         calls = [("look", {"where": f"place {self.number}"})] if call else []
         self.requests.over(asked, sequence, Answer(text, thought), calls)

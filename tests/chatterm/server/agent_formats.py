@@ -45,9 +45,10 @@ QWEN = (
 {%- for key, given in call.function.arguments.items() %}{{- '<parameter=' + key + '>\\n' }}
 {{- given if given is string else given|tojson }}{{- '\\n</parameter>\\n' }}{%- endfor %}
 {{- '</function>\\n</tool_call>' }}"""
-    + HERMES[_CALL[1] :]
+    + HERMES[_CALL[1] :].removesuffix("{%- endif %}{%- endif %}")
+    + "{%- else %}{{- '<think>\\n' }}{%- endif %}{%- endif %}"
 )
-"""As Qwen3.5's: calls in tags, each on a line of its own."""
+"""As Qwen3.5's: calls in tags, each on a line of its own; the prompt opens the thinking."""
 LLAMA3 = (
     _SYSTEM
     + """\
@@ -309,7 +310,7 @@ class Format:
         if self.name == "muse":
             return f" to=self<|message|>{thought}<|eom|><|start|>assistant"
         if self.is_open:
-            return f"{thought}{marks.close}"
+            return f"{thought}{marks.before_close}{marks.close}{marks.after_close}"
         lead = marks.label or marks.before_close
         return f"{marks.open}{lead}{thought}{marks.before_close}{marks.close}{marks.after_close}"
 
@@ -331,7 +332,7 @@ FORMATS = [
     Format("pythonic", False, LFM2, special=_PYTHON),
     Format("pythonic", True, LFM25, _CLOSE, _PYTHON, variant="2.5"),
     Format("seed", True, SEED, THINK_MARKERS[2], shows="all"),
-    Format("qwen", True, QWEN),
+    Format("qwen", True, QWEN, is_open=True),
     Format("glm", True, GLM, _CLOSE, _GLM, is_open=True),
     Format("muse", True, MUSE, special=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"), shows="all"),
 ]
