@@ -23,6 +23,13 @@ from models.reference.decoder import Decoder
 Place = tuple[str, int | None]
 """The group of a matrix (see models.weights.slots), and the expert."""
 
+_GROUPS: dict[type, dict[str, str]] = {
+    AttentionWeights: {"qkv": "qkv", "out": "out", "gate": "attention_gate"},
+    ConvolutionWeights: {"inputs": "conv_in", "out": "conv_out"},
+    LatentWeights: {"q": "q", "q_b": "q_b", "kv_a": "kv_a", "out": "out"},
+}
+"""The group of each linear layer of a mixer, by its field."""
+
 
 @dataclass(slots=True)
 class ActivationSums:
@@ -137,20 +144,9 @@ def places(network: Network) -> Iterator[tuple[Place, Linear]]:
         if layer.input is not None:
             yield (f"{at}input_gate.weight", None), layer.input.gate
             yield (f"{at}input_out.weight", None), layer.input.out
-        if isinstance(layer.mixer, ConvolutionWeights):
-            yield (f"{at}conv_in.weight", None), layer.mixer.inputs
-            yield (f"{at}conv_out.weight", None), layer.mixer.out
-        elif isinstance(layer.mixer, LatentWeights):
-            yield (f"{at}q.weight", None), layer.mixer.q
-            if layer.mixer.q_b is not None:
-                yield (f"{at}q_b.weight", None), layer.mixer.q_b
-            yield (f"{at}kv_a.weight", None), layer.mixer.kv_a
-            yield (f"{at}out.weight", None), layer.mixer.out
-        elif isinstance(layer.mixer, AttentionWeights):
-            yield (f"{at}qkv.weight", None), layer.mixer.qkv
-            yield (f"{at}out.weight", None), layer.mixer.out
-            if layer.mixer.gate is not None:
-                yield (f"{at}attention_gate.weight", None), layer.mixer.gate
+        for name, group in _GROUPS.get(type(layer.mixer), {}).items():
+            if (linear := getattr(layer.mixer, name)) is not None:
+                yield (f"{at}{group}.weight", None), linear
         feed = layer.feed_forward
         if isinstance(feed, ExpertWeights):
             for number, expert in enumerate(feed.experts):
