@@ -514,7 +514,9 @@ void store_row(const float* x, int32_t heads, int32_t dim, int32_t type, uint8_t
     if constexpr (as.SCALED) {
       store_bytes<decltype(as)>(x, heads, dim, out, scales);
     } else {
-      for (int32_t i = 0; i < heads * dim; ++i) as.put(out + i * as.BYTES, x[i]);
+      int32_t i = 0;
+      for (; i + 8 <= heads * dim; i += 8) as.put_eight(out + i * as.BYTES, load(x + i));
+      for (; i < heads * dim; ++i) as.put(out + i * as.BYTES, x[i]);
     }
   });
 }

@@ -13,6 +13,7 @@ namespace {
 
 typedef float Floats __attribute__((vector_size(32)));
 typedef int32_t Ints __attribute__((vector_size(32)));
+typedef uint32_t Words __attribute__((vector_size(32)));
 typedef uint16_t Shorts __attribute__((vector_size(16)));
 typedef int8_t Bytes __attribute__((vector_size(8)));
 
@@ -72,6 +73,7 @@ struct F32 {
   }
   static float one(const uint8_t* p) { return as_float(load_u32(p)); }
   static void put(uint8_t* p, float value) { std::memcpy(p, &value, sizeof value); }
+  static void put_eight(uint8_t* p, Floats v) { std::memcpy(p, &v, sizeof v); }
 };
 
 struct BF16 {
@@ -90,6 +92,12 @@ struct BF16 {
   static void put(uint8_t* p, float value) {
     const uint16_t bits = float_to_bf16(value);
     std::memcpy(p, &bits, sizeof bits);
+  }
+  static void put_eight(uint8_t* p, Floats v) {
+    const Words bits = (Words)v, kept = bits >> 16;
+    const Words rounded = (bits + 0x7fff + (kept & 1)) >> 16;
+    const Shorts found = __builtin_convertvector((bits & 0x7fffffff) > 0x7f800000 ? kept | 0x40 : rounded, Shorts);
+    std::memcpy(p, &found, sizeof found);
   }
 };
 
@@ -117,6 +125,16 @@ struct F16 {
     const uint16_t bits = float_to_half(value);
 #endif
     std::memcpy(p, &bits, sizeof bits);
+  }
+  static void put_eight(uint8_t* p, Floats v) {
+#ifdef __F16C__
+    const Floats most = splat(65504.0f), size = magnitude(v);
+    v = (size > most) & (size < __builtin_inff()) ? (v > 0.0f ? most : -most) : v;
+    const __m128i bits = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+    std::memcpy(p, &bits, sizeof bits);
+#else
+    for (int i = 0; i < 8; ++i) put(p + 2 * i, v[i]);
+#endif
   }
 };
 
