@@ -43,6 +43,7 @@ from tests.engine.speculation import Oracle, speculate
 from tests.engine.test_native_engine import CPU, a_native_engine
 from tests.fresh import examples
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+from tests.models.hybrids import tiny_qwen3_5
 
 TOKENS = st.lists(st.integers(0, 3), max_size=200)
 
@@ -320,13 +321,20 @@ def test_another_context_is_believed_to_cost_what_the_nearest_one_does() -> None
     assert pace.costs is near
 
 
-@pytest.fixture(scope="module", params=["int8", "none"])
+SIZES: dict[str, Any] = {"vocab_size": 272, "hidden_size": 64, "max_position_embeddings": 512}
+
+
+@pytest.fixture(scope="module", params=["int8", "none", "recurrences"])
 def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Network:
     if (reason := native.problem()) is not None:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("speculation")
-    write_checkpoint(folder, tiny_qwen3(vocab_size=272, hidden_size=64, max_position_embeddings=512))
-    return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize=request.param)
+    if request.param == "recurrences":
+        write_checkpoint(folder, tiny_qwen3_5(**SIZES, linear_value_head_dim=32))
+    else:
+        write_checkpoint(folder, tiny_qwen3(**SIZES))
+    quantize = "none" if request.param == "none" else "int8"
+    return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize=quantize)
 
 
 @pytest.fixture(scope="module")
