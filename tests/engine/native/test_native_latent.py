@@ -146,7 +146,7 @@ def test_any_latent_attention_computes_what_its_description_says(
         layers=2,
         vocab_size=VOCAB,
         hidden_size=64,
-        max_positions=256,
+        max_positions=512,
         layer=layer,
         tied=False,
     )
