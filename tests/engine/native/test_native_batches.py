@@ -5,6 +5,7 @@ is compared with the same sequence token by token.
 """
 
 import tempfile
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -85,20 +86,31 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(
     threads: int,
     random: Random,
 ) -> None:
-    blocks = sum(-(-length // BLOCK) for length in lengths)
-    free = list(range(blocks))
-    sequences = [Sequence.random(random, length, free) for length in lengths]
-    pool = Pool(threads, library)
+    texts, pool = random_texts(model, lengths, random), Pool(threads, library)
     for variant in library.variants.values():
-        caches = [cache_for(model, dtype, blocks) for _ in range(2)]
-        expected = alone(NativeDecoder(model, caches[0], pool, variant), sequences)
-        for sequence, row, found in together(
-            NativeDecoder(model, caches[1], pool, variant), sequences, random
-        ):
-            assert torch.equal(found, expected[sequence][row])
-        assert not expected[0].isnan().any()
-        bits = torch.int32 if dtype == torch.float32 else torch.int16
-        assert torch.equal(caches[0].kv.view(bits), caches[1].kv.view(bits))
+        same_in_company(model, texts, pool, variant, dtype, random)
+
+
+def random_texts(model: Network, lengths: Items[int], random: Random) -> list[Sequence]:
+    """Random texts, which fill as many blocks as they have together."""
+    free = list(range(sum(-(-length // BLOCK) for length in lengths)))
+    return [Sequence.random(random, length, free, model.spec.vocab_size) for length in lengths]
+
+
+def same_in_company(
+    model: Network, texts: list[Sequence], pool: Pool, variant: int, dtype: torch.dtype, random: Random
+) -> Tensor:
+    """Compare the bits of every row in any company with those it has alone; return its logits, [rows, vocab]."""
+    blocks = sum(len(text.blocks) for text in texts)
+    caches = [cache_for(model, dtype, blocks) for _ in range(2)]
+    expected = alone(NativeDecoder(model, caches[0], pool, variant), texts)
+    for text, row, found in together(NativeDecoder(model, caches[1], pool, variant), texts, random):
+        assert torch.equal(found, expected[text][row])
+    for ours, theirs in zip(caches[1].parts, caches[0].parts, strict=True):
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+    logits = torch.cat(expected)
+    assert not logits.isnan().any()
+    return logits
 
 
 def alone(decoder: NativeDecoder, sequences: list[Sequence]) -> list[Tensor]:

@@ -23,7 +23,7 @@ from models.network import ExpertWeights, Linear, Network
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer
 from tests.engine.native.spans import a_span
-from tests.engine.native.test_native_batches import Sequence, alone, together
+from tests.engine.native.test_native_batches import random_texts, same_in_company
 from tests.engine.native.test_native_chunks import COUNT, Prompt, run
 from tests.engine.native.test_native_decode import (
     BLOCK,
@@ -135,21 +135,11 @@ def test_a_mixture_gives_what_the_reference_gives(library: NativeLibrary, pool: 
     random=st.randoms(use_true_random=False),
 )
 def test_a_row_has_the_same_bits_in_any_company(
-    library: NativeLibrary, pool: Pool, model: Network, lengths: list[int], threads: int, random: Random
+    library: NativeLibrary, model: Network, lengths: list[int], threads: int, random: Random
 ) -> None:
-    blocks = sum(-(-length // BLOCK) for length in lengths)
-    free = list(range(blocks))
-    sequences = [Sequence.random(random, length, free, model.spec.vocab_size) for length in lengths]
-    several = Pool(threads, library)
+    texts, pool = random_texts(model, lengths, random), Pool(threads, library)
     for variant in library.variants.values():
-        caches = [cache_for(model, torch.bfloat16, blocks) for _ in range(2)]
-        expected = alone(NativeDecoder(model, caches[0], pool, variant), sequences)
-        for sequence, row, found in together(
-            NativeDecoder(model, caches[1], several, variant), sequences, random
-        ):
-            assert torch.equal(found, expected[sequence][row])
-        assert not expected[0].isnan().any()
-        assert torch.equal(caches[0].kv.view(torch.int16), caches[1].kv.view(torch.int16))
+        same_in_company(model, texts, pool, variant, torch.bfloat16, random)
 
 
 MIXTURE = Experts(8, 3, FeedForward(64), shared=FeedForward(96), shared_gate=True, router_bias=True)

@@ -20,10 +20,9 @@ from models.network import Network
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder
 from models.spec import ModelSpec
-from tests.engine.native.test_native_batches import Sequence, alone, together
+from tests.engine.native.test_native_batches import Sequence, random_texts, same_in_company
 from tests.engine.native.test_native_chunks import Prompt, relative, run
 from tests.engine.native.test_native_decode import (
-    BLOCK,
     CPU,
     RoundedAttention,
     cache_for,
@@ -34,7 +33,7 @@ from tests.engine.native.test_native_decode import (
 from tests.fresh import examples
 from tests.models.checkpoints import files_of, write_checkpoint
 from tests.models.families import FAMILIES, tiny_gemma4, tiny_gpt2
-from tests.models.test_reference import VOCAB, checkpoint, feeds_of, network_of, specs
+from tests.models.test_reference import checkpoint, feeds_of, network_of, specs
 
 COUNT = 150
 """Tokens of a prompt: more than the library computes at once."""
@@ -152,16 +151,12 @@ def test_any_dense_network_computes_what_its_description_says(
         Pool(threads, library),
     )
     assert (network.is_quantized, not_native(spec)) == (quantize == "int8", None)
-    blocks = sum(-(-length // BLOCK) for length in lengths)
-    free = list(range(blocks))
-    texts = [Sequence.random(random, length, free, VOCAB) for length in lengths]
-    expected = [logits_of(Decoder(network), text) for text in texts]
-    near = [logits_of(rounded(network), text) for text in texts] if network.is_quantized else expected
-    limit = 1e-4 + 2 * relative(torch.cat(near), torch.cat(expected))
+    texts = random_texts(network, lengths, random)
+    expected, near = (
+        torch.cat([logits_of(decoder, text) for text in texts])
+        for decoder in (Decoder(network), rounded(network) if network.is_quantized else Decoder(network))
+    )
+    limit = 1e-4 + 2 * relative(near, expected)
     for variant in library.variants.values():
-        caches = [cache_for(network, torch.float32, blocks) for _ in range(2)]
-        single = alone(NativeDecoder(network, caches[0], pool, variant), texts)
-        assert relative(torch.cat(single), torch.cat(expected)) < limit
-        for text, row, found in together(NativeDecoder(network, caches[1], pool, variant), texts, random):
-            assert torch.equal(found, single[text][row])
-        assert torch.equal(caches[0].kv.view(torch.int32), caches[1].kv.view(torch.int32))
+        found = same_in_company(network, texts, pool, variant, torch.float32, random)
+        assert relative(found, expected) < limit

@@ -20,9 +20,9 @@ from models.loading.load import load_model
 from models.network import LatentWeights, Network
 from models.reference.decoder import Decoder
 from models.spec import FeedForward, LatentAttention, Layer, ModelSpec, Rope, each_layer
-from tests.engine.native.test_native_batches import Sequence, alone, together
+from tests.engine.native.test_native_batches import Sequence, alone, random_texts, same_in_company
 from tests.engine.native.test_native_chunks import relative
-from tests.engine.native.test_native_decode import BLOCK, CPU, cache_for, plain_model, rounded
+from tests.engine.native.test_native_decode import CPU, cache_for, plain_model, rounded
 from tests.engine.native.test_native_families import logits_of
 from tests.fresh import examples
 from tests.models.checkpoints import (
@@ -50,15 +50,6 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-def random_texts(
-    model: Network, lengths: tuple[int, ...] | list[int], random: Random
-) -> tuple[list[Sequence], int]:
-    """Random texts, and the blocks that they take."""
-    blocks = sum(-(-length // BLOCK) for length in lengths)
-    free = list(range(blocks))
-    return [Sequence.random(random, length, free, model.spec.vocab_size) for length in lengths], blocks
-
-
 def all_logits(decoder: Decoder, texts: list[Sequence]) -> Tensor:
     return torch.cat([logits_of(decoder, text, PlainAttention(decoder.network)) for text in texts])
 
@@ -76,19 +67,14 @@ def check(
     """
     assert not_native(model.spec) is None
     random = Random(len(lengths))
-    texts, blocks = random_texts(model, lengths, random)
+    texts = random_texts(model, lengths, random)
     expected = all_logits(Decoder(model), texts)
     near = all_logits(rounded(model), texts) if model.is_quantized else expected
     limit = 2 * relative(near, expected) + 1e-5
     for variant in library.variants.values():
-        caches = [cache_for(model, dtype, blocks) for _ in range(2)]
-        single = alone(NativeDecoder(model, caches[0], pool, variant), texts)
+        found = same_in_company(model, texts, pool, variant, dtype, random)
         if dtype == torch.float32:
-            assert relative(torch.cat(single), expected) < limit
-        for text, row, found in together(NativeDecoder(model, caches[1], pool, variant), texts, random):
-            assert torch.equal(found, single[text][row])
-        for ours, theirs in zip(caches[1].parts, caches[0].parts, strict=True):
-            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+            assert relative(found, expected) < limit
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if "deepseek" in name or "moe lite" in name])
@@ -172,13 +158,13 @@ def test_in_bf16_it_is_as_exact_as_transformers(
         dtype: load_model(files_of(folder), dtype=dtype, device=CPU, quantize="none")
         for dtype in (torch.float32, torch.bfloat16)
     }
-    texts, blocks = random_texts(models[torch.bfloat16], (100,), Random(0))
-    text = Sequence(texts[0].ids, list(range(100)), texts[0].blocks)
+    (text,) = random_texts(models[torch.bfloat16], (100,), Random(0))
+    text.positions = list(range(100))
     truth = logits_of(Decoder(models[torch.float32]), text, PlainAttention(models[torch.float32]))
     theirs = relative(run_reference(reference_model(folder, torch.bfloat16), text.ids).float(), truth)
     for variant in library.variants.values():
         model = models[torch.bfloat16]
-        decoder = NativeDecoder(model, cache_for(model, torch.bfloat16, blocks), pool, variant)
+        decoder = NativeDecoder(model, cache_for(model, torch.bfloat16, len(text.blocks)), pool, variant)
         assert relative(torch.cat(alone(decoder, [text])), truth) < theirs
 
 

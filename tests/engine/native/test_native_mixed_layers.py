@@ -19,14 +19,14 @@ from models.loading.load import load_model
 from models.network import ConvolutionWeights
 from models.reference.decoder import Decoder
 from models.spec import Attention, FeedForward, Layer, ModelSpec, ShortConvolution, each_layer
-from tests.engine.native.test_native_batches import Sequence, alone, together
+from tests.engine.native.test_native_batches import random_texts, same_in_company
 from tests.engine.native.test_native_chunks import relative
-from tests.engine.native.test_native_decode import BLOCK, CPU, cache_for, plain_model, rounded
+from tests.engine.native.test_native_decode import CPU, cache_for, plain_model, rounded
 from tests.engine.native.test_native_families import WINDOWS, logits_of
 from tests.fresh import examples
 from tests.models.checkpoints import PlainAttention, files_of, write_checkpoint
 from tests.models.families import tiny_gemma4, tiny_gemma4_unified, tiny_lfm2, tiny_lfm2_moe
-from tests.models.test_reference import VOCAB, checkpoint, feeds_of, network_of, specs
+from tests.models.test_reference import checkpoint, feeds_of, network_of, specs
 
 LENGTHS = (1, 2, 7, 30, 140)
 CONFIGS = {
@@ -51,17 +51,9 @@ def test_a_row_has_the_same_bits_in_any_company(
     model = load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize=quantize)
     assert (model.is_quantized, not_native(model.spec)) == (quantize == "int8", None)
     random = Random(0)
-    blocks = sum(-(-length // BLOCK) for length in LENGTHS)
-    free = list(range(blocks))
-    texts = [Sequence.random(random, length, free, model.spec.vocab_size) for length in LENGTHS]
+    texts = random_texts(model, LENGTHS, random)
     for variant in library.variants.values():
-        caches = [cache_for(model, dtype, blocks) for _ in range(2)]
-        expected = alone(NativeDecoder(model, caches[0], pool, variant), texts)
-        for text, row, found in together(NativeDecoder(model, caches[1], pool, variant), texts, random):
-            assert torch.equal(found, expected[text][row])
-        assert not expected[0].isnan().any()
-        for ours, theirs in zip(caches[1].parts, caches[0].parts, strict=True):
-            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+        same_in_company(model, texts, pool, variant, dtype, random)
 
 
 def computed(spec: ModelSpec) -> ModelSpec:
@@ -100,22 +92,15 @@ def test_any_network_of_mixed_layers_computes_what_its_description_says(
         Pool(threads, library),
     )
     assert (network.is_quantized, not_native(spec)) == (quantize == "int8", None)
-    blocks = sum(-(-length // BLOCK) for length in lengths)
-    free = list(range(blocks))
-    texts = [Sequence.random(random, length, free, VOCAB) for length in lengths]
+    texts = random_texts(network, lengths, random)
     expected, near = (
         torch.cat([logits_of(decoder, text, PlainAttention(network)) for text in texts])
         for decoder in (Decoder(network), rounded(network) if network.is_quantized else Decoder(network))
     )
     limit = 1e-4 + 2 * relative(near, expected)
     for variant in library.variants.values():
-        caches = [cache_for(network, torch.float32, blocks) for _ in range(2)]
-        single = alone(NativeDecoder(network, caches[0], pool, variant), texts)
-        assert relative(torch.cat(single), expected) < limit
-        for text, row, found in together(NativeDecoder(network, caches[1], pool, variant), texts, random):
-            assert torch.equal(found, single[text][row])
-        for ours, theirs in zip(caches[1].parts, caches[0].parts, strict=True):
-            assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
+        found = same_in_company(network, texts, pool, variant, torch.float32, random)
+        assert relative(found, expected) < limit
 
 
 def test_convolutions_that_do_not_fit_are_refused(pool: Pool, tmp_path: Path) -> None:
