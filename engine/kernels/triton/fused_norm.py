@@ -90,6 +90,16 @@ def pending_scale(
 
 
 @jit
+def factor_of_sums(factor):
+    """Return the number at `factor`, fp32; 1, which changes no bit, if that is None: in Triton 3.6 no tuple with a None
+    may be compared with None."""
+    found = gl.to_tensor(1.0)
+    if factor is not None:
+        found = gl.load(factor).to(tl.float32)
+    return found
+
+
+@jit
 def add_pending(parts, products, pending):
     """Return each of `parts` of x plus the norm of what `prepare` stored of a product, rounded to the dtype of x.
 
@@ -100,9 +110,7 @@ def add_pending(parts, products, pending):
     for number in tl.static_range(len(parts)):
         x = parts[number]
         found = (x.to(tl.float32) + products[number].to(tl.float32) * scale).to(x.dtype)
-        if factor is not None:
-            found = (found.to(tl.float32) * factor).to(x.dtype)
-        sums += (found,)
+        sums += ((found.to(tl.float32) * factor).to(x.dtype),)
     return sums
 
 
@@ -147,8 +155,6 @@ def add_pending_kernel(
     part = load(x + row * K, at, row < COUNT, K, False)
     product = load(addend + row * K, at, row < COUNT, K, False)
     scale = pending_scale(square_sums, PREPARED, COUNT, WARPS, ROWS, 1, K, ADD_EPS, ADD_SCALE, X)
-    if factor is not None:
-        factor = gl.load(factor).to(tl.float32)
-    pending = scale, factor, x + row * K, gl.program_id(0) >= 0
+    pending = scale, factor_of_sums(factor), x + row * K, gl.program_id(0) >= 0
     (found,) = add_pending((part,), (product,), pending)
     store_sum(found, pending, at, row < COUNT, K)

@@ -25,6 +25,7 @@ from engine.kernels.triton.fused_combine import combined, last_part
 from engine.kernels.triton.fused_norm import (
     add_pending,
     apply_weight,
+    factor_of_sums,
     gather_sums,
     leave_sums,
     pending_scale,
@@ -393,9 +394,12 @@ def linear_kernel(
         for fold in tl.static_range(FOLDS):
             addends += (load(addend, tile_columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
         apart = pending_scale(square_sums, PREPARED, COUNT, WARPS, ROWS, 1, K, ADD_EPS, ADD_SCALE, X)
-        if factor is not None:
-            factor = gl.load(factor).to(tl.float32)
-        pending = apart, factor, total + along(2, ROWS, X) * K, (gl.program_id(0) == 0) & (not FOLLOWS)
+        pending = (
+            apart,
+            factor_of_sums(factor),
+            total + along(2, ROWS, X) * K,
+            (gl.program_id(0) == 0) & (not FOLLOWS),
+        )
         parts = add_pending(parts, addends, pending)
     elif NORM and PREPARED > 0:
         total = gather_sums(square_sums, PREPARED, COUNT, WARPS, ROWS)

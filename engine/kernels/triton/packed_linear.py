@@ -15,6 +15,7 @@ from engine.kernels.triton.fused_combine import last_part
 from engine.kernels.triton.fused_norm import (
     add_pending,
     apply_weight,
+    factor_of_sums,
     gather_sums,
     leave_sums,
     pending_scale,
@@ -392,9 +393,7 @@ def packed_linear_kernel(
     pending = None
     if addend is not None:
         apart = pending_scale(square_sums, PREPARED, COUNT, WARPS, ROWS, RUN, K, ADD_EPS, ADD_SCALE, X)
-        if factor is not None:
-            factor = gl.load(factor).to(tl.float32)
-        pending = apart, factor, total + row, (gl.program_id(0) == 0) & (not FOLLOWS)
+        pending = apart, factor_of_sums(factor), total + row, (gl.program_id(0) == 0) & (not FOLLOWS)
         parts = _sums(parts, addends, pending, X)
     elif NORM and PREPARED > 0:
         total = gather_sums(square_sums, PREPARED, COUNT, WARPS, FOUND)
