@@ -92,5 +92,10 @@ def _answers() -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, at most 200 characters, without the full stop."""
-    return (str(error).strip().splitlines() or [repr(error)])[0][:200].rstrip(".")
+    """Return the first line of an error's message, at most 200 characters, without the full stop.
+
+    That of a kernel that does not compile is the last one; source code and where in it something is wrong precede it.
+    """
+    lines = str(error).strip().splitlines() or [repr(error)]
+    said = lines[-1] if type(error).__name__ == "CompilationError" else lines[0]
+    return said.strip()[:200].rstrip(".")

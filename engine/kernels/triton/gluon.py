@@ -349,6 +349,7 @@ if knobs.runtime.interpret:
             "join",
             "full",
             "broadcast",
+            "to_tensor",
         ),
     )
     gl = SimpleNamespace(
