@@ -17,7 +17,7 @@ from engine.execute.cuda.decode_attention import Partials
 from engine.execute.cuda.experts import activation
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.packed import ordered_plane_args
-from engine.execute.cuda.tiles import FEW, SMALLEST_OUTPUTS
+from engine.execute.cuda.tiles import FEW, FOLDED, FOLDED_OUTPUTS, SMALLEST_OUTPUTS
 from engine.kernels.triton.columns import SPAN
 from engine.kernels.triton.fused_norm import add_pending_kernel
 from engine.kernels.triton.launch import split_alike
@@ -90,7 +90,7 @@ class StepProducts:
             return None if following is None else Handover(programs)
         if reader is not None and after is not None and whole and norm is None:
             programs = self.run(rows, given, layer, self._out, following=after, parts=parts)
-            if rows > FEW // 2:
+            if rows > FOLDED or reader.rows > FOLDED_OUTPUTS:
                 self._add_pending(rows, x, programs, between)
                 return Handover(0, between)
             return Handover(programs, between, self._totals[1 if x is self._totals[0] else 0])
@@ -109,8 +109,7 @@ class StepProducts:
     def _add_pending(self, rows: int, x: Tensor, programs: int, between: AddNorm) -> None:
         """Add what a product of so many programs has prepared to x, as `between` says.
 
-        With many rows this is a launch of its own: each program of the next product reads all rows of x, and reading as
-        many again from L2 could take longer.
+        The next product would read this along with x, which many rows or outputs make slow (see `FOLDED`).
         """
         size, warps = x.shape[1], 4
         kernel = add_pending_kernel[(triton.cdiv(size, SPAN.value * warps),)](
