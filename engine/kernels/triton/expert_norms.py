@@ -13,12 +13,10 @@ from engine.kernels.triton.pointwise import weighed
 
 @triton.jit
 def _normed(x, weight, SIZE: tl.constexpr, NORM: tl.constexpr):
-    """Return RMSNorm of x, which is 0 from SIZE on, rounded to the dtype of the weight; x if NORM is None.
+    """Return RMSNorm of x, which is 0 from SIZE on, rounded to the dtype of the weight.
 
     NORM has the epsilon, and OFFSET and ONCE as in `weighed`.
     """
-    if NORM is None:
-        return x
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + NORM[0])
     return weighed(wide, scale, weight, NORM[1], NORM[2])
@@ -53,7 +51,6 @@ def join_kernel(
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + columns
-    first, second, third = None, None, None
     if FOUND is not None:
         first = tl.load(found_weight + columns, mask=inside, other=0.0)
     if BESIDE is not None:
@@ -64,11 +61,15 @@ def join_kernel(
     value = tl.load(found + at, mask=inside, other=0.0)
     other = tl.load(beside + at, mask=inside, other=0.0) if beside is not None else None
     before = tl.load(residual + at, mask=inside, other=0.0) if residual is not None else None
-    value = _normed(value, first, SIZE, FOUND)
+    if FOUND is not None:
+        value = _normed(value, first, SIZE, FOUND)
     if beside is not None:
-        other = _normed(other, second, SIZE, BESIDE)
+        if BESIDE is not None:
+            other = _normed(other, second, SIZE, BESIDE)
         value = (value.to(tl.float32) + other.to(tl.float32)).to(dtype)
-    value = _normed(value, third, SIZE, NORM).to(tl.float32)
+    if NORM is not None:
+        value = _normed(value, third, SIZE, NORM)
+    value = value.to(tl.float32)
     if SCALE != 1.0:
         value *= SCALE
     if residual is not None:

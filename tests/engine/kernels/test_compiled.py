@@ -152,6 +152,8 @@ routed = dict(COUNT=128, CHOSEN=8, K=2816, EPS=1e-6, PER=2, PDL=True, LEADS=True
 led = ptx(router_kernel, 4, flags | scaled | routed, ASTSource)[0]
 norms = dict.fromkeys(("FOUND", "BESIDE", "NORM"), (1e-6, 0.0, True)) | dict(residual="pointer", beside="pointer")
 ptx(join_kernel, 8, norms | dict(SIZE=2816, BLOCK=4096, PDL=True, factor="pointer"), ASTSource)
+prompts = norms | dict(NORM=None, residual=None, SIZE=2816, BLOCK=4096)
+ptx(join_kernel, 8, prompts, ASTSource)
 ptx(place_kernel, 8, dict(COUNT=128, HEIGHT=128, BLOCK=4096), ASTSource)
 fits = []
 for pairs, gated, n, k, limit in ((32_768, True, 768, 2048, 99), (128, False, 2048, 768, 227)):
