@@ -20,8 +20,8 @@ from tests.models.checkpoints import files_of, random_model, run_reference, writ
 from tests.models.families import FAMILIES, RECURRENT
 
 CPU = torch.device("cpu")
-STEPS = int(os.environ.get("CHATTERM_FAMILY_STEPS", "8"))
-LOGITS = 10
+STEPS = int(os.environ.get("CHATTERM_FAMILY_STEPS", "4"))
+LOGITS = 5
 """So many at least are compared for each policy, whatever chance does."""
 COUNTS = (256, 30, 30)
 PROMPT = torch.randint(150, (70,), generator=torch.Generator().manual_seed(3)).tolist()

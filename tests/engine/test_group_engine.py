@@ -94,7 +94,7 @@ def test_prompts_that_share_beginnings_are_answered_as_with_all_rows(
 ) -> None:
     rng = Random(name)
     stem = [rng.randrange(250) for _ in range(150)]
-    prompts = [stem[: rng.randint(1, 150)] + [rng.randrange(250)] * rng.randint(1, 20) for _ in range(36)]
+    prompts = [stem[: rng.randint(1, 150)] + [rng.randrange(250)] * rng.randint(1, 20) for _ in range(20)]
     answers = []
     options = {"context": CONTEXT, "max_chunk": CHUNK} | kernels
     for in_groups, more in ((True, {}), (True, {"num_blocks": 110, "offload": 1 << 22}), (False, {})):

@@ -40,8 +40,11 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("quantize", ["none", "int8"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "quantize"),
+    [(torch.float32, "int8"), (torch.bfloat16, "none"), (torch.float16, "int8")],
+    ids=["float32-int8", "bfloat16", "float16-int8"],
+)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_row_has_the_same_bits_in_any_company(
     name: str, dtype: torch.dtype, quantize: str, library: NativeLibrary, pool: Pool, tmp_path: Path
