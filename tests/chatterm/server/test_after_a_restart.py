@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 
 import httpx
 import pytest
@@ -18,6 +19,8 @@ from tests.counting import PATIENCE, until
 from tests.engine.test_restarts import model  # noqa: F401 - a fixture
 
 BLOCK = 32
+BESIDE_ASCII = {str(token): -100 for token in range(94, 256)}
+"""Bytes that are no characters alone, as logit_bias: what a client sends back of an answer is then what was said."""
 TURNS = (
     "Which of the two lights in the harbour is the white one, and why? " * 3,
     "And the other? " * 5,
@@ -67,6 +70,7 @@ def asked(url: str, said: list[str]) -> tuple[dict[str, str], int, int]:
     roles = ("user", "assistant")
     messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(said)]
     body = {"model": "model0", "messages": messages, "temperature": 0.8, "seed": 7, "max_tokens": 90}
+    body["logit_bias"] = BESIDE_ASCII
     with httpx.Client(trust_env=False, timeout=PATIENCE) as client:
         body["model"] = client.get(f"{url}/v1/models").json()["data"][0]["id"]
         found = client.post(f"{url}/v1/chat/completions", json=body).json()
@@ -75,13 +79,20 @@ def asked(url: str, said: list[str]) -> tuple[dict[str, str], int, int]:
     return found["choices"][0]["message"], usage["prompt_tokens"], cached
 
 
-def blocks(folder: Path) -> int:
-    """How many whole blocks are on disk."""
+def records(folder: Path) -> int:
+    """How many whole blocks, and pieces of states, are on disk."""
     count = 0
     for path in folder.rglob("*.kv"):
         with path.open("rb") as file:
             count += len(list(scan(file.fileno())))
     return count
+
+
+def is_written(folder: Path, least: int) -> bool:
+    """Whether there are so many records, and no more come: states follow the blocks."""
+    before = records(folder)
+    sleep(0.5)
+    return least <= before == records(folder)
 
 
 @pytest.mark.parametrize("ends_by", [signal.SIGTERM, signal.SIGKILL])
@@ -93,7 +104,7 @@ def test_a_client_goes_on_where_it_was(model: Path, tmp_path: Path, ends_by: sig
             answer, prompt, cached = asked(url, said)
             said.append(answer["content"] or "")
         assert cached > BLOCK
-        until(lambda: blocks(tmp_path / "data") >= prompt // BLOCK)
+        until(lambda: is_written(tmp_path / "data", prompt // BLOCK))
     for measured in tmp_path.rglob("costs.json"):  # by which a slow disk may not be asked
         measured.unlink()
     with server(model, tmp_path, signal.SIGTERM) as url:
