@@ -213,7 +213,7 @@ class DiskFigures:
     """The disk tier, which outlives the process; times in seconds per token, None until measured."""
 
     blocks: int
-    """Blocks that can be brought back."""
+    """Blocks that can be brought back, and pieces of states."""
     written_tokens: int
     restored_tokens: int
     """Tokens brought back so far instead of being computed."""

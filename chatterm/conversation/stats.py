@@ -180,7 +180,7 @@ def _about(
         if figures.offload is not None:
             pairs.append(("evicted", _offload(figures.offload)))
         if figures.disk is not None:
-            pairs.append(("on disk", _disk(figures.disk)))
+            pairs.append(("on disk", _disk(figures.disk, bool(figures.state_slots))))
         if figures.bandwidth:
             pairs.append(("bandwidth", f"{bytes_text(figures.bandwidth)}/s"))
     if machine is not None:
@@ -191,14 +191,15 @@ def _about(
     return pairs
 
 
-def _disk(disk: DiskFigures) -> str:
+def _disk(disk: DiskFigures, has_states: bool) -> str:
     """Say what the disk holds of conversations, and what restoring it costs."""
     if disk.problem:
         return disk.problem
     costs = _costs(disk.brought_s, disk.computed_s)
     if not disk.is_used:
         return f"recomputed, not restored: restoring takes {costs}"
-    text = f"{counted(disk.blocks, 'block')} · {counted(disk.written_tokens, 'token')} written"
+    kinds = " and pieces of states" if has_states else ""
+    text = f"{counted(disk.blocks, 'block')}{kinds} · {counted(disk.written_tokens, 'token')} written"
     back = f", {counted(disk.restored_tokens, 'token')} restored"
     cold = _costs(disk.cold_s, disk.computed_s)
     told = (f", {costs}" if costs else "") + (f"; from the disk itself {cold}" if cold else "")

@@ -12,6 +12,9 @@ from unittest.mock import patch
 
 import pytest
 
+from chatterm.conversation.figures import SessionStats
+from chatterm.conversation.stats import stats_lines
+from chatterm.markdown.lines import line_text
 from engine import ContextFullError
 from engine.cache import kv_needs
 from engine.conversation.chat import Turn
@@ -54,6 +57,8 @@ def test_after_a_restart_only_what_is_new_is_computed(tmp_path: Path) -> None:
         assert figures is not None
         assert figures.restored_tokens == len(told)
         assert figures.problem == ""
+        said = " ".join(map(line_text, stats_lines(300, None, SessionStats(), None, engine.figures())))
+        assert f"{figures.blocks} blocks and pieces of states · 0 tokens written, 133 tokens restored" in said
         engine.check()
 
 
