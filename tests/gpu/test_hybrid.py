@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine import SamplingParams
 from engine.batch import StateMoves
+from engine.cache.host_memory import PromptCosts
 from engine.cache.kv_cache import KVCache
 from engine.cache.kv_rows import layer_rows
 from engine.cache.states import make_states
@@ -21,7 +22,7 @@ from models.loading.load import load_model
 from models.network import Network
 from models.recurrences import DeltaNet
 from models.spec import kv_sources
-from tests.engine.keeping import answer
+from tests.engine.keeping import answer, keep, saved
 from tests.engine.speculation import Oracle, speculate
 from tests.gpu.engines import DEVICE, alone, an_engine, at_once, forget, one_after_the_other, random_tokens
 from tests.models.checkpoints import files_of, write_checkpoint
@@ -203,3 +204,21 @@ def test_many_streams(engine: Engine) -> None:
     jobs = [(random_tokens(20 + count, 100 + count), GREEDY) for count in range(64)]
     found = at_once(engine, jobs)
     assert all(len(tokens) == 80 for tokens in found)
+
+
+def test_after_a_restart_a_conversation_goes_on_from_its_state(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PromptCosts, "worth_it", True)
+    prompts = [random_tokens(300 + 50 * number, number) for number in range(3)]
+    with an_engine(folder, attention="triton", block_size=BLOCK) as engine:
+        keep(engine, tmp_path)
+        for number, prompt in enumerate(prompts):
+            engine.warm(prompt)
+            saved(engine, f"talk-{number}", prompt)
+        expected = [answer(engine, [*prompt, 7, 8, 9], GREEDY)[0] for prompt in prompts]
+    with an_engine(folder, attention="triton", block_size=BLOCK) as engine:
+        tier = keep(engine, tmp_path)
+        for prompt, said in zip(prompts, expected, strict=True):
+            assert answer(engine, [*prompt, 7, 8, 9], GREEDY) == (said, 3)
+        assert (tier.restored, tier.problem) == (sum(map(len, prompts)), "")
