@@ -178,6 +178,7 @@ class BlockManager:
         rows = len(blocks) * self.block_size
         table = BlockTable(blocks, rows, first, since, group_since, behind, state)
         self._tables.append(table)
+        self.tier.touch([block for block, _ in found.offloaded])
         try:
             is_whole = self._hold_groups(table, found, firsts, idle)
             if is_whole and not self._bring_back(table, found.offloaded, idle):
@@ -327,7 +328,6 @@ class BlockManager:
     def _bring_back(self, table: BlockTable, offloaded: Sequence[tuple[Offloaded, int]], idle: bool) -> bool:
         """Continue `table` with offloaded blocks as far as there is room. Return False if there is no room at all."""
         start = table.length
-        self.tier.touch([block for block, _ in offloaded])
         for block, rows in offloaded:
             if not self._pool.has_room(table, 1, idle):
                 break
