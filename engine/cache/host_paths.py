@@ -75,10 +75,10 @@ class HostPaths:
         """
         path, partial, rows = self._index.find(keys, since, group_since)
         found = FoundPath(len(path), path, partial, rows)
-        if not in_host or not len(self.tier):
+        if not in_host or not len(self.tier) or self.length(found) == len(keys):
             return found
-        known = self._index.chain(keys)
-        if self._index.has_window:  # some are gone; what follows a path continues at its end
+        known = self._index.chain(keys) if self._groups else path
+        if self._groups and self._index.has_window:  # some are gone; what follows a path continues at its end
             del known[self._index.present(known, since, group_since, self._has) :]
         more = [block for block, count in self.follow(known, keys) if count == self._index.block_size]
         line: list[Block | Offloaded] = [*known, *more]
