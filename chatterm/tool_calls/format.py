@@ -13,25 +13,10 @@ if TYPE_CHECKING:
     from models.text.tokenizer import Tokenizer
 
 _MARKS = (
-    "<tool_call>",
-    "</tool_call>",
-    "<|python_tag|>",
-    "[TOOL_CALLS]",
-    "[ARGS]",
-    "[CALL_ID]",
-    "<tool_calls>",
-    "</tool_calls>",
-    "<|tool_call>",
-    "<tool_call|>",
-    '<|"|>',
-    "<|tool_call_start|>",
-    "<|tool_call_end|>",
-    "<seed:tool_call>",
-    "</seed:tool_call>",
-    "<arg_key>",
-    "</arg_key>",
-    "<arg_value>",
-    "</arg_value>",
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    *("<tool_calls>", "</tool_calls>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>"),
+    *("<|tool_call_end|>", "<seed:tool_call>", "</seed:tool_call>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 """Tokens that models write around tool calls."""
 _WRITTEN: tuple[tuple[str, ToolFormat], ...] = (

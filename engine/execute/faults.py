@@ -10,20 +10,10 @@ from models.errors import ModelError
 from models.loading.load import is_out_of_memory
 
 _LOST = (
-    "unspecified launch failure",
-    "illegal memory access",
-    "device-side assert",
-    "misaligned address",
-    "illegal instruction",
-    "invalid program counter",
-    "hardware stack error",
-    "launch timed out",
-    "uncorrectable",
-    "context is destroyed",
-    "CUDA error: unknown error",
-    "no CUDA-capable device",
-    "device is lost",
-    "GPU is lost",
+    *("unspecified launch failure", "illegal memory access", "device-side assert", "misaligned address"),
+    *("illegal instruction", "invalid program counter", "hardware stack error", "launch timed out"),
+    *("uncorrectable", "context is destroyed", "CUDA error: unknown error"),
+    *("no CUDA-capable device", "device is lost", "GPU is lost"),
 )
 """Words in errors after which this process can no longer use the GPU: after a failed kernel, a reset or a sleep."""
 

@@ -14,19 +14,9 @@ from models.files import ModelFiles, gguf_parts
 _SAMPLES = 64
 _SAMPLE_BYTES = 1 << 16
 _CODE = (
-    "engine/attention",
-    "engine/batch.py",
-    "engine/build.py",
-    "engine/cache",
-    "engine/execute",
-    "engine/kernels",
-    "models/loading/assemble.py",
-    "models/families",
-    "models/loading/load.py",
-    "models/network.py",
-    "models/reference",
-    "models/spec.py",
-    "models/weights",
+    *("engine/attention", "engine/batch.py", "engine/build.py", "engine/cache", "engine/execute"),
+    *("engine/kernels", "models/loading/assemble.py", "models/families", "models/loading/load.py"),
+    *("models/network.py", "models/reference", "models/spec.py", "models/weights"),
 )
 _SUFFIXES = {".py", ".cpp", ".h", ".so"}
 

@@ -25,26 +25,9 @@ _STEP = 10.0
 """Seconds that one read may take."""
 _REDIRECTS = 5
 _SKIPPED = frozenset({"script", "style", "noscript", "template", "svg", "head", "iframe", "object"})
+_HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _BLOCKS = frozenset(
-    {
-        "p",
-        "div",
-        "br",
-        "li",
-        "tr",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "pre",
-        "section",
-        "article",
-        "table",
-        "ul",
-        "ol",
-    }
+    {"p", "div", "br", "li", "tr", *_HEADINGS, "pre", "section", "article", "table", "ul", "ol"}
 )
 _HEADERS = {"User-Agent": "chatterm", "Accept": "text/html, text/*", "Accept-Encoding": "identity"}
 
