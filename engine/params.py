@@ -122,10 +122,7 @@ class SamplingParams:
                 self.logprobs is None or 0 <= self.logprobs <= MOST_ALTERNATIVES,
                 f"from 0 to {MOST_ALTERNATIVES}",
             ),
-            "max_tokens": (
-                self.max_tokens is None or 1 <= self.max_tokens < 2**31,
-                "1 or more, below 2^31",
-            ),
+            "max_tokens": (self.max_tokens is None or 1 <= self.max_tokens < 2**31, "1 or more, below 2^31"),
             "seed": (self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
             "stop": (all(self.stop), "strings that are not empty"),
             "speculation": (

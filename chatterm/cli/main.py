@@ -116,9 +116,7 @@ app.command()(acp)
 
 
 @app.command()
-def ps(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+def ps(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Show the running server: its models, their memory, who uses them."""
     from chatterm.cli.servers import show_server
 

@@ -45,10 +45,7 @@ def picture(model: str, parts: "Sequence[ProfiledKernel]", blocks: bool = True) 
         name = part.name if part.layer is not None else f"{part.name}, once"
         sums[name] = sums.get(name, 0.0) + part.seconds
     most, width = max(sums.values()), max(map(len, sums))
-    lines = [
-        f"{model}: token 512 takes {whole * 1e3:.3f} ms in {layers} layers, without sampling.",
-        "",
-    ]
+    lines = [f"{model}: token 512 takes {whole * 1e3:.3f} ms in {layers} layers, without sampling.", ""]
     full = "█" if blocks else "#"
     for name, seconds in sums.items():
         once = name.endswith(", once")

@@ -45,8 +45,7 @@ class RunRequest:
         typer.Option(metavar="NAME", help="Continue this session, given by id, title or part of the title."),
     ] = None
     save: Annotated[
-        bool,
-        typer.Option("--save", help="Save a -p conversation as a session to continue later."),
+        bool, typer.Option("--save", help="Save a -p conversation as a session to continue later.")
     ] = False
     parallel: Annotated[
         bool,
@@ -57,8 +56,7 @@ class RunRequest:
         typer.Option("-n", "--answers", metavar="N", min=1, max=1000, help="Print N answers to each prompt."),
     ] = 1
     inline: Annotated[
-        bool,
-        typer.Option("--inline", help="Chat in plain text, line by line, for pipes and screen readers."),
+        bool, typer.Option("--inline", help="Chat in plain text, line by line, for pipes and screen readers.")
     ] = False
     as_json: Annotated[
         bool,
@@ -157,12 +155,7 @@ class RunRequest:
 
             first = [f"/tools {tools}", *prompts] if tools is not None else prompts
             return run_inline(
-                backend,
-                first=first,
-                stats=stats,
-                sampling=sampling,
-                settings=settings,
-                session=self.session,
+                backend, first=first, stats=stats, sampling=sampling, settings=settings, session=self.session
             )
         if not prompts:
             gc.disable()  # the first frame is drawn sooner; run_app enables it again

@@ -120,10 +120,7 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("Enter", "Send"),
     ("Ctrl+J", "New line (also Shift+Enter, if the terminal supports it)"),
     ("c e r t [ ]", "With a message selected: copy, edit, retry, thinking, branch"),
-    (
-        "y s x",
-        "With an answer selected: copy, save or run a code block (running asks first)",
-    ),
+    ("y s x", "With an answer selected: copy, save or run a code block (running asks first)"),
     ("z", "With an answer selected that is JSON: its tree, the tree folded, its text"),
     ("Up, Down", "Your earlier messages, from the first or last line of the text"),
     ("Tab", "Accept the suggestion (after ↑ ↓ Enter, too)"),

@@ -31,12 +31,7 @@ _STRIP_ROWS = 4
 
 
 def cache_lines(
-    found: BlockMap,
-    width: int,
-    height: int = 24,
-    *,
-    plain: bool = False,
-    chunks: Sequence[CachedChunk] = (),
+    found: BlockMap, width: int, height: int = 24, *, plain: bool = False, chunks: Sequence[CachedChunk] = ()
 ) -> list[Line]:
     """Return the branch in conversation order, then every block in memory order, then a legend of the colours.
 

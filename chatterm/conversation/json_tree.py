@@ -176,7 +176,4 @@ def _node_lines(node: _Node, width: int) -> list[Line]:
         ]
     taken = cells(name) + 2
     first, *rest = wrap([(node.value, node.style)], max(room - taken, 1))
-    return [
-        [*head, (": ", "muted"), *first],
-        *([(" " * (indent + 2 + taken), ""), *line] for line in rest),
-    ]
+    return [[*head, (": ", "muted"), *first], *([(" " * (indent + 2 + taken), ""), *line] for line in rest)]

@@ -4,13 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from chatterm.backends.backend import (
-    Backend,
-    Document,
-    Exchange,
-    TokenEvent,
-    ToolResult,
-)
+from chatterm.backends.backend import Backend, Document, Exchange, TokenEvent, ToolResult
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
 

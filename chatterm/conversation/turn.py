@@ -16,14 +16,7 @@ from chatterm.backends.worker import Token
 from chatterm.conversation.answer_in_progress import AnswerInProgress
 from chatterm.conversation.ending import describe_ending
 from chatterm.conversation.entries import AnswerEntry, UserEntry
-from chatterm.conversation.figures import (
-    Live,
-    Speedometer,
-    decode_rate,
-    has_gained,
-    rate_text,
-    seconds_text,
-)
+from chatterm.conversation.figures import Live, Speedometer, decode_rate, has_gained, rate_text, seconds_text
 from chatterm.markdown.lines import Line
 from models.units import counted
 

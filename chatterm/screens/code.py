@@ -82,9 +82,7 @@ class SaveCodeScreen(Backdrop, ModalScreen[Path | None]):
     """Dismisses with the path of the file written, or with None."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,ctrl+c", "dismiss(None)", "Back", priority=True),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "Back", priority=True)]
     DEFAULT_CSS = """
     SaveCodeScreen { align: center bottom; }
     SaveCodeScreen > Vertical {

@@ -219,11 +219,7 @@ class ModelList(PickerList):
         unknown = self.unknown
         return [
             choice_line(
-                self._matching[row],
-                width,
-                chosen=row == self._index,
-                current=self._current,
-                unknown=unknown,
+                self._matching[row], width, chosen=row == self._index, current=self._current, unknown=unknown
             )
             for row in self.in_view()
         ]
@@ -246,12 +242,7 @@ def unknown_columns(choices: Sequence[ModelChoice]) -> frozenset[str]:
 
 
 def choice_line(
-    choice: ModelChoice,
-    width: int,
-    *,
-    chosen: bool,
-    current: str = "",
-    unknown: frozenset[str] = frozenset(),
+    choice: ModelChoice, width: int, *, chosen: bool, current: str = "", unknown: frozenset[str] = frozenset()
 ) -> Line:
     """Return a line: mark, name, and the columns of HEADS except `unknown`; narrow screens show fewer columns."""
     mark = "● " if choice.name == current else "○ " if choice.on_disk or choice.server else "  "
@@ -284,11 +275,7 @@ def head_line(width: int, unknown: frozenset[str] = frozenset()) -> Line:
 
 
 def _columns(
-    mark: str,
-    name: tuple[str, str],
-    cells_of: Sequence[tuple[str, str]],
-    width: int,
-    unknown: frozenset[str],
+    mark: str, name: tuple[str, str], cells_of: Sequence[tuple[str, str]], width: int, unknown: frozenset[str]
 ) -> Line:
     columns = [both for both in zip(HEADS, cells_of, strict=True) if both[0][0] not in unknown]
     while columns and width - 2 - sum(size + 2 for (_, size, _), _ in columns) < (

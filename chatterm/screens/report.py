@@ -32,7 +32,7 @@ class ReportScreen(Backdrop, ModalScreen[str | None]):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,enter,ctrl+c", "dismiss(None)", "Back to the conversation", priority=True),
+        Binding("escape,q,enter,ctrl+c", "dismiss(None)", "Back to the conversation", priority=True)
     ]
     DEFAULT_CSS = """
     ReportScreen { align: center middle; }

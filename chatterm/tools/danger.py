@@ -80,10 +80,7 @@ _RULES: tuple[tuple[str, str], ...] = (
         r"(?:^|[\s=:<>\"'({,])(?:~|\$\{?HOME|\.\.(?:/|\s|$|[;&|)\"'])|/(?!dev/null\b)\w)",
         "names a path outside the folder",
     ),
-    (
-        r"\.ssh|\.gnupg|\.aws|\.netrc|\.env\b|id_rsa|id_ed25519|credentials|/etc/shadow",
-        "may read secrets",
-    ),
+    (r"\.ssh|\.gnupg|\.aws|\.netrc|\.env\b|id_rsa|id_ed25519|credentials|/etc/shadow", "may read secrets"),
     (r":\s*\(\s*\)\s*\{|\w+\s*\(\s*\)\s*\{", "defines a function"),
     (r"(?:^|[^&])&(?:\s*$|\s*[^&>\d\s])", "leaves a process running"),
     (r"<<", "feeds text to a program"),

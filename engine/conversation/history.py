@@ -49,12 +49,7 @@ class History:
         return self.tools is not None and (bool(self.tools.functions) or has_calls(turns, results))
 
     def prompt(
-        self,
-        turns: Items[Turn],
-        text: str,
-        think: bool | None,
-        exact: bool = False,
-        results: Items[str] = (),
+        self, turns: Items[Turn], text: str, think: bool | None, exact: bool = False, results: Items[str] = ()
     ) -> Rows:
         """Return the rows of the prompt that asks for an answer to `text`, or to the `results` of the last answer's
         calls. `exact`: use the `exact` policy, whatever is set."""

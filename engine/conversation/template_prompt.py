@@ -432,9 +432,7 @@ def _unseen(parts: Sequence[Part]) -> Unseen:
     return frozenset(one.index for one in _spoken(parts) if one.unseen)
 
 
-def _one_call_each(
-    messages: Sequence[dict[str, Any]],
-) -> tuple[list[dict[str, Any]], dict[int, int]]:
+def _one_call_each(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[int, int]]:
     """Split messages with several calls into one message per call, each followed by its result. Return the messages,
     and the new index of each message that was not split."""
     made: list[dict[str, Any]] = []

@@ -97,10 +97,7 @@ def _qwen3_5(sizes: tuple[int, int, int, int, int, int], tied: bool, **more: Any
 
 
 def _lfm2(
-    architecture: str,
-    sizes: tuple[int, int, int, int, int, int],
-    attending: tuple[int, ...],
-    **more: Any,
+    architecture: str, sizes: tuple[int, int, int, int, int, int], attending: tuple[int, ...], **more: Any
 ) -> dict[str, Any]:
     """Build a config with attention in the layers `attending`, and short convolutions in the others."""
     kinds = ["full_attention" if layer in attending else "conv" for layer in range(sizes[2])]

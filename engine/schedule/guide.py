@@ -50,11 +50,7 @@ class Guide:
 
     @classmethod
     def of(
-        cls,
-        tokenizer: Tokenizer,
-        start: "Matcher",
-        track: Callable[[], Tracker],
-        thinks: bool = True,
+        cls, tokenizer: Tokenizer, start: "Matcher", track: Callable[[], Tracker], thinks: bool = True
     ) -> "Guide":
         """Return a guide for an answer of this tokenizer's model. With `thinks`, it may begin with thinking."""
         stops, opener, lead = tuple(sorted(tokenizer.stop_ids)), tokenizer.think_start, list[int]()

@@ -131,10 +131,7 @@ def _gemma(
         )
 
     return replace(
-        each_layer(spec, layer),
-        final_norm=norm,
-        embedding_scale=spec.hidden_size**0.5,
-        logit_cap=logit_cap,
+        each_layer(spec, layer), final_norm=norm, embedding_scale=spec.hidden_size**0.5, logit_cap=logit_cap
     )
 
 

@@ -11,12 +11,7 @@ from models.spec import Experts, FeedForward, ModelSpec, each_layer
 
 _GAIN, _LIMIT = 1.702, 7.0
 _WINDOW = 128
-_YARN = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "original_max_position_embeddings": 4096,
-    "truncate": False,
-}
+_YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:

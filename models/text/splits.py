@@ -89,10 +89,7 @@ def byte_level(
         BPE(vocab=dict(vocabulary), merges=list(merges), ignore_merges=whole_words_first)
     )
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            *map(_split, patterns),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+        [*map(_split, patterns), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     backend.decoder = decoders.ByteLevel()
     return backend

@@ -36,9 +36,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         extensions = [jinja2.ext.loopcontrols, _GenerationBlock]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         self.globals.update(
-            raise_exception=_raise_exception,
-            strftime_now=_strftime_now,
-            namespace=_Namespace,
+            raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
         )
         self.filters["tojson"] = _tojson
 

@@ -36,10 +36,7 @@ class Placement:
 
 
 def expert_layers(
-    slots: Iterable[Slot],
-    dtype: torch.dtype,
-    packed: Mapping[Slot, Kind],
-    on_host: Mapping[Slot, Kind],
+    slots: Iterable[Slot], dtype: torch.dtype, packed: Mapping[Slot, Kind], on_host: Mapping[Slot, Kind]
 ) -> list[LayerExperts]:
     """Return the layers with experts, in order. `packed` and `on_host` have the types of the matrices that the device
     holds packed and that host memory holds in blocks."""

@@ -124,11 +124,7 @@ def _by_head(
 
 
 def _experts(
-    tensor: StoredTensor,
-    found: list[Slot],
-    names: Names,
-    turned: tuple[str, ...],
-    alternating: bool,
+    tensor: StoredTensor, found: list[Slot], names: Names, turned: tuple[str, ...], alternating: bool
 ) -> Iterator[StoredTensor]:
     """Yield the slots of a tensor [experts, ...], or the tensor itself if it does not have the expected shape."""
     last, shape = found[-1], list(tensor.shape[1:])

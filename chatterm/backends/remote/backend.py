@@ -163,12 +163,7 @@ class RemoteBackend(BackendBase):
         other.open(on_progress)
         self.close()
         self._address, self._dialect, self._client = other._address, other._dialect, other._client
-        self._key, self._server, self.model, self.info = (
-            other._key,
-            other._server,
-            other.model,
-            other.info,
-        )
+        self._key, self._server, self.model, self.info = (other._key, other._server, other.model, other.info)
         self.reset()
 
     def send(self, text: str) -> Iterator[TokenEvent]:

@@ -126,8 +126,7 @@ class Sessions(ScreenPart):
         """Restore the settings and the model of a session."""
         screen = self.screen
         screen.submit(
-            Backend.configure,
-            {"system": info.system, "think": info.think, "think_cache": info.think_cache},
+            Backend.configure, {"system": info.system, "think": info.think, "think_cache": info.think_cache}
         )
         screen.use_sampling(info.sampling)
         self.take_documents(info)

@@ -7,14 +7,7 @@ from chatterm.server.service import RequestError
 
 def error_object(error: RequestError) -> dict[str, Any]:
     """Return an error in OpenAI's format."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.kind,
-            "param": error.param,
-            "code": error.code,
-        }
-    }
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
 def error_for(path: str, error: RequestError) -> dict[str, Any]:
@@ -35,10 +28,7 @@ def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
 def broken() -> RequestError:
     """Return the error for a bug of the server; its traceback is in the log."""
     return RequestError(
-        500,
-        "server_error",
-        "An internal error occurred; the server's log says more.",
-        code="internal",
+        500, "server_error", "An internal error occurred; the server's log says more.", code="internal"
     )
 
 

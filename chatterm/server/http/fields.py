@@ -60,9 +60,7 @@ class Table(Generic[S]):
                     raise wrong(name, f"{name} can only be {choices} here.", "unsupported_value")
             elif name in self.refused:
                 raise wrong(
-                    name,
-                    f"This server does not support {name}; leave it out.",
-                    "unsupported_parameter",
+                    name, f"This server does not support {name}; leave it out.", "unsupported_parameter"
                 )
             else:
                 raise wrong(

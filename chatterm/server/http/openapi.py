@@ -62,11 +62,7 @@ _ERROR = {
         }
     },
 }
-_OLLAMA_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {"error": {"type": "string"}},
-}
+_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 
 
 @cache

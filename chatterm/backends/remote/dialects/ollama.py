@@ -19,12 +19,7 @@ from chatterm.backends.remote.dialects.base import (
     text,
     to_message,
 )
-from chatterm.backends.remote.dialects.calls import (
-    CallingMessage,
-    CallPart,
-    CallResult,
-    arguments_text,
-)
+from chatterm.backends.remote.dialects.calls import CallingMessage, CallPart, CallResult, arguments_text
 from chatterm.backends.remote.thinking import AnswerPiece
 
 _NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}

@@ -123,21 +123,11 @@ class GenerateRequest(_Request, kw_only=True):
     raw: bool = False
 
 
-CHAT = Table(
-    "/api/chat",
-    OllamaChatRequest,
-    harmless={"truncate": None, "shift": None},
-)
+CHAT = Table("/api/chat", OllamaChatRequest, harmless={"truncate": None, "shift": None})
 GENERATE = Table(
     "/api/generate",
     GenerateRequest,
-    harmless={
-        **CHAT.harmless,
-        "suffix": ("",),
-        "template": ("",),
-        "context": ([],),
-        "images": ([],),
-    },
+    harmless={**CHAT.harmless, "suffix": ("",), "template": ("",), "context": ([],), "images": ([],)},
     refused=("width", "height", "steps"),
 )
 
