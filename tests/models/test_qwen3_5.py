@@ -198,7 +198,9 @@ def test_gguf_files_may_have_layers_that_predict_further_tokens(tmp_path: Path) 
     assert_logits_close(run(loaded(path, quantize="none"), TOKENS), run_reference(model, TOKENS))
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq, act-order", "fp8, blocks"])
+@pytest.mark.parametrize(
+    "name", ["awq", "gptq, act-order", "fp8, blocks", "packed, act-order", "w8a8", "fp8, rows"]
+)
 @pytest.mark.parametrize("make", [tiny_qwen3_5, tiny_qwen3_next])
 def test_heads_are_cut_out_of_quantised_checkpoints(
     make: Callable[..., PretrainedConfig], name: str, tmp_path: Path
