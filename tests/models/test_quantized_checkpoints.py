@@ -14,7 +14,7 @@ from models.errors import ModelError
 from models.families.registry import spec_of_hf
 from models.hub.inspect import describe
 from models.loading.load import load_model
-from models.network import Network, Weight
+from models.network import LatentWeights, Network, Weight
 from models.weights.block_formats import Kind
 from models.weights.formats.blocks import dequantize
 from models.weights.formats.registry import read_scheme
@@ -129,7 +129,13 @@ def test_what_expands_latents_may_be_quantised(make: Callable[..., Any], name: s
     )
     expected = run_reference(write(tmp_path, CASES[name], config=config), TOKENS)
     assert error(run(load(tmp_path), TOKENS), expected) < 1e-4
-    assert error(run(load(tmp_path, "auto"), TOKENS), expected) < 0.1
+    network, held = load(tmp_path, "auto"), CASES[name].held
+    assert error(run(network, TOKENS), expected) < 0.1
+    mixer = network.layers[0].mixer
+    assert isinstance(mixer, LatentWeights)
+    # What makes keys is transposed, so its blocks are others.
+    names = tuple(linear.parts[0].format.name for linear in (mixer.k_b, mixer.v_b))
+    assert names == (("Q8_0", held) if held else ("F32", "F32"))
 
 
 Q = "model.layers.1.mlp.down_proj"
