@@ -15,18 +15,9 @@ from models.progress import Progress
 def agreed() -> str:
     """Return a hash of everything both sides must agree on: the sources that define the messages."""
     root = Path(__file__).parents[2]
-    files = (
-        "backends/protocol",
-        "backends/backend",
-        "backends/calls",
-        "backends/documents",
-        "backends/exchange",
-        "backends/base",
-        "backends/process",
-        "ipc/messages",
-    )
-    others = ("engine/events.py", "engine/params.py", "models/progress.py")
-    paths = [*(f"chatterm/{name}.py" for name in files), *others]
+    parts = ("protocol", "backend", "calls", "documents", "exchange", "base", "process")
+    others = ("chatterm/ipc/messages.py", "engine/events.py", "engine/params.py", "models/progress.py")
+    paths = [*(f"chatterm/backends/{part}.py" for part in parts), *others]
     return sha256(b"".join((root / path).read_bytes() for path in paths)).hexdigest()[:16]
 
 

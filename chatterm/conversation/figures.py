@@ -22,15 +22,8 @@ _ENOUGH = 32
 """Fewest tokens of a prefill whose rate predicts how long more of them will take."""
 
 OF_ANSWER = (
-    "generated_tokens",
-    "reasoning_tokens",
-    "decode_s",
-    "first_tokens",
-    "guessed_tokens",
-    "accepted_tokens",
-    "drafted_tokens",
-    "accepted_drafts",
-    "saved_s",
+    *("generated_tokens", "reasoning_tokens", "decode_s", "first_tokens", "guessed_tokens"),
+    *("accepted_tokens", "drafted_tokens", "accepted_drafts", "saved_s"),
 )
 """Figures that add up when an answer is continued; the others are those of its first run."""
 

@@ -4,18 +4,10 @@ from chatterm.conversation.entries import INDENT
 from chatterm.markdown.lines import Line
 
 _DRAWN = frozenset(
-    [
-        "user-bar",
-        "quote-bar",
-        "rule",
-        "code-label",
-        "code-copy",
-        "notice-mark",
-        "error-mark",
-        "branch",
-        "edited",
-        "picture",
-    ]
+    {
+        *("user-bar", "quote-bar", "rule", "code-label", "code-copy"),
+        *("notice-mark", "error-mark", "branch", "edited", "picture"),
+    }
 )
 """Styles of decoration, which is no part of the text."""
 

@@ -61,18 +61,10 @@ SPLITS = {name: patterns for names, patterns in _GROUPS.items() for name in name
 """The patterns that split text into words, by `tokenizer.ggml.pre`; each one is applied to the pieces of the last."""
 
 WHOLE_WORDS_FIRST = frozenset(
-    [
-        "llama-bpe",
-        "llama3",
-        "llama-v3",
-        "falcon3",
-        "falcon-h1",
-        "pixtral",
-        "midm-2.0",
-        "lfm2",
-        "minicpm5",
-        "tekken",
-    ]
+    {
+        *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1"),
+        *("pixtral", "midm-2.0", "lfm2", "minicpm5", "tekken"),
+    }
 )
 """Pre-tokenizers with which a word that is a token becomes that token, whatever the merges say."""
 
