@@ -56,7 +56,7 @@ def use_variant(name: str | None) -> None:
 
     if name is not None:
         number = native.library().variants[name]
-        vars(native)["Library"].best = property(lambda _: number)
+        vars(native)["NativeLibrary"].best = property(lambda _: number)
 
 
 def chatterm_side(pipe: Connection, path: Path, context: int, threads: int, variant: str | None) -> None:

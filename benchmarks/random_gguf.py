@@ -179,6 +179,8 @@ def _fields(spec: ModelSpec, context: int) -> dict[str, Any]:
         found["expert_count"] = mixtures[0].count
         found["expert_used_count"] = mixtures[0].chosen
         found["expert_feed_forward_length"] = mixtures[0].expert.size
+    if mixtures and mixtures[0].shared is not None and mixtures[0].shared_gate:
+        found["expert_shared_feed_forward_length"] = mixtures[0].shared.size
     if mixtures and mixtures[0].scoring == "sigmoid":
         found["expert_gating_func"] = 2
         found["expert_weights_norm"] = mixtures[0].renormalise

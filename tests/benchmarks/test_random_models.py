@@ -9,11 +9,13 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM
 
+from benchmarks.cpu_chat import use_variant
 from benchmarks.kv_memory import our_bytes, transformers_bytes
 from benchmarks.random_checkpoint import hf_config, shortened, with_vocabulary, write_checkpoint
 from benchmarks.random_gguf import LATENTS, write_random_gguf
 from engine import Engine, SamplingParams
 from engine.execute.compatibility import not_native
+from engine.kernels.native import library as native
 from engine.machine.shapes import CONFIGS, known_shape
 from models.families.registry import load_spec, spec_of_hf
 from models.files import ModelFiles
@@ -66,7 +68,7 @@ def test_a_checkpoint_can_be_run(name: str, layers: int, tmp_path: Path) -> None
     ("name", "layers"),
     [
         *(("qwen3:0.6b", 2), ("qwen3:30b-a3b", 2), ("gemma4:e2b", 10), ("gemma4:26b-a4b", 6)),
-        *(("lfm2.5:1.2b", 3), ("lfm2.5:8b-a1b", 4)),
+        *(("lfm2.5:1.2b", 3), ("lfm2.5:8b-a1b", 4), ("qwen3.5:0.8b", 4), ("qwen3.5:35b-a3b", 4)),
     ],
 )
 def test_a_gguf_file_has_the_network_that_was_asked_for(name: str, layers: int, tmp_path: Path) -> None:
@@ -77,6 +79,7 @@ def test_a_gguf_file_has_the_network_that_was_asked_for(name: str, layers: int, 
     assert slots_of(found) == slots_of(replace(spec, vocab_size=found.vocab_size))
     assert kv_sources(found) == kv_sources(spec)
     assert [layer.mixer.window for layer in found.layers] == [layer.mixer.window for layer in spec.layers]
+    assert not_native(found) is None
 
 
 @pytest.mark.parametrize("name", LATENTS)
@@ -87,6 +90,14 @@ def test_so_it_has_with_latent_attention(name: str, tmp_path: Path) -> None:
     found = load_spec(ModelFiles(name, gguf=path))
     assert slots_of(found) == slots_of(replace(spec, vocab_size=found.vocab_size))
     assert not_native(found) is None
+
+
+def test_the_variant_of_the_kernels_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    if native.problem() is not None:
+        pytest.skip("there is no library")
+    monkeypatch.setattr(native.NativeLibrary, "best", native.NativeLibrary.best)  # to be put back
+    use_variant("portable")
+    assert native.library().best_name == "portable C++"
 
 
 def slots_of(spec: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
