@@ -26,12 +26,18 @@ from models.reference.decoder import Decoder
 from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm, Rope, each_layer
 from tests.engine.hybrid import hybrid_network
 from tests.engine.native.spans import a_span
-from tests.engine.native.test_native_batches import Sequence
+from tests.engine.native.test_native_batches import Sequence, random_texts
 from tests.engine.native.test_native_chunks import relative
 from tests.engine.native.test_native_decode import CPU, cache_for, plain_model, rounded
-from tests.engine.native.test_native_latent import all_logits, random_texts
+from tests.engine.native.test_native_latent import all_logits
 from tests.fresh import examples
-from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+from tests.models.checkpoints import (
+    files_of,
+    reference_model,
+    run_reference,
+    tiny_qwen3,
+    write_checkpoint,
+)
 from tests.models.hybrids import tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
 from tests.models.test_reference import VOCAB
 
@@ -152,7 +158,8 @@ def check(
     """
     assert not_native(model.spec) is None
     random = Random(len(lengths))
-    texts, blocks = random_texts(model, lengths, random)
+    texts = random_texts(model, lengths, random)
+    blocks = sum(len(text.blocks) for text in texts)
     expected = all_logits(Decoder(model), texts)
     near = all_logits(rounded(model), texts) if model.is_quantized else expected
     limit = 2 * relative(near, expected) + 2e-5
@@ -220,6 +227,26 @@ def test_any_delta_net_computes_what_its_description_says(
     layers = (Layer(net, FeedForward(40)), Layer(attention, FeedForward(40)), Layer(net, FeedForward(40)))
     model = hybrid_network(ModelSpec("Hybrid", VOCAB, 48, 512, layers, Norm()), seed)
     check(model, library, Pool(threads, library), lengths, torch.float32)
+
+
+def test_in_bf16_it_is_as_exact_as_transformers(library: NativeLibrary, pool: Pool, tmp_path: Path) -> None:
+    """The log keeps its numbers in 16 bits, as those of transformers are."""
+    folder = write_checkpoint(tmp_path, CONFIGS["qwen3.5"])
+    models = {
+        dtype: load_model(files_of(folder), dtype=dtype, device=CPU, quantize="none")
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    model = models[torch.bfloat16]
+    (text,) = random_texts(model, (100,), Random(0))
+    text.positions = list(range(100))
+    truth = all_logits(Decoder(models[torch.float32]), [text])
+    theirs = relative(run_reference(reference_model(folder, torch.bfloat16), text.ids).float(), truth)
+    for variant in library.variants.values():
+        own, slots = walked([text])
+        decoder = NativeDecoder(
+            model, cache_of(model, torch.bfloat16, len(text.blocks), slots), pool, variant
+        )
+        assert relative(torch.cat(alone(decoder, own)), truth) < theirs
 
 
 def test_what_does_not_fit_is_refused(pool: Pool, tmp_path: Path) -> None:
