@@ -19,9 +19,12 @@ def state_plan(sequence: Sequence, rows: int) -> StatePlan:
     start = sequence.computed
     stop = start + rows
     if sequence.joined or sequence.decodes:
-        at = tuple(row for row in range(start + 1, stop + 1) if row % BACK == 0)
+        at = {row for row in range(start + 1, stop + 1) if row % BACK == 0}
+        state = sequence.table.state if sequence.table is not None else None
+        if state is not None and state.row // BACK < start // BACK:  # right guesses have passed such a row
+            at.add(start + 1)
         # In a slot, a token that is drawn again and differs takes back the step after it, which was launched already.
-        return StatePlan(rows, at, is_brief=True, keeps=bool(sequence.known))
+        return StatePlan(rows, tuple(at), is_brief=True, keeps=bool(sequence.known))
     edges = (row for row in sequence.rows.edges if start < row <= stop)
     spaced = range((start // INTERVAL + 1) * INTERVAL, stop + 1, INTERVAL)
     return StatePlan(rows, (*edges, sequence.prompt_tokens - BEFORE_ANSWER), spaced=tuple(spaced))

@@ -231,6 +231,32 @@ def test_guesses_change_no_token_and_cost_no_state(native: bool, seed: int) -> N
         engine.check()
 
 
+class Sure(Random):
+    """Always the most, and never too little."""
+
+    def random(self) -> float:
+        return 0.0
+
+    def randint(self, a: int, b: int) -> int:
+        return b
+
+
+def test_an_answer_whose_guesses_hold_has_marks_all_the_same(native: bool) -> None:
+    """Where right guesses pass a row that would have a mark, the first row after them has it."""
+    prompt = text(5, 40)
+    with hybrid_engine(native=native) as engine:
+        said = expected(engine, prompt, 130)
+        speculate(engine, Oracle(answers={0: [*prompt, *said]}, random=Sure()))
+        params = SamplingParams(temperature=0.0, max_tokens=130, speculation="suffix")
+        sequence = engine.start(Rows.of(prompt), params)
+        assert [token for token, _ in heard(engine, sequence)] == said
+        assert sequence.accepted > 90
+        rows = [mark.row for mark in engine.pieces.blocks.marks or ()]
+        for first in (128, 160):
+            assert any(first <= row < first + 9 for row in rows), rows
+        engine.check()
+
+
 def test_the_end_of_a_cancelled_answer_is_taken_back_at_no_cost(native: bool) -> None:
     prompt = text(4, 60)
     with hybrid_engine(native=native) as engine:
