@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +14,19 @@ pytest.importorskip("triton")
 from engine.attention import flash
 from engine.attention.choose import make_backend
 from engine.attention.sdpa import SdpaBackend
+from engine.attention.unusual import unusual_layers
 from engine.batch import NONE, Span, StateMoves, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.cache.kv_rows import layer_rows
 from engine.cache.states import make_states
 from engine.execute.compatibility import not_fused
-from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.fused_program import FusedDecoder, unsupported
 from engine.execute.cuda.prefill import FusedPrefill
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.step_bench import StepBench
 from engine.execute.cuda.tiles import context_limit
 from engine.execute.cuda.verify import GuessedRows
+from models.loading.load import load_model
 from models.network import Network
 from models.recurrences import DeltaNet, Mamba2, Recurrence
 from models.reference.decoder import Decoder
@@ -31,6 +34,9 @@ from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm,
 from tests.engine import fake_flash
 from tests.engine.hybrid import hybrid_network
 from tests.engine.kernels.test_tuned_steps import Watch
+from tests.models.checkpoints import files_of, write_checkpoint
+from tests.models.families import tiny_granite_hybrid
+from tests.models.hybrids import tiny_qwen3_5
 
 CPU = torch.device("cpu")
 BLOCK, LENGTHS, STATES = 16, [78, 40, 3], 12
@@ -118,7 +124,10 @@ class Case:
 
 @pytest.fixture(scope="module", params=list(SPECS))
 def case(request: pytest.FixtureRequest) -> Case:
-    network = hybrid_network(SPECS[request.param])
+    return case_of(hybrid_network(SPECS[request.param]))
+
+
+def case_of(network: Network) -> Case:
     random = torch.Generator().manual_seed(1)
     blocks = iter(torch.randperm(24, generator=random).tolist())
     tables = [tuple(next(blocks) for _ in range(length // BLOCK + 2)) for length in LENGTHS]
@@ -126,7 +135,9 @@ def case(request: pytest.FixtureRequest) -> Case:
     cache, model = cache_of(network), Decoder(network)
 
     def run(cache: KVCache, text: list[int], table: tuple[int, ...], start: int, moves: StateMoves) -> Tensor:
-        step = SdpaBackend(cache).plan(StepBatch((Span(table, start, len(text), states=moves),)))
+        step = SdpaBackend(cache, unusual_layers(network)).plan(
+            StepBatch((Span(table, start, len(text), states=moves),))
+        )
         return model.logits(model.forward(torch.tensor(text), torch.arange(start, start + len(text)), step))[
             -1
         ]
@@ -244,6 +255,29 @@ def test_guesses_have_the_bits_of_single_steps_and_so_has_what_follows(case: Cas
                     assert torch.equal(found, together[place[slot] + step])
             assert torch.equal(found, then)
             assert all(map(torch.equal, states(single, 9), states(cache, 6 + slot)))
+
+
+@pytest.mark.parametrize("config", [tiny_qwen3_5, tiny_granite_hybrid])
+def test_weights_may_be_packed(tmp_path: Path, config: Any) -> None:
+    sizes = {"vocab_size": 272, "hidden_size": 128, "num_hidden_layers": 2}
+    sizes |= {"layer_types": ["linear_attention", "full_attention"], "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 1, "intermediate_size": 128}
+    if config is tiny_qwen3_5:
+        sizes |= {"head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        sizes |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+    else:
+        sizes |= {"mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 16}
+        sizes |= {"num_local_experts": 0, "shared_intermediate_size": 128}
+    files = files_of(write_checkpoint(tmp_path, config(**sizes)))
+    given: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "quantize": "int4"}
+    blocks, packed = load_model(files, **given), load_model(files, packs=lambda spec: True, **given)
+    assert packed.is_packed
+    assert unsupported(packed) is None
+    case = case_of(blocks)
+    moves = {1: stay(case, 1, 9), 0: stay(case, 0, 8)}
+    logits, cache = decoded(replace(case, network=packed), [1, 0], 2, moves)
+    torch.testing.assert_close(logits, case.last[[1, 0]], rtol=1e-3, atol=1e-3)
+    close(states(cache, 9), case.after[1])
 
 
 @pytest.mark.parametrize("name", ["triton", "flash"])
