@@ -1,6 +1,7 @@
 """The recurrences of a step's spans by kernels, and what these read about the spans."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from types import MappingProxyType
 
 import torch
@@ -54,19 +55,17 @@ def host_walks(cache: KVCache, spans: tuple[Span, ...], group: int, token: int =
 
 def host_chunks(spans: tuple[Span, ...]) -> list[Tensor]:
     """Return the tensors of `Chunks` in host memory, in order."""
-    ends, chunks, begin = [0], [], 0
+    ends, begin = [0], 0
+    chunks: list[tuple[int, int, int, int]] = []
     for span in spans:
         moves = span.states
         assert moves is not None
-        saves = torch.tensor(moves.saves).view(-1, 2)
-        inner = torch.arange(-moves.row % CHUNK, span.stop - moves.row, CHUNK)
-        edges = torch.cat((torch.tensor([0, span.stop - moves.row]), inner, saves[:, 0] - moves.row)).unique()
-        slots = torch.full((len(edges),), NONE)
-        slots[torch.searchsorted(edges, saves[:, 0] - moves.row)] = saves[:, 1]
-        chunks.append(torch.stack((begin + edges[:-1], begin + edges[1:], slots[1:], slots[1:]), 1))
-        ends.append(ends[-1] + len(edges) - 1)
-        begin += span.stop - moves.row
-    return [torch.tensor(ends, dtype=torch.int32), torch.cat(chunks).to(torch.int32)]
+        slots, end = {row - moves.row: slot for row, slot in moves.saves}, span.stop - moves.row
+        edges = sorted({0, end, *range(-moves.row % CHUNK, end, CHUNK), *slots})
+        chunks += [(begin + first, begin + stop, slots.get(stop, NONE), 0) for first, stop in pairwise(edges)]
+        ends.append(len(chunks))
+        begin += end
+    return [torch.tensor(ends, dtype=torch.int32), torch.tensor(chunks, dtype=torch.int32)]
 
 
 class WalkStep(RecurringStep):
