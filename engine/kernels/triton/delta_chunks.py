@@ -87,7 +87,7 @@ def walk_chunks_kernel(
     """Walk over the chunks of spans. The grid is [spans, HEADS, cdiv(V, BLOCK)].
 
     states fp32 [slots, HEADS, K, V]; spans are those of `Walks`, ends and chunks those of `Chunks` in
-    `engine.kernels.walks`; out [T, HEADS, V]. Products with states are computed with PRECISION.
+    `engine.kernels.walks`; out [T, HEADS, V]. Products are computed with PRECISION.
     """
     span = spans + tl.program_id(0) * 8
     head = tl.program_id(1)
@@ -114,11 +114,12 @@ def walk_chunks_kernel(
         inverse, score = tl.load(inverses + place), tl.load(scores + place)
         decay, rest = tl.load(decays + 2 * at + line), tl.load(decays + 2 * at + ROWS + line)
         whole = tl.load(decays + 2 * at + ROWS - 1)
-        change = _product(inverse, v - decay[:, None] * _product(k, state, PRECISION))
-        y = decay[:, None] * _product(q, state, PRECISION) + _product(score, change)
+        change = _product(inverse, v - decay[:, None] * _product(k, state, PRECISION), PRECISION)
+        y = decay[:, None] * _product(q, state, PRECISION) + _product(score, change, PRECISION)
         state = whole * state + _product(tl.trans(k), rest[:, None] * change, PRECISION)
         seen = (inside & (row >= own))[:, None] & (column < V)[None, :]
         to = out + ((row - shift) * HEADS + head)[:, None] * V + column[None, :]
         tl.store(to, y.to(out.dtype.element_ty), mask=seen)
-        slot = tl.load(chunk + 2).to(tl.int64)
-        tl.store(states + slot * (HEADS * K * V), state, mask=there & (slot >= 0))
+        slot = tl.load(chunk + 2)
+        if slot >= 0:
+            tl.store(states + slot.to(tl.int64) * (HEADS * K * V), state, mask=there)

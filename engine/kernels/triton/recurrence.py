@@ -16,9 +16,9 @@ LINES = 16
 """Rows of a program before the recurrence."""
 TILE, STAGES, WARPS = 8, 4, 4
 """Rows that are copied at once, how many times, and the warps of a program of a recurrence."""
-BLOCK, PRECISION, CHUNK_STAGES = 32, "tf32", 2
-"""Columns of a program of a recurrence in chunks, the precision of its products with states, and how far it loads
-ahead."""
+BLOCK, PRECISION, CHUNK_STAGES = 32, "tf32", 5
+"""Columns of a program of a recurrence in chunks, the precision of its products, and the stages of its loop: the table
+of chunks and the rows that it leads to are loaded one after the other, and both ahead."""
 REGISTERS = 168
 """The most registers of a thread of a recurrence: with fewer, as compilers choose, sums of neighbouring rows wait for
 each other."""
