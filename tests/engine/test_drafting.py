@@ -101,7 +101,7 @@ def draft(engine: Engine, pace: CostModel | None = None) -> Speculating:
     return speculating
 
 
-@examples(12, *HealthCheck)
+@examples(8, *HealthCheck)
 @given(st.lists(PARAMS, min_size=1, max_size=8), st.integers(0, 1000))
 def test_an_answer_is_the_same_whatever_is_drafted(
     engine: Engine, several: list[SamplingParams], seed: int
