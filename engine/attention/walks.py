@@ -16,6 +16,7 @@ from engine.kernels.walks import CHUNK, Walks
 from models.network import DeltaNetWeights, Mamba2Weights
 from models.recurrences import DeltaNet, Recurrence
 from models.reference.attention import Attention, Walk
+from models.reference.mamba2 import multiplied
 
 
 def walks(cache: KVCache, spans: tuple[Span, ...], group: int) -> Walks:
@@ -89,13 +90,24 @@ class WalkStep(RecurringStep):
         return self._walk_over(layer_index, parts, walk.spec, walk.weights)
 
     def mix(
-        self, layer_index: int, spec: DeltaNet, weights: DeltaNetWeights, projected: Tensor, gates: Tensor
+        self,
+        layer_index: int,
+        spec: Recurrence,
+        weights: DeltaNetWeights | Mamba2Weights,
+        projected: Tensor,
+        gates: Tensor | None,
     ) -> Tensor:
-        """Compute what `models.reference.delta_net.between` does."""
+        """Compute what `between` of `models.reference.delta_net` or `mamba2` does."""
         from engine.kernels.triton.recurrence import gated_norm
 
-        y = self._walk_over(layer_index, (projected, gates), spec, weights)
-        return gated_norm(spec, weights, y, projected[:, spec.conv_size :])
+        if isinstance(spec, DeltaNet):
+            assert gates is not None
+            z, rows = projected[:, spec.conv_size :], (projected, gates)
+        else:
+            sizes = [spec.output_size, spec.conv_size, spec.heads]
+            z, inner, gates = torch.split(multiplied(spec, projected), sizes, dim=-1)
+            rows = inner, gates
+        return gated_norm(spec, weights, self._walk_over(layer_index, rows, spec, weights), z)
 
     def _walk_over(
         self,

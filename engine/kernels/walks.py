@@ -56,6 +56,16 @@ def walk_inputs(spec: Recurrence, count: int, rows: Tensor) -> tuple[Tensor, Ten
     return empty(*keys), empty(*keys), values, empty(shape.heads), empty(shape.heads)
 
 
+def chunk_inputs(heads: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return room for what a recurrence with so many heads reads of `count` chunks, each fp32: inverses and scores
+    [count, heads, CHUNK, CHUNK], and decays [count, heads, 2, CHUNK]."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty((count, heads, *shape), dtype=torch.float32, device=device)
+
+    return empty(CHUNK, CHUNK), empty(CHUNK, CHUNK), empty(2, CHUNK)
+
+
 @dataclass(frozen=True, slots=True)
 class WalkShape:
     """The sizes of a recurrence in the words of gated delta nets."""

@@ -31,7 +31,7 @@ from models.network import (
     Mamba2Weights,
     Network,
 )
-from models.recurrences import DeltaNet, Mamba2
+from models.recurrences import DeltaNet, Mamba2, Recurrence
 from models.reference import delta_net, mamba2
 from models.reference.attention import Attention, RecurrentRows
 from models.reference.collective import Collective
@@ -213,21 +213,25 @@ class FusedPrefill:
         """See `Decoder.logits`."""
         return self._reference.logits(hidden)
 
+    def _recur(
+        self, index: int, weights: DeltaNetWeights | Mamba2Weights, given: Projected, step: Attention
+    ) -> Tensor:
+        spec = self._network.spec.layers[index].mixer
+        assert isinstance(spec, Recurrence)
+        if isinstance(step, WalkStep):
+            return step.mix(index, spec, weights, given.first, given.gates)
+        assert isinstance(step, RecurrentRows)
+        if isinstance(weights, Mamba2Weights):
+            assert isinstance(spec, Mamba2)
+            return mamba2.between(spec, weights, index, given.first, step)
+        assert isinstance(spec, DeltaNet)
+        assert given.gates is not None
+        return delta_net.between(spec, weights, index, given.first, given.gates, step)
+
     def _attend(self, index: int, given: Projected, positions: Tensor, step: Attention) -> Tensor:
         mixer, projected = self._network.layers[index].mixer, given.first
-        if isinstance(mixer, DeltaNetWeights):
-            assert isinstance(step, RecurrentRows)
-            assert given.gates is not None
-            net = self._network.spec.layers[index].mixer
-            assert isinstance(net, DeltaNet)
-            if isinstance(step, WalkStep):
-                return step.mix(index, net, mixer, projected, given.gates)
-            return delta_net.between(net, mixer, index, projected, given.gates, step)
-        if isinstance(mixer, Mamba2Weights):
-            assert isinstance(step, RecurrentRows)
-            spaces = self._network.spec.layers[index].mixer
-            assert isinstance(spaces, Mamba2)
-            return mamba2.between(spaces, mixer, index, projected, step)
+        if isinstance(mixer, DeltaNetWeights | Mamba2Weights):
+            return self._recur(index, mixer, given, step)
         if isinstance(mixer, ConvolutionWeights):
             assert isinstance(step, ConvolvingStep)
             out = projected.new_empty(len(projected), len(mixer.filters))

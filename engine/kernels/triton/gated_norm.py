@@ -1,6 +1,7 @@
-"""The norm and the gate after gated delta nets of prompts.
+"""The norm and the gate after recurrences of prompts.
 
-The plain twin is `gated_norm` in `models/reference/delta_net.py`. Everything is rounded where it rounds.
+The plain twins are `gated_norm` in `models/reference/delta_net.py` and in `mamba2.py` beside it. Everything is rounded
+where these round.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
@@ -14,20 +15,31 @@ from engine.kernels.triton.pointwise import activate, weighed
 def gated_norm_kernel(
     y, z, weight, out, count,
     HEADS: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, STRIDE: tl.constexpr, EPS: tl.constexpr,
-    LINES: tl.constexpr,
+    LINES: tl.constexpr, DELTA: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Norm each head of y [count, HEADS, V] with weight [V], and gate it with SiLU of z [count, STRIDE]: out, like y.
+    """Norm each head of y [count, HEADS, V] and gate it with SiLU of z [count, STRIDE]: out [count, HEADS, V].
 
-    VALUES is V rounded up to a power of two. The grid is [cdiv(count, LINES), HEADS].
+    With DELTA all heads have one weight [V], and what is normed is rounded; otherwise weight is [HEADS, V], or None
+    without a norm. FIRST says that y is normed before it is gated. VALUES is V rounded up to a power of two. The grid
+    is [cdiv(count, LINES), HEADS].
     """
     row = (tl.program_id(0) * LINES + tl.arange(0, LINES))[:, None].to(tl.int64)
     column = tl.arange(0, VALUES)[None, :]
-    inside = (row < count) & (column < V)
+    real = column < V
+    inside = (row < count) & real
     at = tl.program_id(1) * V + column
-    numbers = tl.load(y + row * (HEADS * V) + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(numbers * numbers, 1) / V + EPS)[:, None]
-    normed = weighed(numbers, scale, tl.load(weight + column, mask=column < V, other=0.0), 0.0, False)
+    found = tl.load(y + row * (HEADS * V) + at, mask=inside, other=0.0).to(tl.float32)
     gate = activate(tl.load(z + row * STRIDE + at, mask=inside, other=0.0).to(tl.float32), None)
-    tl.store(
-        out + row * (HEADS * V) + at, (normed.to(tl.float32) * gate).to(out.dtype.element_ty), mask=inside
-    )
+    if not FIRST:
+        found *= gate
+    if weight is not None:
+        scale = tl.rsqrt(tl.sum(found * found, 1) / V + EPS)[:, None]
+        if DELTA:
+            found = weighed(found, scale, tl.load(weight + column, mask=real, other=0.0), 0.0, False).to(
+                tl.float32
+            )
+        else:
+            found = found * scale * tl.load(weight + at, mask=real, other=0.0).to(tl.float32)
+    if FIRST:
+        found *= gate
+    tl.store(out + row * (HEADS * V) + at, found.to(out.dtype.element_ty), mask=inside)

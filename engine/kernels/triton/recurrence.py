@@ -8,12 +8,14 @@ from engine.kernels.triton.delta_chunks import chunk_kernel, walk_chunks_kernel
 from engine.kernels.triton.gated_norm import gated_norm_kernel
 from engine.kernels.triton.recurrence_inputs import delta_inputs_kernel, mamba_inputs_kernel
 from engine.kernels.triton.recurrence_rows import COLUMNS, walk_kernel
-from engine.kernels.walks import CHUNK, Chunks, Walks, walk_inputs, walk_shape
+from engine.kernels.walks import Chunks, Walks, chunk_inputs, walk_inputs, walk_shape
 from models.network import DeltaNetWeights, Mamba2Weights
 from models.recurrences import DeltaNet, Recurrence
 
 LINES = 16
-"""Rows of a program before the recurrence."""
+"""Rows of a program before and after the recurrence."""
+NUMBERS = 4096
+"""Numbers of a program after it, unless a head has more."""
 TILE, STAGES, WARPS = 8, 4, 4
 """Rows that are copied at once, how many times, and the warps of a program of a recurrence."""
 BLOCK, PRECISION, CHUNK_STAGES = 32, "tf32", 5
@@ -90,11 +92,7 @@ def _walk_chunks(
     """Enqueue the recurrence in chunks, over the rows of `walk_inputs`: `out` [T, output_size]."""
     queries, keys, values, factors, betas = inputs
     heads, keys_size, count = spec.value_heads, walk_shape(spec).padded_keys, len(chunks.chunks)
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty((count, heads, *shape), dtype=torch.float32, device=out.device)
-
-    prepared = empty(CHUNK, CHUNK), empty(CHUNK, CHUNK), empty(2, CHUNK)
+    prepared = chunk_inputs(heads, count, out.device)
     shape = {"KEY_HEADS": spec.key_heads, "HEADS": heads, "KEYS": keys_size, "ALTERNATING": spec.alternating}
     chunk_kernel[(count, heads)](
         queries, keys, factors, betas, chunks.chunks, *prepared, **shape, PART=min(32, keys_size), num_warps=1
@@ -119,21 +117,30 @@ def _walk_chunks(
     )
 
 
-def gated_norm(spec: DeltaNet, weights: DeltaNetWeights, y: Tensor, z: Tensor) -> Tensor:
-    """Enqueue what `models.reference.delta_net.gated_norm` does; z may be columns of a larger tensor."""
-    out = torch.empty_like(y)
-    gated_norm_kernel[(triton.cdiv(len(y), LINES), spec.value_heads)](
+def gated_norm(spec: Recurrence, weights: DeltaNetWeights | Mamba2Weights, y: Tensor, z: Tensor) -> Tensor:
+    """Enqueue what `gated_norm` of `models.reference.delta_net` or `mamba2` does.
+
+    z may be columns of a larger tensor.
+    """
+    out = torch.empty(y.shape, dtype=z.dtype, device=y.device)
+    is_delta = isinstance(spec, DeltaNet)
+    heads = spec.value_heads if isinstance(spec, DeltaNet) else spec.groups
+    size = spec.output_size // heads
+    lines = 1 << (max(1, min(LINES, NUMBERS // size)).bit_length() - 1)
+    gated_norm_kernel[(triton.cdiv(len(y), lines), heads)](
         y,
         z,
-        weights.norm.weight,
+        None if weights.norm is None or spec.norm_eps is None else weights.norm.weight,
         out,
         len(y),
-        HEADS=spec.value_heads,
-        V=spec.value_dim,
-        VALUES=triton.next_power_of_2(spec.value_dim),
+        HEADS=heads,
+        V=size,
+        VALUES=triton.next_power_of_2(size),
         STRIDE=z.stride(0),
         EPS=spec.norm_eps,
-        LINES=LINES,
+        LINES=lines,
+        DELTA=is_delta,
+        FIRST=isinstance(spec, DeltaNet) or spec.norms_first,
         num_warps=4,
     )
     return out

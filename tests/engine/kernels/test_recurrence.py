@@ -1,5 +1,7 @@
 """Recurrences of prompts by kernels against the reference, on the GPU or else in Triton's interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -176,13 +178,28 @@ def test_an_engine_goes_on_from_marks_and_the_log() -> None:
     engine.test_a_prefix_is_reused_to_the_row(native=False)
 
 
-def test_outputs_are_normed_and_gated() -> None:
+@pytest.mark.parametrize(
+    "spec",
+    [
+        DeltaNet(2, 4, 16, 24),
+        Mamba2(4, 12, 16),
+        Mamba2(4, 12, 16, 2, norms_first=True),
+        Mamba2(4, 12, 16, norm_eps=None),
+    ],
+)
+def test_outputs_are_normed_and_gated(spec: Recurrence) -> None:
     """By z, which lies beside other numbers."""
-    spec, count = DeltaNet(2, 4, 16, 24), 21
+    count = 21
     weights, z = random_weights(spec), torch.randn(count, spec.output_size, device=DEVICE)
-    assert isinstance(weights, DeltaNetWeights)
-    weights.norm.weight.uniform_(0.5, 1.5)
     y = torch.randn(count, spec.output_size, device=DEVICE)
     wide = torch.cat((torch.full((count, 5), float("nan"), device=DEVICE), z), 1)
-    expected = delta_net.gated_norm(spec, weights, y, z)
+    if isinstance(spec, DeltaNet):
+        assert isinstance(weights, DeltaNetWeights)
+        weights.norm.weight.uniform_(0.5, 1.5)
+        expected = delta_net.gated_norm(spec, weights, y, z)
+    else:
+        assert isinstance(weights, Mamba2Weights)
+        norm = None if spec.norm_eps is None else NormWeights(torch.rand(spec.output_size, device=DEVICE))
+        weights = replace(weights, norm=norm)
+        expected = mamba2.gated_norm(spec, weights, y, z)
     assert (gated_norm(spec, weights, y, wide[:, 5:]) - expected).abs().max() < 1e-5
