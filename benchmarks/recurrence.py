@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.machine import describe
 from engine.attention.walks import host_chunks
 from engine.batch import NONE, Span, StateMoves
-from engine.kernels.walks import Chunks, Walks
+from engine.kernels.walks import WalkChunks, Walks
 from models.network import DeltaNetWeights, Linear, NormWeights, Weight
 from models.recurrences import DeltaNet
 from models.reference.delta_net import walk
@@ -124,7 +124,7 @@ def by_kernel(
     chunks = None
     if in_chunks:
         whole = Span((), 0, count, states=StateMoves(NONE, 0, ((count, 0),)))
-        chunks = Chunks(*(each.to(rows.device) for each in host_chunks((whole,))))
+        chunks = WalkChunks(*(each.to(rows.device) for each in host_chunks((whole,))))
     walks = Walks(places, slots, spans, saves, chunks)
     parts = own[:, : spec.conv_size], own[:, spec.conv_size :]
     return walk_rows(spec, weights, walks, parts, torch.empty_like(own), end.unsqueeze(0)), end

@@ -55,7 +55,7 @@ def host_walks(cache: KVCache, spans: tuple[Span, ...], group: int, token: int =
 
 
 def host_chunks(spans: tuple[Span, ...]) -> list[Tensor]:
-    """Return the tensors of `Chunks` in host memory, in order."""
+    """Return the tensors of `WalkChunks` in host memory, in order."""
     ends, begin = [0], 0
     chunks: list[tuple[int, int, int, int]] = []
     for span in spans:

@@ -12,7 +12,7 @@ CHUNK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
+class WalkChunks:
     """Rows in chunks. These end where states are written, and before each row whose number in its text is a multiple of
     CHUNK."""
 
@@ -36,7 +36,7 @@ class Walks:
     row for that of its output; the slot of the state before the first row, or NONE; the first save and their end."""
     saves: Tensor
     """int32 [saves, 2]: before which row the state is written, and to which slot."""
-    chunks: Chunks | None = None
+    chunks: WalkChunks | None = None
     """In which chunks the rows are computed; None: one by one."""
     is_padded: bool = False
     """Whether there may be rows of the step that no span has. Their outputs are zeros."""

@@ -39,8 +39,8 @@ def chunk_kernel(
 ):  # fmt: skip
     """Prepare chunks of what `delta_inputs_kernel` made, for `walk_chunks_kernel`. The grid is [chunks, HEADS].
 
-    chunks int32 [chunks, 4] are those of `engine.kernels.walks.Chunks`. Written are for each chunk and head the inverse
-    of its system, times beta of its columns, and q @ k of its rows with their decays, each fp32
+    chunks int32 [chunks, 4] are those of `engine.kernels.walks.WalkChunks`. Written are for each chunk and head the
+    inverse of its system, times beta of its columns, and q @ k of its rows with their decays, each fp32
     [chunks, HEADS, ROWS, ROWS], and the decays from its start to its rows and from these to its end, fp32
     [chunks, HEADS, 2, ROWS]. PART of the keys are read at once.
     """
@@ -86,7 +86,7 @@ def walk_chunks_kernel(
 ):  # fmt: skip
     """Walk over the chunks of spans. The grid is [spans, HEADS, cdiv(V, BLOCK)].
 
-    states fp32 [slots, HEADS, K, V]; spans are those of `Walks`, ends and chunks those of `Chunks` in
+    states fp32 [slots, HEADS, K, V]; spans are those of `Walks`, ends and chunks those of `WalkChunks` in
     `engine.kernels.walks`; out [T, HEADS, V]. Products are computed with PRECISION.
     """
     span = spans + tl.program_id(0) * 8

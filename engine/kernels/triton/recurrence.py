@@ -8,7 +8,7 @@ from engine.kernels.triton.delta_chunks import chunk_kernel, walk_chunks_kernel
 from engine.kernels.triton.gated_norm import gated_norm_kernel
 from engine.kernels.triton.recurrence_inputs import delta_inputs_kernel, mamba_inputs_kernel
 from engine.kernels.triton.recurrence_rows import COLUMNS, walk_kernel
-from engine.kernels.walks import Chunks, Walks, chunk_inputs, walk_inputs, walk_shape
+from engine.kernels.walks import WalkChunks, Walks, chunk_inputs, walk_inputs, walk_shape
 from models.network import DeltaNetWeights, Mamba2Weights
 from models.recurrences import DeltaNet, Recurrence
 
@@ -87,7 +87,7 @@ def walk_rows(
 
 
 def _walk_chunks(
-    spec: DeltaNet, inputs: tuple[Tensor, ...], walks: Walks, chunks: Chunks, states: Tensor, out: Tensor
+    spec: DeltaNet, inputs: tuple[Tensor, ...], walks: Walks, chunks: WalkChunks, states: Tensor, out: Tensor
 ) -> None:
     """Enqueue the recurrence in chunks, over the rows of `walk_inputs`: `out` [T, output_size]."""
     queries, keys, values, factors, betas = inputs

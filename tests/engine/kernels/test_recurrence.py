@@ -12,7 +12,7 @@ from engine.attention import sdpa
 from engine.attention.walks import WalkStep, host_chunks
 from engine.batch import NONE, Span, StateMoves
 from engine.kernels.triton.recurrence import gated_norm, walk_rows
-from engine.kernels.walks import Chunks, Walks, walk_shape
+from engine.kernels.walks import WalkChunks, Walks, walk_shape
 from models.network import DeltaNetWeights, Linear, Mamba2Weights, NormWeights, Weight
 from models.recurrences import DeltaNet, Mamba2, Recurrence
 from models.reference import delta_net, mamba2
@@ -67,7 +67,7 @@ def one_walk(
     chunks = None
     if in_chunks:
         span = Span((), start, stop - start, states=StateMoves(source, start, tuple(saves)))
-        chunks = Chunks(*(each.to(DEVICE) for each in host_chunks((span,))))
+        chunks = WalkChunks(*(each.to(DEVICE) for each in host_chunks((span,))))
     return Walks(*(each.to(DEVICE, torch.int32) for each in (places, slots, spans, moved)), chunks)
 
 
