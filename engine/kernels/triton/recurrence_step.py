@@ -150,8 +150,8 @@ def recur_kernel(
 
     key_row = gl.expand_dims(gl.arange(0, KEYS, layout=KEY), 1)
     column = gl.arange(0, VALUES, layout=VALUE)
-    line_of = gl.expand_dims(column, 0)
-    within = head * KEYS * VALUES + (key_row * VALUES + line_of if DELTA else line_of * KEYS + key_row)
+    value = gl.expand_dims(column, 0)
+    within = head * KEYS * VALUES + (key_row * VALUES + value if DELTA else value * KEYS + key_row)
     there = (within >= 0) & (source >= 0)
     state = gl.load(states + source.to(tl.int64) * (SIZE * KEYS) + within, mask=there, other=0.0)
 
