@@ -206,6 +206,8 @@ class OffloadFigures:
     computed_s: float | None
     is_used: bool
     """False once measurements show that computing is about as fast."""
+    states: int = 0
+    """States of recurrent layers that can be brought back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,8 @@ def _offload(offload: OffloadFigures) -> str:
     costs = _costs(offload.brought_s, offload.computed_s)
     if not offload.is_used:
         return f"recomputed, not restored: restoring takes {costs}"
-    text = f"{counted(offload.blocks, 'block')} in {bytes_text(offload.bytes)} of host memory"
+    held = [counted(offload.blocks, "block"), *([counted(offload.states, "state")] if offload.states else [])]
+    text = f"{' and '.join(held)} in {bytes_text(offload.bytes)} of host memory"
     back = f" · {counted(offload.restored_tokens, 'token')} restored"
     return text + (back + (f", {costs}" if costs else "") if offload.restored_tokens else "")
 

@@ -90,6 +90,15 @@ class BlockManager:
         """Blocks in at least one open table."""
         return self.num_blocks - self.num_free - self.num_cached
 
+    @property
+    def is_filling(self) -> bool:
+        """Whether half of the blocks, of a group's slots or of those of states are taken: soon some will be lost."""
+        room = [(self.num_free, self.num_blocks)]
+        room += [(pool.num_free, pool.num_slots) for pool in self.groups.pools]
+        if self.marks is not None:
+            room.append((self.marks.num_free, self.marks.num_slots))
+        return any(free < slots // 2 for free, slots in room)
+
     def blocks_for(self, rows: int) -> int:
         """Return how many blocks `rows` rows take."""
         return -(-rows // self.block_size)

@@ -63,6 +63,11 @@ class GroupPool:
         spared = sum(rank[0] >= 1 for rank in self._unheld) if idle and self._spared else 0
         return len(self._free) + len(self._unheld) - spared
 
+    @property
+    def num_free(self) -> int:
+        """Slots that no block has."""
+        return len(self._free)
+
     def is_held(self, block: int) -> bool:
         """Return whether any table holds `block` in this group."""
         place = self._places.get(block)

@@ -237,6 +237,7 @@ class HostKV:
             brought_s=self.costs.brought,
             computed_s=self.costs.computed,
             is_used=self.costs.worth_it,
+            states=tier.num_states,
         )
 
     def close(self) -> None:

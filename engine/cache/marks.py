@@ -65,6 +65,11 @@ class Marks:
     def __iter__(self) -> Iterator[Mark]:
         return (mark for marks in self._on.values() for mark in marks.values())
 
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody holds."""
+        return len(self._free)
+
     # -- look-ups
 
     def first(self, row: int) -> int:

@@ -47,6 +47,8 @@ class HostTier:
         self._children: dict[int, dict[tuple[Hashable, ...], Offloaded]] = {}
         self._by_age: OrderedDict[Offloaded, None] = OrderedDict()
         self._names = count(ROOT_NAME + 1)
+        self.num_states = 0
+        """Blocks with the states after their rows."""
         self.restored_rows = 0
         """Rows brought back so far instead of being computed."""
 
@@ -93,6 +95,7 @@ class HostTier:
             self._free.extend(slots)
             raise
         block.slots[group] = slots
+        self.num_states += group == STATES
         self._children.setdefault(parent, {})[keys] = block
         self._by_age[block] = None
         self._by_age.move_to_end(block)
@@ -167,6 +170,7 @@ class HostTier:
         if not siblings:
             del self._children[block.parent]
         self._free.extend(slot for slots in block.slots.values() for slot in slots)
+        self.num_states -= STATES in block.slots
         block.slots.clear()
 
     def clear(self) -> None:
@@ -200,6 +204,7 @@ class HostTier:
         slots = [slot for _, own in held for slot in own] + self._free
         assert sorted(slots) == list(range(self._capacity)), "a slot is lost, or of two blocks"
         assert all(block.slots for block in self._by_age), "a block has no rows"
+        assert self.num_states == sum(group == STATES for group, _ in held)
         found = [block for siblings in self._children.values() for block in siblings.values()]
         assert set(found) == set(self._by_age), "an offloaded block cannot be found"
         assert len(found) == len(self._by_age)

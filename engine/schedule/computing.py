@@ -132,7 +132,7 @@ class Computing:
             blocks.tier.end()
             host.tell(None)
             host.close()
-        elif blocks.num_free < blocks.num_blocks // 2:
+        elif blocks.is_filling:
             host.prepare()
 
     def _share_cores(self, batch: StepBatch, idle: bool) -> None:

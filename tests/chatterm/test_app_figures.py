@@ -465,6 +465,10 @@ def test_stats_name_the_kernels() -> None:
         (OffloadFigures(0, 0, 0, None, None, True), "0 blocks in 0 B of host memory"),
         (OffloadFigures(12, 25_000_000, 900, None, None, True), "of host memory · 900 tokens restored"),
         (
+            OffloadFigures(12, 25_000_000, 0, None, None, True, 3),
+            "12 blocks and 3 states in 25 MB of host memory",
+        ),
+        (
             OffloadFigures(12, 25_000_000, 900, 3.21e-6, 40e-6, True),
             "900 tokens restored, 3.2 µs per token, recomputing 40.0",
         ),

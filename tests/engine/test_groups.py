@@ -254,3 +254,14 @@ def test_without_room_for_its_slots_a_path_is_not_resumed_there() -> None:
     assert memory.manager.match(first) == 20
     assert memory.manager.open(first).length == 0, "the other one holds slots that it needs"
     memory.manager.check()
+
+
+def test_host_memory_is_prepared_before_the_first_slots_are_lost() -> None:
+    memory = Memory(64, [GroupPool(5, Window(5, 2))], host=[100])
+    table, keys = memory.manager.open([]), list(range(20))
+    filling = []
+    while table.length < len(keys):
+        filling.append(memory.manager.is_filling)
+        memory.grow(table, keys, 2)
+    assert filling[:5] == [False, False, False, False, True]
+    assert memory.manager.num_free > 50
