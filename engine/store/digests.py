@@ -36,9 +36,15 @@ def chain(parent: Digest, keys: Sequence[Hashable], size: int) -> Iterator[Diges
         yield parent
 
 
-def state_pieces(prefix: Digest, count: int) -> list[Digest]:
-    """Return the digests of the `count` pieces of the state after the rows of `prefix`, alike but for their ends."""
-    name = sha256(prefix + b"state").digest()[:NAME]
+def state_place(block: Digest) -> bytes:
+    """Return the first bytes of the digests of all states in the rows after a block, before the next block ends."""
+    return sha256(block + b"states").digest()[: NAME // 2]
+
+
+def state_pieces(block: Digest, keys: Sequence[Hashable], count: int) -> list[Digest]:
+    """Return the digests of the `count` pieces of the state after the rows `keys`, fewer than a block has, which follow
+    `block`. They are alike but for their ends."""
+    name = state_place(block) + sha256(after(block, keys) + b"state").digest()[: NAME // 2]
     return [name + _STATE + number.to_bytes(_NUMBER, "little") for number in range(count)]
 
 

@@ -22,7 +22,7 @@ from engine.events import DiskFigures
 from engine.store import cost_cache
 from engine.store.arriving import arrive
 from engine.store.buffers import Buffers
-from engine.store.digests import Digest, root, state_pieces
+from engine.store.digests import root
 from engine.store.folder import Folder, is_chunk
 from engine.store.jobs import RestoreRequest, WriteRequest, pays
 from engine.store.path_digests import PathDigests
@@ -67,7 +67,7 @@ class DiskTier:
         self._size = blocks.block_size
         self._post = post
         self._buffers = Buffers(sum(rows.nbytes for rows in cache.block(0)), cache.device)
-        self._digests = PathDigests(blocks, self._state_pieces)
+        self._digests = PathDigests(blocks, self._count_pieces)
         records = RecordWriter(cache, self._buffers, self._hand_over)
         marks, digests = blocks.marks, self._digests
         states = StateWriter(cache, blocks, marks, digests, records) if marks is not None else None
@@ -409,9 +409,9 @@ class DiskTier:
 
         self._tell(begun)
 
-    def _state_pieces(self, prefix: Digest, row: int) -> list[Digest]:
-        """Return the digests of the pieces of the state after row `row`, given the digest of the rows before it."""
-        return state_pieces(prefix, -(-state_bytes(self._cache, row) // self._buffers.block_bytes))
+    def _count_pieces(self, row: int) -> int:
+        """Return how many pieces the state after `row` rows has."""
+        return -(-state_bytes(self._cache, row) // self._buffers.block_bytes)
 
     def _fail(self, why: str) -> None:
         def failed() -> None:

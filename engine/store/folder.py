@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from engine.store.digests import NAME, VOID, Digest, is_state
+from engine.store.digests import NAME, VOID, Digest, is_state, state_place
 from engine.store.readers import Readers
 from engine.store.records import HEADER, Record, header, is_at_its_place, read, scan
 
@@ -74,6 +74,8 @@ class Folder:
         self._files: dict[Path, _File] = {}
         self._open: OrderedDict[_File, None] = OrderedDict()
         self._found: dict[Digest, tuple[_File, Record]] = {}
+        self._places: set[bytes] = set()
+        """The first bytes of the digests of all states seen so far, whether they are still there or not."""
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
             with suppress(OSError):
                 self._known(path)
@@ -91,6 +93,10 @@ class Folder:
         if found is not None and is_chunk(found[0].path.name):
             return True
         return file is not None and digest in file.records
+
+    def has_states(self, block: Digest) -> bool:
+        """Return whether there may be states in the rows after a block, before the next one ends."""
+        return state_place(block) in self._places
 
     def taken(self, owner: str) -> int:
         """Return the bytes in the file of a conversation."""
@@ -218,8 +224,7 @@ class Folder:
         record = next(scan(file.fd, start), None)
         if record is None or (record.digest, record.offset) != (digest, start + HEADER):
             raise OSError("what was written cannot be read again")
-        file.records[digest] = record
-        self._found[digest] = file, record
+        self._keep(file, record)
         return record
 
     def touch(self, digest: Digest) -> None:
@@ -282,8 +287,15 @@ class Folder:
 
     def _scan(self, file: _File) -> None:
         for record in scan(file.fd, file.end):
-            file.records[record.digest] = file.last = record
-            self._found[record.digest] = file, record
+            file.last = record
+            self._keep(file, record)
+
+    def _keep(self, file: _File, record: Record) -> None:
+        """Note a record, so that it can be found."""
+        file.records[record.digest] = record
+        self._found[record.digest] = file, record
+        if is_state(record.digest):
+            self._places.add(record.digest[: NAME // 2])
 
     def _lock(self, file: _File) -> bool:
         """Lock a file for this process and cut off what a crash left at its end. Return False if another has it."""

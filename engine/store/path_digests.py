@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.cache.block import Block, Key
 from engine.cache.blocks import BlockManager
-from engine.store.digests import Digest, after, chain, without_windows
+from engine.store.digests import Digest, after, chain, state_pieces, without_windows
 from engine.store.folder import Folder
 
 
@@ -33,8 +33,8 @@ class PathDigests:
     """The digests of blocks. For the loop's thread."""
 
     blocks: BlockManager
-    state_pieces: Callable[[Digest, int], list[Digest]]
-    """Returns the pieces of the state after so many rows, given the digest of these."""
+    count_pieces: Callable[[int], int]
+    """Returns how many pieces the state after so many rows has."""
     root: Digest = b""
     """The digest at the root of every chain."""
     _names: dict[int, Digest] = field(default_factory=dict)
@@ -69,6 +69,8 @@ class PathDigests:
         for end in range(len(names), held - 1, -1):
             if has_states and (end + 1) * size <= match:
                 break
+            if has_states and not folder.has_states(digests[end]):
+                continue
             # A prompt continues here if the last blocks are whole in all groups, and those before are there at all.
             first = min(groups.firsts(end), default=held)
             begin = max(min(first, len(path)), held) if self.blocks.window is None else held
@@ -91,18 +93,21 @@ class PathDigests:
             return OnDisk(held, begin, found, bare, end * size, match, pieces)
         return OnDisk(held, held, [], [], match, match, [])  # a path is in the cache, but for its states
 
+    def state(self, block: Digest, keys: Sequence[Key], row: int) -> list[Digest]:
+        """Return the pieces of the state after `row` rows, of which `keys` follow the last full block."""
+        return state_pieces(block, keys, self.count_pieces(row))
+
     def _state(
-        self, folder: Folder, digest: Digest, keys: Sequence[Key], start: int, match: int
+        self, folder: Folder, block: Digest, keys: Sequence[Key], start: int, match: int
     ) -> tuple[Sequence[Key], list[Digest]]:
-        """Return the most of the rows `keys`, which begin at row `start` after the block `digest`, after which a state
-        is on disk, and the pieces of that state; no pieces if there is none after row `match`."""
+        """Return the most of the rows `keys`, which begin at row `start` after `block`, after which a state is on disk,
+        and the pieces of that state; no pieces if there is none after row `match`."""
         for count in range(len(keys), -1, -1):
             if start + count <= match:
                 break
-            prefix = after(digest, keys[:count]) if count else digest
-            pieces = self.state_pieces(prefix, start + count)
+            pieces = self.state(block, keys[:count], start + count)
             is_whole = pieces[-1] in folder and all(piece in folder for piece in pieces)
-            if is_whole and (not count or prefix in folder):
+            if is_whole and (not count or after(block, keys[:count]) in folder):
                 return keys[:count], pieces
         return [], []
 

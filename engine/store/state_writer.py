@@ -68,8 +68,7 @@ class StateWriter:
         wanted = {}
         for mark in worth_keeping(marks, [index.root, *path], write):
             digest = digests[mark.parent.depth]
-            prefix = after(digest, mark.keys) if mark.keys else digest
-            wanted[mark] = prefix, self._digests.state_pieces(prefix, mark.row)
+            wanted[mark] = after(digest, mark.keys), self._digests.state(digest, mark.keys, mark.row)
         keep = frozenset(pieces[0][:NAME] for _, pieces in wanted.values())
 
         def has(digest: Digest) -> bool:
