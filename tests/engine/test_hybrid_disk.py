@@ -24,7 +24,7 @@ from engine.store.records import HEADER
 from models.recurrences import DeltaNet
 from tests.counting import PATIENCE
 from tests.engine.hybrid import NET, SPEC, hybrid_engine, hybrid_network
-from tests.engine.keeping import answer, keep, saved
+from tests.engine.keeping import answer, keep, saved, until_written
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_chat_random import OPERATIONS, one
 from tests.engine.tiny import TinyEngine
@@ -226,3 +226,30 @@ def test_old_states_make_room_for_new_ones(tmp_path: Path) -> None:
     with hybrid_on_disk(tmp_path, context=900) as engine:
         assert answer(engine, [*told, 5, 6, 7])[1] == 3
         assert answer(engine, [*told[:-8], 5, 6, 7])[1] < len(told), "a state before the end"
+
+
+def test_states_count_in_the_limit_of_the_folder(tmp_path: Path) -> None:
+    talks = [[number, *PROMPT] for number in range(6)]
+    with hybrid_engine() as engine:
+        tier = keep(engine, tmp_path, most=200 * 1024)
+        for number, talk in enumerate(talks):
+            engine.warm(talk)
+            saved(engine, f"talk-{number}", talk)
+            assert sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) <= 200 * 1024
+        assert tier.problem == ""
+    with hybrid_engine() as engine:
+        keep(engine, tmp_path)
+        assert answer(engine, [*talks[-1], 5, 6, 7])[1] == 3
+        assert answer(engine, [*talks[0], 5, 6, 7])[1] == len(talks[0]) + 3, "it made room for later ones"
+
+
+def test_a_chunk_of_the_library_goes_on_from_its_state(tmp_path: Path) -> None:
+    with hybrid_on_disk(tmp_path) as engine:
+        engine.chunks.keep(PROMPT, "paper", wait=True, owner="chunk-paper")
+        until_written(engine)
+        expected, _ = answer(engine, [*PROMPT, 5, 6, 7])
+        before = (path := next(tmp_path.rglob("chunk-paper.kv"))).stat().st_size
+        saved(engine, "one", [*PROMPT, 5, 6, 7])
+        assert path.stat().st_size == before
+    with hybrid_on_disk(tmp_path) as engine:
+        assert answer(engine, [*PROMPT, 5, 6, 7]) == (expected, 3)
