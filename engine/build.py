@@ -18,7 +18,7 @@ from engine.cache.kv_rows import KVRow, attention_row, layer_rows
 from engine.cache.marks import LOG_ROWS, Marks
 from engine.cache.offload import HostTier
 from engine.cache.sizing import KVPlan, kv_refused, offload_bytes
-from engine.cache.state_bytes import most_bytes, runs
+from engine.cache.state_bytes import runs, state_bytes
 from engine.cache.states import make_states
 from engine.cache.window import Window
 from engine.device import available_memory, is_unfit
@@ -114,7 +114,7 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     plan, window = sized.plan, sized.plan.needs.window
     cache = _allocate(plan, rows, network, options.kv_dtype)
     cache.host = _host_memory(cache, options, device)
-    tier = HostTier(cache.host.grow, cache.host.sizes) if cache.host is not None else None
+    tier = HostTier(cache.host.grow, cache.host.size) if cache.host is not None else None
     manager = BlockManager(
         plan.num_blocks, block_size, cache.carry_out, tier, window, cache.pools, _marks(plan, cache)
     )
@@ -306,7 +306,7 @@ def _host_memory(cache: KVCache, options: BuildOptions, device: torch.device) ->
         most,
         [group for group in cache.every_group if group != cache.log],
         lambda copy: runs(cache, copy.state, copy.blocks, copy.row),
-        most_bytes(cache),
+        partial(state_bytes, cache),
     )
 
 

@@ -46,22 +46,22 @@ class HostKV:
         most_bytes: int,
         groups: Sequence[int] = (0,),
         states: Callable[[Logged], Iterable[tuple[Tensor | None, int]]] = lambda states: (),
-        state_bytes: int = 0,
+        state_bytes: Callable[[int], int] = lambda row: 0,
     ) -> None:
         """`block` is that of the cache, and `groups` are its groups; at most `most_bytes` of memory are used.
 
-        `states` returns the memory of states as `engine/cache/state_bytes.py` does, at most `state_bytes`.
+        `states` returns the memory of states as `engine/cache/state_bytes.py` does, `state_bytes` the size of those
+        after a row.
         """
         self._states = states
+        self._state_bytes = state_bytes
         self._block = block
         self._size = block_size
         self._device = block(0, 0)[0].device
         each = [sum(rows.nbytes for rows in block(0, group)) for group in groups]
         self.block_bytes = each[0]
         """Bytes of a slot."""
-        needs = {**dict(zip(groups, each, strict=True)), STATES: state_bytes}
-        self.sizes = {kind: -(-nbytes // self.block_bytes) for kind, nbytes in needs.items()}
-        """The slots that a block takes in each group, and STATES."""
+        self._group_bytes = dict(zip(groups, each, strict=True))
         self._staging_bytes = max(each)
         self._most = most_bytes // self.block_bytes
         self._each = max(PIECE_BYTES // self.block_bytes, 1)
@@ -83,6 +83,11 @@ class HostKV:
     def nbytes(self) -> int:
         """Bytes of host memory in use."""
         return self._taken * self.block_bytes
+
+    def size(self, group: int, row: int) -> int:
+        """Return how many slots a block takes in a group, or STATES after a row of their path."""
+        nbytes = self._state_bytes(row) if group == STATES else self._group_bytes[group]
+        return -(-nbytes // self.block_bytes)
 
     def prepare(self, wait: bool = False) -> None:
         """Start a thread that pins memory, because blocks will soon be evicted. Returns at once unless `wait`."""

@@ -183,7 +183,11 @@ class HostPaths:
         name, parent, keys = ROOT_NAME, mark.parent.name, mark.keys
         if not keys:
             name, parent, keys = self.identity(mark.parent)
-        self.tier.put(name, parent, keys, lambda slots: self._carry_out(OffloadStates(states, slots)), STATES)
+
+        def write(slots: tuple[int, ...]) -> None:
+            self._carry_out(OffloadStates(states, slots))
+
+        self.tier.put(name, parent, keys, write, STATES, mark.row)
 
     def _offload(self, block: Block, group: int) -> None:
         self.tier.put(

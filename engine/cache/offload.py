@@ -13,14 +13,13 @@ was offloaded or brought back longest ago is dropped.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from engine.cache.copies import STATES
 
 ROOT_NAME = 0
-NO_SIZES: Mapping[int, int] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -37,11 +36,15 @@ class Offloaded:
 class HostTier:
     """The index of the host memory. Not thread-safe: it belongs to the engine's loop."""
 
-    def __init__(self, grow: Callable[[], int] = lambda: 0, sizes: Mapping[int, int] = NO_SIZES) -> None:
+    def __init__(
+        self,
+        grow: Callable[[], int] = lambda: 0,
+        size: Callable[[int, int], int] = lambda group, row: 1,
+    ) -> None:
         """`grow` allocates more memory and returns the number of new slots; 0 if there are none now (the default).
-        `sizes` are the numbers of slots that a block takes in each group, and STATES, if not one."""
+        `size` returns how many slots a block takes in a group, or STATES after a row of their path."""
         self._grow = grow
-        self._sizes = sizes
+        self._size = size
         self._capacity = 0
         self._free: list[int] = []
         self._children: dict[int, dict[tuple[Hashable, ...], Offloaded]] = {}
@@ -71,9 +74,11 @@ class HostTier:
         keys: tuple[Hashable, ...],
         write: Callable[[tuple[int, ...]], None],
         group: int = 0,
+        row: int = 0,
     ) -> None:
         """Have `write` copy the rows of a block in a group to slots, unless a copy exists already or there is no room.
 
+        `row` is that of states, for which `group` is STATES.
         Raises what `write` raises; then the tier does not hold these rows.
         """
         siblings = self._children.get(parent, {})
@@ -86,7 +91,7 @@ class HostTier:
             if is_less and STATES not in other.slots:
                 self.drop(other)  # an earlier copy of the same block with fewer rows
         block = siblings.get(keys) or Offloaded(name, parent, keys)
-        slots = self._take(self._sizes.get(group, 1), block)
+        slots = self._take(self._size(group, row), block)
         if slots is None:
             return
         try:
@@ -200,7 +205,7 @@ class HostTier:
         `full` are the full blocks on the device: name, parent's name, keys.
         """
         held = [(group, slots) for block in self._by_age for group, slots in block.slots.items()]
-        assert all(len(slots) == self._sizes.get(group, 1) for group, slots in held)
+        assert all(len(slots) == self._size(group, 0) for group, slots in held if group != STATES)
         slots = [slot for _, own in held for slot in own] + self._free
         assert sorted(slots) == list(range(self._capacity)), "a slot is lost, or of two blocks"
         assert all(block.slots for block in self._by_age), "a block has no rows"

@@ -22,14 +22,6 @@ def state_bytes(cache: KVCache, row: int) -> int:
     return states.nbytes // states.slots + (row - first * cache.block_size) * log
 
 
-def most_bytes(cache: KVCache) -> int:
-    """Return the most bytes that `gather` returns after any row; 0 without recurrent layers."""
-    if cache.states is None:
-        return 0
-    size, tail = cache.block_size, cache.states.tail
-    return max(state_bytes(cache, row) for row in range(tail, tail + size + 1))
-
-
 def gather(cache: KVCache, slot: int, blocks: Sequence[int], row: int) -> Tensor:
     """Return a copy of a state and the log that goes with it, uint8 [state_bytes(row)] on the device of the cache.
 

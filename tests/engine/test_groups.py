@@ -40,8 +40,9 @@ class Memory:
         self.fails_in = -1
         """So many copies from now on the one comes that fails; -1: none."""
         left = [*(host or ())]
-        sizes = {group: 1 + group for group in range(len(groups) + 1)}
-        tier = HostTier(lambda: left.pop(0) if left else 0, sizes) if host is not None else None
+        tier = None
+        if host is not None:
+            tier = HostTier(lambda: left.pop(0) if left else 0, lambda group, row: 1 + group)
         self.manager = BlockManager(blocks, SIZE, self.copy, tier, window, groups)
 
     def at(self, block: int) -> list[int]:

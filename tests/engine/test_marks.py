@@ -51,8 +51,11 @@ class Memory:
         self.rows: dict[int, tuple[int, ...]] = {}
         self.states: dict[int, tuple[int, ...]] = {NONE: ()}
         left = [*(host or ())]
-        sizes = {STATES: 3}
-        tier = HostTier(lambda: left.pop(0) if left else 0, sizes) if host is not None else None
+        tier = None
+        if host is not None:
+            tier = HostTier(
+                lambda: left.pop(0) if left else 0, lambda kind, row: 2 + row % 3 if kind == STATES else 1
+            )
         self.manager = BlockManager(
             blocks, size, self.copy, tier, pools=[*others, self.pool], marks=self.marks
         )
