@@ -6,7 +6,7 @@ An offloaded block is found by (name of its parent, keys of its rows), which amo
 root: exact, with no hash that could collide. A block that is computed again takes the name of its offloaded copy.
 
 A block may have rows in several groups (`engine/cache/groups.py`): what it has in each is copied when it is lost
-there, and takes slots of its own.
+there, and takes slots of its own. So do the states of recurrent layers after its rows.
 
 A block that was brought back keeps its slots, so evicting it again copies nothing. If slots run out, the block that
 was offloaded or brought back longest ago is dropped.
