@@ -137,12 +137,12 @@ def test_a_row_of_families_gets_the_bits_that_it_gets_alone(case: Case) -> None:
 FEWEST = {
     "phi3": 6,
     "granite": 6,
-    "olmo3": 6,
-    "gemma2": 6,
-    "gemma3": 6,
-    "gemma4": 8,
-    "gemma4 unified": 6,
-    "gemma4 moe": 10,
+    "olmo3": 8,
+    "gemma2": 8,
+    "gemma3": 8,
+    "gemma4": 11,
+    "gemma4 unified": 8,
+    "gemma4 moe": 11,
 }
 
 
