@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.attention.walks import WalkStep, host_walks, recurrence_step
+from engine.attention.walks import host_walks
 from engine.batch import Span
 from engine.cache.kv_cache import KVCache
 from engine.kernels.convolution_rows import NONE
@@ -62,5 +62,5 @@ def replayed(spans: int) -> int:
 
 
 def can_record(cache: KVCache) -> bool:
-    """Return whether prompts can be recorded: kernels compute all recurrences, if there are any."""
-    return cache.states is None or recurrence_step(cache.device) is WalkStep
+    """Return whether prompts can be recorded: not yet those with recurrences, which no GPU has replayed so far."""
+    return cache.states is None
