@@ -46,10 +46,10 @@ class AddNorm:
             found["factor"] = self.factor
         return found
 
-    def pending(self) -> dict[str, Any]:
-        """Return the named arguments of `linear_kernel` for total; `norm` is that of the product itself."""
+    def after_prepared(self) -> dict[str, Any]:
+        """Return the named arguments of `add_prepared_kernel` for total."""
         assert self.post is not None
-        return {"ADD_EPS": self.post[0].eps, "ADD_SCALE": self.scale, "factor": self.factor}
+        return {"EPS": self.post[0].eps, "SCALE": self.scale, "factor": self.factor}
 
 
 def add_norm(

@@ -179,12 +179,8 @@ class ExpertStep:
         active: Tensor,
         x: Tensor,
         rows: int,
-        leads: bool = False,
     ) -> None:
-        """Choose the experts of x [rows, hidden], which the kernel norms first. Rows that are not `active` get none.
-
-        If it `leads`, a product that follows runs beside it.
-        """
+        """Choose the experts of x [rows, hidden], which the kernel norms first. Rows that are not `active` get none."""
         router, bias = weights.router.weight, weights.router.bias
         hidden = x.shape[1]
         kernel = router_kernel[(triton.cdiv(spec.count, PER), rows)](
@@ -209,7 +205,6 @@ class ExpertStep:
             PER=PER,
             PDL=self._pdl,
             SCALE=spec.router_scale,
-            LEADS=leads,
             expert_scales=weights.expert_scales,
             OFFSET=norm[0].offset,
             num_warps=4 if hidden <= 4096 and spec.count <= 128 else 8,

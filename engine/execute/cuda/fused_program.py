@@ -52,10 +52,10 @@ from engine.execute.cuda.recurrence import norm_after
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_attention import StepAttention
 from engine.execute.cuda.step_inputs import StepInputs, look_up, rounded_scale
-from engine.execute.cuda.step_products import Handover, StepProducts
+from engine.execute.cuda.step_products import StepProducts
 from engine.execute.cuda.tiles import FEW, FUSED, FUSED_MOST
 from engine.kernels.triton.launch import has_warpgroups, split_alike
-from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, Weight
+from models.network import ExpertWeights, FeedForwardWeights, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, ModelSpec
 
@@ -211,7 +211,7 @@ class FusedDecoder:
         layers = list(zip(whole.layers, network.layers, strict=True))
         norms = [normed(spec.attention_norm, layer.attention_norm) for spec, layer in layers]
         norms.append((whole.final_norm, network.final_norm))
-        handover: Handover | None = None
+        prepared = 0  # by so many programs, x is prepared for the next norm
         attention.begin(given, rows)
         if inputs is not None:
             inputs.begin(given, x, rows)
@@ -222,31 +222,32 @@ class FusedDecoder:
             if (second := layer.gates) is not None:
                 gates = self._gates[: rows * second.rows].view(rows, second.rows)
                 beside = second, gates
-            x = products.read(rows, x, handover, first, projected, norm=norms[index], beside=beside)
+            products.run(rows, x, first, projected, norm=norms[index], prepared=prepared, beside=beside)
             parts = attention.run(given, index, Projected(projected, gates), limit, own, alone)
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
-            reader = _norm_reader(weights, after)
+            reader = weights.gate_up if isinstance(weights, FeedForwardWeights) else None
             between = AddNorm(after, scale, norm)
             read = norm_after(spec.mixer, layer.mixer)
-            handover = products.add(rows, attention.mixed, layer.out, x, between, parts, reader, read)
+            prepared = products.add(rows, attention.mixed, layer.out, x, between, parts, reader, read)
             factor = layer.scalar if inputs is None else None
             if isinstance(weights, ExpertWeights):
-                x, handover = self._mix(given, x, rows, index, norm, factor, handover), None
+                self._mix(given, x, rows, index, norm, factor)
+                prepared = 0
                 continue
             assert isinstance(feed, FeedForward)
             assert weights is not None
             inner = self._inner[: rows * feed.size].view(rows, feed.size)
-            x = products.read(rows, x, handover, weights.gate_up, inner, norm=norm, gate=feed)
+            products.run(rows, x, weights.gate_up, inner, norm=norm, gate=feed, prepared=prepared)
             after = normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
             reader = network.head if index + 1 == len(layers) else layers[index + 1][1].projections
             between = AddNorm(after, scale, norms[index + 1], factor)
-            if inputs is None:
-                handover = products.add(rows, inner, weights.down, x, between, reader=reader)
-            else:
-                x, handover = inputs.add(rows, index, x, inner, between, reader)
+            reader = reader if inputs is None else None
+            prepared = products.add(rows, inner, weights.down, x, between, reader=reader)
+            if inputs is not None:
+                inputs.add(rows, index, x)
         scale, cap = whole.logit_scale, whole.logit_cap or 0.0
-        products.read(rows, x, handover, network.head, logits, norm=norms[-1], scale=scale, cap=cap)
+        products.run(rows, x, network.head, logits, norm=norms[-1], scale=scale, cap=cap, prepared=prepared)
 
     def _mix(
         self,
@@ -256,12 +257,10 @@ class FusedDecoder:
         index: int,
         norm: Normed | None,
         factor: Tensor | None,
-        handover: Handover | None,
-    ) -> Tensor:
-        """Compute the feed-forward of a layer with experts; return x. The output of the shared expert is added last.
+    ) -> None:
+        """Compute the feed-forward of a layer with experts. The output of the shared expert is added last.
 
-        `norm` is that of the layer; norms inside the mixture take its place. In the end, `factor` [1] multiplies x. The
-        shared expert comes first if it is to add the `handover` to x.
+        `norm` is that of the layer; norms inside the mixture take its place. In the end, `factor` [1] multiplies x.
         """
         layer, weights = self._network.spec.layers[index], self._network.layers[index].feed_forward
         spec, scale = layer.feed_forward, layer.residual_scale
@@ -278,20 +277,11 @@ class FusedDecoder:
         is_apart = after is not None or factor is not None or has_post_norms(spec)
         shared, inner = weights.shared, self._inner
         residual, shares = None, None if weights.shared_gate is None else experts.shared_gates[:rows]
-        if handover is None:
-            experts.route(spec, weights, routed, given.active, x, rows)
+        experts.route(spec, weights, routed, given.active, x, rows)
         if shared is not None and spec.shared is not None:
             inner = inner[: rows * spec.shared.size].view(rows, spec.shared.size)
             gate = None if shares is None or weights.shared_gate is None else (weights.shared_gate, shares)
-            how = {"norm": beside, "gate": spec.shared, "beside": gate}
-            x = products.read(rows, x, handover, shared.gate_up, inner, **how)
-        ahead = (
-            handover is not None and is_apart
-        )  # the end of the shared expert, which runs beside the router
-        if handover is not None:
-            experts.route(spec, weights, routed, given.active, x, rows, leads=ahead)
-        if ahead and shared is not None:
-            products.run(rows, inner, shared.down, experts.beside, row_gates=shares, follows=True)
+            products.run(rows, x, shared.gate_up, inner, norm=beside, gate=spec.shared, beside=gate)
         out, here = x if exchange is None else products.part.zero_(), x[:rows]
         if is_apart:
             out, residual = experts.sums, experts.nothing
@@ -307,17 +297,16 @@ class FusedDecoder:
         else:
             experts.multiply(spec, weights, own, x, rows, 1.0 if is_apart else scale, out, residual)
         if is_apart:
-            if shared is not None and not ahead:
+            if shared is not None:
                 products.run(rows, inner, shared.down, experts.beside, row_gates=shares)
             between = AddNorm(after, scale, None, factor)
             other = None if shared is None else experts.beside[:rows]
             join(spec, weights, out[:rows], other, here, between, self._pdl)
-            return x
+            return
         if shared is not None:
             products.run(rows, inner, shared.down, out, residual=out, scale=scale, row_gates=shares)
         if exchange is not None:
             exchange.add(out[:rows], here, here)
-        return x
 
     def _many(self, rows: int, limit: int, own: int) -> Tensor:
         attention = self._attention
@@ -339,16 +328,6 @@ class FusedDecoder:
             inputs = self._reference.layer_inputs(token, x)
         hidden = run_layers(self._network, x, attend, on_host, self._wide, self._exchange, inputs)
         return self._reference.logits(hidden)
-
-
-def _norm_reader(weights: FeedForwardWeights | ExpertWeights | None, after: Normed | None) -> Linear | None:
-    """Return the product that may do the rest of the norms around the sum of x with a layer's attention.
-
-    With experts, `after` is the only such norm: others read x as well.
-    """
-    if isinstance(weights, ExpertWeights):
-        return weights.shared.gate_up if weights.shared is not None and after is not None else None
-    return None if weights is None else weights.gate_up
 
 
 def _largest(spec: ModelSpec) -> int:

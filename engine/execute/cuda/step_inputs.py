@@ -3,8 +3,6 @@
 The plain twins are `embed` and `layer_inputs` of `Decoder` in `models/reference/decoder.py`.
 """
 
-from dataclasses import replace
-
 import torch
 import triton
 from torch import Tensor
@@ -13,10 +11,10 @@ from engine.execute.cuda.add_norm import AddNorm, add_norm, normed
 from engine.execute.cuda.packed import matrix_args
 from engine.execute.cuda.prefill import input_gate
 from engine.execute.cuda.slots import StepInput
-from engine.execute.cuda.step_products import Handover, StepProducts
+from engine.execute.cuda.step_products import StepProducts
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
-from models.network import FeedForwardWeights, LayerInputWeights, Linear, Network, Weight
+from models.network import LayerInputWeights, Network, Weight
 from models.spec import LayerInputs
 from models.weights.formats.blocks import COLUMNS
 
@@ -83,22 +81,11 @@ class StepInputs:
         between = AddNorm(normed(spec.norm, weights.norm), 1.0, None, self._factor)
         split_alike(add_norm(projected, inputs, between, inputs, inputs, self._pdl))
 
-    def add(
-        self, rows: int, index: int, x: Tensor, inner: Tensor, between: AddNorm, reader: Linear
-    ) -> tuple[Tensor, Handover | None]:
-        """Add the end of layer `index` to x [rows, hidden]: its MLP, from `inner` on, and its input.
-
-        The sum has the norms of `between`, and the layer's scalar multiplies it. The `reader` is the product that reads
-        it next. Return x, and what is left for the reader to do.
-        """
+    def add(self, rows: int, index: int, x: Tensor) -> None:
+        """Enqueue the sum of layer `index`'s result x [rows, hidden] with its input, times the layer's scalar."""
         spec, layer, products = self._spec, self._network.layers[index], self._products
-        assert isinstance(layer.feed_forward, FeedForwardWeights)
         assert layer.input is not None
-        gate = layer.input.gate
-        handover = products.add(
-            rows, inner, layer.feed_forward.down, x, replace(between, norm=None), reader=gate
-        )
         own = self._inputs[:rows, index * spec.size : (index + 1) * spec.size]
-        x = products.read(rows, x, handover, gate, self._inner, gate=input_gate(spec), up=own)
-        after = AddNorm(normed(spec.post_norm, layer.input.post_norm), 1.0, between.norm, layer.scalar)
-        return x, products.add(rows, self._inner, layer.input.out, x, after, reader=reader)
+        products.run(rows, x, layer.input.gate, self._inner, gate=input_gate(spec), up=own)
+        after = AddNorm(normed(spec.post_norm, layer.input.post_norm), 1.0, None, layer.scalar)
+        products.add(rows, self._inner, layer.input.out, x, after)

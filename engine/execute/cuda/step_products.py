@@ -4,8 +4,6 @@ The plain twin is `Decoder` in `models/reference/decoder.py`. `fused_program.py`
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -17,26 +15,14 @@ from engine.execute.cuda.decode_attention import Partials
 from engine.execute.cuda.experts import activation
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.packed import ordered_plane_args
-from engine.execute.cuda.tiles import FEW, FOLDED, FOLDED_OUTPUTS, SMALLEST_OUTPUTS
+from engine.execute.cuda.tiles import FEW, SMALLEST_OUTPUTS
 from engine.kernels.triton.columns import SPAN
-from engine.kernels.triton.fused_norm import add_pending_kernel
+from engine.kernels.triton.fused_norm import add_prepared_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.network import Linear, Network, Weight
 from models.spec import FeedForward
-
-
-@dataclass(frozen=True, slots=True)
-class Handover:
-    """What a product leaves in the buffers of `StepProducts` for the one that reads x next."""
-
-    programs: int
-    """How many programs left sums of squares."""
-    between: AddNorm | None = None
-    """How its output is added to x; None: x was whole, and is prepared for the norm that follows."""
-    total: Tensor | None = None
-    """Where the sum is to be written, [rows, hidden]; None if x is whole."""
 
 
 class StepProducts:
@@ -58,7 +44,6 @@ class StepProducts:
         self._adds_prepared = network.layer_inputs is None
         self._out = buffer(rows, size)
         self._prepared = buffer(rows, size)
-        self._totals = buffer(rows, size), buffer(rows, size)
         self._square_sums = buffer(rows * triton.cdiv(size, SMALLEST_OUTPUTS), dtype=torch.float32)
         self.part = buffer(rows if exchange is not None else 0, size, dtype=torch.float32)
         """The summands of a divided network, before the ranks are summed."""
@@ -73,12 +58,12 @@ class StepProducts:
         parts: Partials | None = None,
         reader: Linear | None = None,
         norm: Normed | None = None,
-    ) -> Handover | None:
+    ) -> int:
         """Add the product to x, as `between` says. It norms its input if there is a `norm`; with `parts`, it combines
         that.
 
-        The `reader` is the product that reads x next, and norms it by the norm of `between`. Return what is left for it
-        to do; None if x is whole and not prepared, as it always is without a reader.
+        The `reader` is the product that reads x next, and norms it by the norm of `between`. Return the number of
+        programs that have prepared x for that; 0 if it is not prepared, as it never is without a reader.
         """
         exchange, here = self._exchange, x[:rows]
         after, scale, following, factor = between.post, between.scale, between.norm, between.factor
@@ -89,32 +74,27 @@ class StepProducts:
             programs = self.run(
                 rows, given, layer, x, norm=norm, residual=x, scale=scale, following=following, parts=parts
             )
-            return None if following is None else Handover(programs)
-        if self._adds_prepared and reader is not None and after is not None and whole and norm is None:
+            return 0 if following is None else programs
+        if self._adds_prepared and after is not None and whole and norm is None:
             programs = self.run(rows, given, layer, self._out, following=after, parts=parts)
-            if rows > FOLDED or reader.rows > FOLDED_OUTPUTS:
-                self._add_pending(rows, x, programs, between)
-                return Handover(0, between)
-            return Handover(programs, between, self._totals[1 if x is self._totals[0] else 0])
+            self._add_prepared(rows, x, programs, between)
+            return 0
         if exchange is None:
             self.run(rows, given, layer, self._out, norm=norm, parts=parts)
         else:
             self.run(rows, given, layer, self.part, scale=scale if after is None else 1.0, parts=parts)
             if after is None:
                 exchange.add(self.part[:rows], here, here)
-                return None
+                return 0
             exchange.add(self.part[:rows], None, self._out[:rows])
         kernel = add_norm(self._out, x, AddNorm(after, scale, None, factor), here, x, self._pdl)
         split_alike(kernel)
-        return None
+        return 0
 
-    def _add_pending(self, rows: int, x: Tensor, programs: int, between: AddNorm) -> None:
-        """Add what a product of so many programs has prepared to x, as `between` says.
-
-        The next product would read this along with x, which many rows or outputs make slow (see `FOLDED`).
-        """
+    def _add_prepared(self, rows: int, x: Tensor, programs: int, between: AddNorm) -> None:
+        """Add what so many programs of a product have prepared to x, as `between` says."""
         size, warps = x.shape[1], 4
-        kernel = add_pending_kernel[(triton.cdiv(size, SPAN.value * warps),)](
+        kernel = add_prepared_kernel[(triton.cdiv(size, SPAN.value * warps),)](
             x,
             self._prepared,
             self._square_sums,
@@ -123,18 +103,11 @@ class StepProducts:
             PREPARED=programs,
             WARPS=warps,
             PDL=self._pdl,
-            **between.pending(),
+            **between.after_prepared(),
             num_warps=warps,
             launch_pdl=self._pdl,
         )
         split_alike(kernel)
-
-    def read(
-        self, rows: int, x: Tensor, handover: Handover | None, layer: Linear, out: Tensor, **how: Any
-    ) -> Tensor:
-        """Run a product of x, after what the `handover` has left to do; return x as it is then."""
-        self.run(rows, x, layer, out, handover=handover, **how)
-        return x if handover is None or handover.total is None else handover.total
 
     def run(
         self,
@@ -149,28 +122,21 @@ class StepProducts:
         up: Tensor | None = None,
         scale: float = 1.0,
         cap: float = 0.0,
-        handover: Handover | None = None,
+        prepared: int = 0,
         following: Normed | None = None,
         parts: Partials | None = None,
         beside: tuple[Linear, Tensor] | None = None,
         row_gates: Tensor | None = None,
-        follows: bool = False,
     ) -> int:
         """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
 
-        With `up` [rows, outputs], its rows any distance apart, the product is not halved but gates that. A layer of one
-        part prepares its output for the norm `following`. With `parts`, x is not read but combined from them. `beside`
-        is another layer that reads the same x, and its output, which is not gated. The sigmoid of row_gates [rows]
-        multiplies each row. A product that `follows` runs beside the kernel before it, which leads.
+        With `prepared`, that many programs have prepared x for the norm. With `up` [rows, outputs], its rows any
+        distance apart, the product is not halved but gates that. A layer of one part prepares its output for the norm
+        `following`. With `parts`, x is not read but combined from them. `beside` is another layer that reads the same
+        x, and its output, which is not gated. The sigmoid of row_gates [rows] multiplies each row.
         """
         programs, weighs = 0, norm or following
         added = residual if up is None else up
-        source = x if handover is None or handover.between is not None else self._prepared
-        pending: dict[str, Any] = {}
-        if handover is not None and handover.between is not None:
-            pending = {"BY_SPAN": True}
-            if handover.total is not None:
-                pending |= {"addend": self._prepared, "total": handover.total, **handover.between.pending()}
         jobs = [(layer, *each, out, gate) for each in _places(layer)]
         if beside is not None:
             jobs += [(beside[0], *each, beside[1], None) for each in _places(beside[0])]
@@ -188,11 +154,9 @@ class StepProducts:
                 matrix = {**ordered_plane_args(weight), "STRIDE": into.shape[1], "LANES": tile.lanes}
                 if rows > FEW // 2 and tile.lanes > 1 and tile.warps >= 8:  # so that two programs fit
                     limit = {"maxnreg": 128}
-            if "addend" in pending and tile.warps >= 8:  # as above
-                limit = {"maxnreg": 128}
             programs = triton.cdiv(outputs, tile.outputs(gated))
             kernel = launch[(programs,)](
-                source,
+                self._prepared if prepared else x,
                 bias=weight.data if own.bias is None else own.bias[first:],
                 norm_weight=weighs[1].weight if weighs is not None else x,
                 residual=x if added is None else added[:, first:],
@@ -218,11 +182,10 @@ class StepProducts:
                 CAP=cap,
                 prepared=self._prepared,
                 square_sums=self._square_sums,
-                PREPARED=0 if handover is None else handover.programs,
-                **pending,
+                PREPARED=prepared,
                 PREPARES=programs if following is not None else 0,
-                LEADS=number == 0 and len(jobs) > 1 and not follows,
-                FOLLOWS=follows or number > 0,
+                LEADS=number == 0 and len(jobs) > 1,
+                FOLLOWS=number > 0,
                 row_gates=row_gates,
                 num_warps=tile.warps,
                 launch_pdl=self._pdl,

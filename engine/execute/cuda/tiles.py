@@ -10,12 +10,6 @@ FUSED = 16
 """Up to this many rows, products of a small or quantised network are fused with the operations around them."""
 FUSED_MOST = 8 << 20
 """The most weights in a layer's largest product of a small network; in larger ones only FEW rows are fused."""
-FOLDED = 0
-"""Up to this many rows, the norm of a product's output is added to x by the product that reads x next, whose programs
-each read all rows of both; with more rows it is a launch of its own. The bits are the same. With the launch, one row of
-Gemma 4 12B takes 0.89 of the time, on an H200."""
-FOLDED_OUTPUTS = 1 << 15
-"""The most outputs of such a product: the many programs of a head would each add up the sums of squares."""
 MOST_CHUNKS = 80
 """The most partial results per sequence that the attention leaves; combining them stays cheap."""
 SMALLEST = 640

@@ -349,7 +349,6 @@ if knobs.runtime.interpret:
             "join",
             "full",
             "broadcast",
-            "to_tensor",
         ),
     )
     gl = SimpleNamespace(

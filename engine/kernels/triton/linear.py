@@ -23,15 +23,10 @@ import triton.language as tl
 from engine.kernels.triton.columns import SPAN, along, load, tile_columns
 from engine.kernels.triton.fused_combine import combined, last_part
 from engine.kernels.triton.fused_norm import (
-    add_pending,
     apply_weight,
-    factor_of_sums,
     gather_sums,
     leave_sums,
-    pending_scale,
     prepare,
-    span_squares,
-    store_sum,
 )
 from engine.kernels.triton.gluon import async_copy, fence, gl, jit, mma_v2, own_layout, type_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
@@ -91,14 +86,13 @@ def _input(
 
 @jit
 def _coming(
-    i, rows, addend, given, attended, norm_weight, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr,
+    i, rows, given, attended, norm_weight, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr,
     FOLDS: tl.constexpr, STEP: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
     X: tl.constexpr, ATTENDED: tl.constexpr,
 ):  # fmt: skip
-    """Load the inputs of the span after i: the rows of each fold, those of the addend, if there is one, and the norm's
-    weights that belong to them."""
+    """Load the inputs of the span after i: the rows of each fold, and the norm's weights that belong to them."""
     after = i + 1 - (i + 1) // SPANS  # the last span loads its own inputs again, which are not used
-    coming, addends, scales = (), (), ()
+    coming, scales = (), ()
     for fold in tl.static_range(FOLDS):
         coming += (
             _input(rows, given, attended, after * STEP, fold, K, WARPS, FOLDS, WHOLE, ROWS, X, ATTENDED),
@@ -106,10 +100,7 @@ def _coming(
         if NORM:
             at = after * STEP + tile_columns(fold, 1, X, WARPS, FOLDS)
             scales += (load(norm_weight, at, None, K, WHOLE),)
-    if addend is not None:
-        for fold in tl.static_range(FOLDS):
-            addends += (load(addend, after * STEP + tile_columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
-    return coming, addends, scales
+    return coming, scales
 
 
 @jit
@@ -118,8 +109,6 @@ def _span(
     held,
     source,
     rows,
-    addend,
-    pending,
     given,
     attended,
     norm_weight,
@@ -140,28 +129,20 @@ def _span(
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     OFFSET: tl.constexpr,
-    BY_SPAN: tl.constexpr,
     MMA: tl.constexpr,
     W: tl.constexpr,
     X: tl.constexpr,
     ATTENDED: tl.constexpr,
 ):
     """Multiply span i; meanwhile load the rows of the next one and copy the weights of a later one."""
-    coming, addends, coming_scales = _coming(
-        i, rows, addend, given, attended, norm_weight, K, NORM, WARPS, FOLDS, STEP, SPANS, WHOLE, ROWS, X,
-        ATTENDED,
-    )  # fmt: skip
+    coming, coming_scales = _coming(
+        i, rows, given, attended, norm_weight, K, NORM, WARPS, FOLDS, STEP, SPANS, WHOLE, ROWS, X, ATTENDED
+    )
     normed, added = (), ()
     for fold in tl.static_range(FOLDS):
         part = parts[fold]
-        if pending is not None:
-            at = i * STEP + tile_columns(fold, 1, X, WARPS, FOLDS)
-            store_sum(part, pending, at, given, K)
         if NORM:
-            if not BY_SPAN:
-                squares += part.to(tl.float32) * part.to(tl.float32)
-            else:
-                squares += span_squares(part, WARPS, ROWS)
+            squares += part.to(tl.float32) * part.to(tl.float32)
             part = apply_weight(part, scales[fold], OFFSET)
         normed += (part,)
     async_copy.wait_group(STAGES - 1)
@@ -178,8 +159,6 @@ def _span(
                 held, weights, column, output, i + STAGES, N, K, OUTPUTS, TILES, STEP, STAGES, WHOLE
             )
     async_copy.commit_group()  # even an empty group, because the wait counts groups
-    if pending is not None:
-        coming = add_pending(coming, addends, pending)
     return added, squares, coming, coming_scales
 
 
@@ -283,12 +262,6 @@ def linear_kernel(
     ATTENDED: tl.constexpr = None,
     LEADS: tl.constexpr = False,
     FOLLOWS: tl.constexpr = False,
-    addend=None,
-    total=None,
-    factor=None,
-    ADD_EPS: tl.constexpr = 0.0,
-    ADD_SCALE: tl.constexpr = 1.0,
-    BY_SPAN: tl.constexpr = False,
     BESIDE: tl.constexpr = 0,
     row_gates=None,
 ):
@@ -304,11 +277,6 @@ def linear_kernel(
     norm_weight [N] + OFFSET: it sets prepared [COUNT, N] to `out` times that, and square_sums fp32 [COUNT, PREPARES] to
     the sum of the squares of each program's outputs. With NORM and PREPARED, x has been prepared like this, and
     square_sums fp32 [COUNT, PREPARED] has the sums of the programs that did it; the weight is not applied again.
-
-    With an addend [COUNT, K], it is the addend that has been prepared like this, for a norm with the epsilon ADD_EPS.
-    The kernel multiplies total [COUNT, K] = (x + ADD_SCALE * that norm) * factor [1] in place of x, and its first
-    program stores it; `total` is not x, which others still read. Without a factor, it is 1. A thread then adds up the
-    squares of a span first, which takes fewer registers; without an addend, it does so with BY_SPAN.
 
     With ATTENDED, the one row of x is not read but `combined` from the parts that the attention has left in partial and
     lse.
@@ -329,8 +297,7 @@ def linear_kernel(
     W: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=8)
     X: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=8)
     ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
-    SQUARES: tl.constexpr = NORM and (PREPARED == 0 or addend is not None)
-    SUMMED: tl.constexpr = BY_SPAN or addend is not None
+    SQUARES: tl.constexpr = NORM and PREPARED == 0
     PAIR: tl.constexpr = 2 if GATED else 1
     OUTPUTS: tl.constexpr = 16 // (FOLDS * PAIR)
     SUMS: tl.constexpr = gl.BlockedLayout(
@@ -380,43 +347,27 @@ def linear_kernel(
             carried += (gl.load(at, mask=there, other=0.0).to(tl.float32),)
     rows, given = x + along(2, ROWS, X) * K, along(2, ROWS, X) < COUNT
     squares = gl.zeros([WARPS, SPAN, ROWS], tl.float32, layout=X)
-    if SUMMED:
-        squares = span_squares(squares, WARPS, ROWS)
     sums, parts = (), ()
     for _ in tl.static_range(TILES * FOLDS):
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
     for fold in tl.static_range(FOLDS):
         parts += (_input(rows, given, attended, 0, fold, K, WARPS, FOLDS, WHOLE, ROWS, X, ATTENDED),)
-    pending = None
-    if addend is not None:
-        addend += along(2, ROWS, X) * K
-        addends = ()
-        for fold in tl.static_range(FOLDS):
-            addends += (load(addend, tile_columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
-        apart = pending_scale(square_sums, PREPARED, COUNT, WARPS, ROWS, 1, K, ADD_EPS, ADD_SCALE, X)
-        pending = (
-            apart,
-            factor_of_sums(factor),
-            total + along(2, ROWS, X) * K,
-            (gl.program_id(0) == 0) & (not FOLLOWS),
-        )
-        parts = add_pending(parts, addends, pending)
-    elif NORM and PREPARED > 0:
+    if NORM and PREPARED > 0:
         total = gather_sums(square_sums, PREPARED, COUNT, WARPS, ROWS)
     source = weights, column, first + output
     # fmt: off
     if SPANS * FOLDS <= UNROLLED:
         for i in tl.static_range(SPANS):
             sums, squares, parts, scales = _span(
-                i, held, source, rows, addend, pending, given, attended, norm_weight, sums, squares, parts, scales,
-                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, SUMMED,
+                i, held, source, rows, given, attended, norm_weight, sums, squares, parts, scales,
+                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET,
                 MMA, W, X, ATTENDED,
             )
     else:
         for i in range(SPANS):
             sums, squares, parts, scales = _span(
-                i, held, source, rows, addend, pending, given, attended, norm_weight, sums, squares, parts, scales,
-                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, SUMMED,
+                i, held, source, rows, given, attended, norm_weight, sums, squares, parts, scales,
+                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET,
                 MMA, W, X, ATTENDED,
             )
     # fmt: on

@@ -70,24 +70,13 @@ def load_norm(
 
 
 @jit
-def input_places(
-    i, part: tl.constexpr, order, K: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr,
-    X: tl.constexpr,
-):  # fmt: skip
-    """Return which columns of x a part of span i multiplies; K or more where there is none."""
-    at = _columns(part, X, WARPS, GROUP, RUN) + i * (WARPS * COLUMNS)
-    return at if order is None else gl.load(order + at, mask=at < K, other=K)
-
-
-@jit
 def load_inputs(
-    i, rows, addend, given, attended, norm_weight, order, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr,
+    i, rows, given, attended, norm_weight, order, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr,
     GROUP: tl.constexpr, ACROSS: tl.constexpr, CHOSEN: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr,
     X: tl.constexpr, ATTENDED: tl.constexpr,
 ):  # fmt: skip
-    """Load the inputs of span i: the rows of each part, those of the addend, if there is one, and the norm's weights
-    that belong to them."""
-    found, addends, scales = (), (), ()
+    """Load the inputs of span i: the rows of each part, and the norm's weights that belong to them."""
+    found, scales = (), ()
     for part in tl.static_range(COLUMNS // GROUP // RUN):
         found += (
             _load_rows(
@@ -96,11 +85,4 @@ def load_inputs(
         )  # fmt: skip
         if NORM:
             scales += (load_norm(norm_weight, i, part, order, K, WARPS, GROUP, WHOLE, RUN, X),)
-    if addend is not None:
-        for part in tl.static_range(COLUMNS // GROUP // RUN):
-            addends += (
-                _load_rows(
-                    addend, i, part, given, None, order, K, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X, None
-                ),
-            )  # fmt: skip
-    return found, addends, scales
+    return found, scales

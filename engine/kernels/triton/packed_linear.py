@@ -13,14 +13,10 @@ import triton.language as tl
 from engine.kernels.triton.columns import along
 from engine.kernels.triton.fused_combine import last_part
 from engine.kernels.triton.fused_norm import (
-    add_pending,
     apply_weight,
-    factor_of_sums,
     gather_sums,
     leave_sums,
-    pending_scale,
     prepare,
-    store_sum,
 )
 from engine.kernels.triton.gluon import (
     async_copy,
@@ -29,7 +25,6 @@ from engine.kernels.triton.gluon import (
     input_layout,
     jit,
     mma_v2,
-    paired,
     type_layout,
     unpaired,
 )
@@ -46,7 +41,7 @@ from engine.kernels.triton.packed import (
     operand,
     pick,
 )
-from engine.kernels.triton.packed_inputs import input_places, load_inputs, load_norm
+from engine.kernels.triton.packed_inputs import load_inputs, load_norm
 
 UNROLLED = tl.constexpr(4)
 """The most spans that are multiplied without a loop."""
@@ -112,23 +107,10 @@ def _squares(part, WARPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr)
 
 
 @jit
-def _sums(parts, addends, pending, X: tl.constexpr):
-    """Add the pending norms of the addends to parts of x, all `paired`."""
-    wide, others, found = (), (), ()
-    for number in tl.static_range(len(parts)):
-        wide += (unpaired(parts[number], X),)
-        others += (unpaired(addends[number], X),)
-    sums = add_pending(wide, others, pending)
-    for number in tl.static_range(len(parts)):
-        found += (paired(sums[number]),)
-    return found
-
-
-@jit
 def _span(
-    i, after, place, held, planes, first, experts, weighed, rows, addend, pending, given, attended, norm_weight, order,
+    i, after, place, held, planes, first, experts, weighed, rows, given, attended, norm_weight, order,
     sums, squares, parts, scales, constant, K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    BY_SPAN: tl.constexpr, CODES: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
+    CODES: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
     ACROSS: tl.constexpr, CHOSEN: tl.constexpr, TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr,
     LAST: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
     APART: tl.constexpr, RUN: tl.constexpr, MMA: tl.constexpr, W: tl.constexpr, X: tl.constexpr,
@@ -146,19 +128,16 @@ def _span(
     MINIMA: tl.constexpr = CODES.values > SCALES or planes[2].dtype.element_ty == tl.uint8
     # Whether codes give the numbers themselves, not 128 too large.
     EXACT: tl.constexpr = CODES.bits == 8 or CODES.floats > 0
-    coming, addends, coming_scales = load_inputs(
-        after, rows, addend, given, attended, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X,
+    coming, coming_scales = load_inputs(
+        after, rows, given, attended, norm_weight, order, K, NORM, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X,
         ATTENDED,
     )  # fmt: skip
     normed, common, added, squared = (), (), (), squares
     nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
     for number in tl.static_range(PARTS):
         part = unpaired(parts[number], X)
-        if pending is not None:
-            at = input_places(i, number, order, K, WARPS, GROUP, RUN, X)
-            store_sum(part, pending, at, given, K)
         if NORM:
-            if LANES == 1 and not BY_SPAN:
+            if LANES == 1:
                 squared = (squared[0] + part.to(tl.float32) * part.to(tl.float32),)
             else:
                 squared = squared[1:] + (squared[0] + _squares(part, WARPS, GROUP, ROWS),)  # noqa: RUF005
@@ -209,8 +188,6 @@ def _span(
                 ACROSS, CHOSEN, PAIR, UP, LAST, MASKED,
             )  # fmt: skip
     async_copy.commit_group()  # even an empty group, because the wait counts groups
-    if pending is not None:
-        coming = _sums(coming, addends, pending, X)
     return added, squared, coming, coming_scales
 
 
@@ -268,12 +245,6 @@ def packed_linear_kernel(
     ATTENDED: tl.constexpr = None,
     LEADS: tl.constexpr = False,
     FOLLOWS: tl.constexpr = False,
-    addend=None,
-    total=None,
-    factor=None,
-    ADD_EPS: tl.constexpr = 0.0,
-    ADD_SCALE: tl.constexpr = 1.0,
-    BY_SPAN: tl.constexpr = False,
     BESIDE: tl.constexpr = 0,
     row_gates=None,
 ):
@@ -281,9 +252,9 @@ def packed_linear_kernel(
 
     Rows of `out` and of the residual are STRIDE apart. With GATED, the planes are those of gate, in whole tiles,
     followed by those of up. CODES describes the planes (see `Codes`). A program computes 16 * TILES outputs, half as
-    many with GATED. LANES is 1, or 4 if each group has a scale. ATTENDED (for a row in lanes), the addend, BY_SPAN,
-    BESIDE, LEADS, FOLLOWS and row_gates are as in `linear_kernel`. Pointers that the flags leave unused may be
-    anything. order, int32 [K], is the column of x for each column of the planes; None: the same.
+    many with GATED. LANES is 1, or 4 if each group has a scale. ATTENDED (for a row in lanes), BESIDE, LEADS,
+    FOLLOWS and row_gates are as in `linear_kernel`. Pointers that the flags leave unused may be anything. order, int32
+    [K], is the column of x for each column of the planes; None: the same.
 
     With experts, the indices of CHOSEN matrices whose planes lie one after the other, and shares fp32 [CHOSEN], x is
     [1, CHOSEN, K]. The result is the sum of the experts' products times their shares, computed as the product of one
@@ -303,8 +274,7 @@ def packed_linear_kernel(
     APART: tl.constexpr = LANES // RUN
     FOUND: tl.constexpr = 1 if RUN == 4 and COUNT == 1 else ROWS // RUN
     X: tl.constexpr = input_layout(WARPS, GROUP, ROWS)
-    SQUARES: tl.constexpr = NORM and (PREPARED == 0 or addend is not None)
-    SUMMED: tl.constexpr = BY_SPAN or addend is not None
+    SQUARES: tl.constexpr = NORM and PREPARED == 0
     PAIR: tl.constexpr = 2 if GATED else 1
     OUTPUTS: tl.constexpr = 16 // PAIR
     LAST: tl.constexpr = (N + 7) // 8
@@ -372,38 +342,30 @@ def packed_linear_kernel(
             there = (n + j * OUTPUTS < N) & (b < COUNT)
             at = residual + b * (BESIDE if BESIDE else STRIDE) + n + j * OUTPUTS
             carried += (gl.load(at, mask=there, other=0.0).to(tl.float32),)
-    row, given = 0, None
+    rows, given = x, None
     if FOUND > 1:
-        row = along(2, ROWS, X) // RUN * K
-    rows = x + row
-    if addend is not None:
-        addend += row
+        rows += along(2, ROWS, X) // RUN * K
     if FOUND > COUNT:
         given = along(2, ROWS, X) // RUN < COUNT
     squares, sums = (), ()
     nothing = gl.zeros([WARPS, GROUP, ROWS], tl.float32, layout=X)
     for _ in tl.static_range(APART):
-        squares += (nothing if LANES == 1 and not SUMMED else _squares(nothing, WARPS, GROUP, ROWS),)
+        squares += (nothing if LANES == 1 else _squares(nothing, WARPS, GROUP, ROWS),)
     for _ in tl.static_range(TILES * APART):
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
-    parts, addends, _ = load_inputs(
-        0, rows, addend, given, attended, norm_weight, order, K, False, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X,
+    parts, _ = load_inputs(
+        0, rows, given, attended, norm_weight, order, K, False, WARPS, GROUP, ACROSS, CHOSEN, WHOLE, RUN, X,
         ATTENDED,
     )
-    pending = None
-    if addend is not None:
-        apart = pending_scale(square_sums, PREPARED, COUNT, WARPS, ROWS, RUN, K, ADD_EPS, ADD_SCALE, X)
-        pending = apart, factor_of_sums(factor), total + row, (gl.program_id(0) == 0) & (not FOLLOWS)
-        parts = _sums(parts, addends, pending, X)
-    elif NORM and PREPARED > 0:
+    if NORM and PREPARED > 0:
         total = gather_sums(square_sums, PREPARED, COUNT, WARPS, FOUND)
     # Unrolled spans of K-quants with separate sums would take 192 registers.
     if UNROLLED - (CODES.supers and APART > 1) >= TURNS:
         for i in tl.static_range(TURNS):
             sums, squares, parts, norm_scales = _span(
-                i, i + 1 - (i + 1) // TURNS, _place(i, STAGES), held, planes, tile, experts, weighed, rows,
-                addend, pending, given, attended, norm_weight, order, sums, squares, parts, norm_scales, constant, K,
-                SQUARES, OFFSET, SUMMED, CODES, WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP,
+                i, i + 1 - (i + 1) // TURNS, _place(i, STAGES), held, planes, tile, experts, weighed, rows, given,
+                attended, norm_weight, order, sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, CODES,
+                WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP,
                 LAST, MASKED, WHOLE, ROWS, LANES, APART, RUN, MMA, W, X, ATTENDED,
             )
     else:
@@ -413,8 +375,8 @@ def packed_linear_kernel(
                     # The last span loads its own inputs again, which are not used.
                     turn * EACH + k, turn * EACH + k + (1 if k + 1 < EACH else turn + 1 < TURNS // EACH),
                     _place(k if EACH // STAGES * STAGES == EACH else turn * EACH + k, STAGES),
-                    held, planes, tile, experts, weighed, rows, addend, pending, given, attended, norm_weight, order,
-                    sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, SUMMED, CODES,
+                    held, planes, tile, experts, weighed, rows, given, attended, norm_weight, order,
+                    sums, squares, parts, norm_scales, constant, K, SQUARES, OFFSET, CODES,
                     WARPS, TILES, STAGES, ACROSS, CHOSEN, TURNS, PAIR, UP, LAST, MASKED, WHOLE, ROWS, LANES, APART, RUN,
                     MMA, W, X, ATTENDED,
                 )

@@ -102,7 +102,6 @@ def router_kernel(
     SCALE: tl.constexpr = 1.0,
     expert_scales=None,
     OFFSET: tl.constexpr = 0.0,
-    LEADS: tl.constexpr = False,
 ):
     """Choose for x [rows, K], normed first by norm_weight [K] + OFFSET: ids int32 [rows, CHOSEN] and shares fp32 [rows,
     CHOSEN].
@@ -110,10 +109,9 @@ def router_kernel(
     weight [COUNT, K] and bias [COUNT] in any dtype; selection_bias and expert_scales fp32 [COUNT]; active int32 [rows]:
     -1 for a row without a sequence, whose ids become -1. logits fp32 [rows, COUNT], which SCALE multiplies, and arrived
     int32 [rows], zeros, are scratch memory of this kernel. The programs, [cdiv(COUNT, PER), rows], compute PER logits
-    each, and the last one of a row to finish chooses. LEADS is as in `linear_kernel`.
+    each, and the last one of a row to finish chooses.
     """
-    if not LEADS:
-        gdc_launch_dependents(PDL)
+    gdc_launch_dependents(PDL)
     row = tl.program_id(1)
     expert = tl.program_id(0) * PER + tl.arange(0, PER)[:, None]
     column = tl.arange(0, triton.next_power_of_2(K))[None, :]
@@ -124,8 +122,6 @@ def router_kernel(
         scale += OFFSET
     there = tl.load(active + row) >= 0
     gdc_wait(PDL)
-    if LEADS:
-        gdc_launch_dependents(PDL)
     if there:
         given = tl.load(x + row * K + column, mask=inside, other=0.0).to(tl.float32)
         square = tl.sum(given * given, 1)

@@ -30,7 +30,6 @@ TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp
     "order": "*i32", "tiles": "*i32", "counts": "*i32", "pairs": "i32", "most": "i32", "square_sums": "*fp32"}
 NUMBERS = ("rows", "tiles", "chunks", "parts", "own", "least", "usual")
 LEFT = dict.fromkeys(("partial", "lse", "active", "counters"), "pointer")
-PENDING = {"addend": "pointer", "total": "pointer", "square_sums": "pointer", "ADD_EPS": 1e-6}
 SHARED = {"shared": "*i32", "members": "*i32"} | dict.fromkeys(NUMBERS, "i32")
 
 def ptx(kernel, warps, constants, language=GluonASTSource, capability=90, **options):
@@ -47,7 +46,7 @@ def ptx(kernel, warps, constants, language=GluonASTSource, capability=90, **opti
 """
 DENSE = """
 from engine.kernels.triton.attention import attention_kernel
-from engine.kernels.triton.fused_norm import add_pending_kernel
+from engine.kernels.triton.fused_norm import add_prepared_kernel
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.attention_mma import parts_kernel
 
@@ -100,15 +99,15 @@ def attention(limit, group, dim, **features):
     copies = 2 if width > 256 else 1  # of a thread, for each row that its group holds
     return {"early": before.count("cp.async.cg"), "held": 2 * copies * held * min(tiles, 3), "shared": needed}
 
-pending = dict(COUNT=8, K=1536, PREPARED=192, WARPS=4, ADD_EPS=1e-6, ADD_SCALE=1.0, PDL=True, factor="pointer")
-ptx(add_pending_kernel, 4, pending)
+sums = dict(COUNT=8, K=1536, PREPARED=192, WARPS=4, EPS=1e-6, SCALE=1.0, PDL=True)
+ptx(add_prepared_kernel, 4, sums | dict(factor="pointer"))
+ptx(add_prepared_kernel, 4, sums | dict(factor=None))
 print(json.dumps([
     linear(4096, 1024, NORM=True), linear(3072, 1024, NORM=True, GATED=True),
     linear(1000, 576, RESIDUAL=True, BIAS=True), linear(4096, 12288, RESIDUAL=True),
     linear(3072, 1024, NORM=True, GATED=True, PREPARED=64, square_sums="pointer"),
     linear(1000, 576, RESIDUAL=True, PREPARES=63, prepared="pointer", square_sums="pointer"),
-    linear(6144, 1536, NORM=True, GATED=True, PREPARED=192, **PENDING),
-    linear(256, 1536, RESIDUAL=True, BESIDE=8960, GATE=Gate("gelu_tanh"), PREPARED=192, factor="pointer", **PENDING),
+    linear(256, 1536, RESIDUAL=True, BESIDE=8960, GATE=Gate("gelu_tanh")),
     linear(1024, 2048, COUNT=1, RESIDUAL=True, ATTENDED=(128, 128, 5), **LEFT),
     linear(2048, 512, RESIDUAL=True, row_gates="pointer"),
     linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, GATE=Gate("gelu_tanh")),
@@ -148,7 +147,7 @@ flags = dict(BIAS=True, SELECTION_BIAS=True, SIGMOID=False, RENORMALISE=True)
 routed = dict(COUNT=128, CHOSEN=8, K=2048, EPS=1e-6, PER=2, PDL=True, OFFSET=1.0)
 ptx(router_kernel, 4, flags | routed, ASTSource)
 scaled = dict(SCALE=2816**-0.5, expert_scales="pointer")
-routed = dict(COUNT=128, CHOSEN=8, K=2816, EPS=1e-6, PER=2, PDL=True, LEADS=True)
+routed = dict(COUNT=128, CHOSEN=8, K=2816, EPS=1e-6, PER=2, PDL=True)
 led = ptx(router_kernel, 4, flags | scaled | routed, ASTSource)[0]
 norms = dict.fromkeys(("FOUND", "BESIDE", "NORM"), (1e-6, 0.0, True)) | dict(residual="pointer", beside="pointer")
 ptx(join_kernel, 8, norms | dict(SIZE=2816, BLOCK=4096, PDL=True, factor="pointer"), ASTSource)
@@ -208,8 +207,6 @@ for kind, packing, lanes, count in cases:
     constants |= dict(CODES=codes_of(kind))
     if lanes > 1 and count == 1:
         constants |= dict(NORM=False, PREPARED=0, ATTENDED=(128, 128, 5), **LEFT)
-    elif lanes > 1 and count > 1:
-        constants |= PENDING
     text, shared = ptx(packed_linear_kernel, tile.warps, constants)
     before = text[: text.index("griddepcontrol.wait;")]
     loop = text[text.index("$L__BB0_1:"):]
@@ -485,7 +482,7 @@ def test_products_of_a_group_of_warps_load_all_weights_early_that_fit(made: dict
 def test_what_may_be_loaded_early_is_and_nothing_goes_another_way(made: dict[str, Any]) -> None:
     """Weights are copied 16 bytes at a time before the wait, and a thread reads what it copied."""
     found = made[DENSE]
-    products, attentions = found[:12], found[12:]
+    products, attentions = found[:11], found[11:]
     for found in products:
         assert found["early"] == found["held"]
         assert found["ldmatrix"] == 0, "a thread would read what another one copied"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ pytest.importorskip("triton")
 
 from engine.execute.cuda import step_products
 from engine.execute.cuda.packed import plane_args
-from engine.execute.cuda.tiles import LANES, Tile
-from engine.kernels.triton.fused_norm import add_pending_kernel
+from engine.execute.cuda.tiles import Tile
+from engine.kernels.triton.fused_norm import add_prepared_kernel
 from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from engine.kernels.triton.pointwise import Gate
@@ -106,54 +107,32 @@ def test_a_product_prepares_its_output_for_the_norm_of_the_next(layers: list[Wei
     torch.testing.assert_close(many[:8], out, rtol=1e-4, atol=1e-4 * float(out.abs().max()))
 
 
-def join(
-    layers: list[Weight], rows: list[int], offset: float, scale: float, how: dict[str, Any]
-) -> tuple[Tensor, ...]:
-    """Multiply some rows by the first layer, and their normed sum with x by the second; return sum and result."""
-    given, x = random(ROWS, INNER, seed=5)[rows], random(ROWS, HIDDEN, seed=6)[rows]
-    after, norm, factor = random(HIDDEN, seed=7), random(HIDDEN, seed=8), torch.tensor([0.7])
-    prepared, apart, total = (torch.full((len(rows), HIDDEN), 7.0) for _ in range(3))
-    out, sums = torch.full((len(rows), OUTPUTS), 7.0), torch.full((len(rows), HIDDEN // 8), float("nan"))
-    shared = {"prepared": prepared, "square_sums": sums, "OFFSET": offset, "COUNT": len(rows)}
-    programs = -(-HIDDEN // 64)
-    multiply(layers[0], 2, 4, False, x=given, out=apart, norm_weight=after, PREPARES=programs, **shared)
-    added = {"addend": prepared, "total": total, "factor": factor, "ADD_EPS": 1e-5, "ADD_SCALE": scale}
-    named = {"x": x, "out": out, "norm_weight": norm, "NORM": True, "PREPARED": programs}
-    multiply(layers[1], 2, 1, True, **named, **added, **shared, **how)
-    between = F.rms_norm(apart, (HIDDEN,), after + offset, 1e-5)
-    torch.testing.assert_close(total, (x + scale * between) * factor, rtol=1e-5, atol=1e-5)
-    alone, added = x.clone(), {name: added[name] for name in ("addend", "factor", "ADD_EPS", "ADD_SCALE")}
-    given = {"square_sums": sums, "COUNT": len(rows), "PREPARED": programs, "K": HIDDEN}
-    add_pending_kernel[(-(-HIDDEN // 512),)](alone, WARPS=4, PDL=False, num_warps=4, **given, **added)
-    assert torch.equal(alone, total)
-    return x, total, out
-
-
 @pytest.mark.parametrize(("offset", "scale"), [(0.0, 1.0), (1.0, 0.3)])
-@pytest.mark.parametrize(
-    ("layers", "planes"),
-    [("plain", "none"), ("quantised", "usual"), ("quantised", "ordered"), ("quantised", "in lanes")],
-    indirect=["layers"],
-)
-def test_a_product_adds_the_norm_of_the_one_before_to_its_input(
-    layers: list[Weight], offset: float, scale: float, planes: str
+def test_the_norm_of_what_a_product_prepared_is_added(
+    layers: list[Weight], offset: float, scale: float
 ) -> None:
-    rows = list(range(8))
-    how: dict[str, Any] = {}
-    if planes == "ordered":
-        order = torch.randperm(HIDDEN, dtype=torch.int32, generator=torch.Generator().manual_seed(9))
-        how = {"order": order}
-    elif planes == "in lanes":
-        how = {"LANES": LANES}
-    x, total, out = join(layers, rows, offset, scale, how)
-    expected = torch.full_like(out, 7.0)
-    named = {"x": total, "out": expected, "norm_weight": random(HIDDEN, seed=8), "OFFSET": offset}
-    multiply(layers[1], 2, 1, True, NORM=True, BY_SPAN=True, COUNT=8, **named, **how)
-    assert torch.equal(out, expected)
-    assert torch.equal(x, random(ROWS, HIDDEN, seed=6)[rows]), "other programs still read x"
-    for some in ([5], [3, 0], [3, 0, 7]):
-        for found, all_rows in zip(join(layers, some, offset, scale, how)[1:], (total, out), strict=True):
-            assert torch.equal(found, all_rows[some])
+    """Multiplied by a factor or not; a row gets the same bits in any company."""
+    after, found = random(HIDDEN, seed=7), {}
+    for rows, factor in product(([5], [3, 0, 7], list(range(8))), (None, torch.tensor([0.7]))):
+        given, x = random(ROWS, INNER, seed=5)[rows], random(ROWS, HIDDEN, seed=6)[rows]
+        prepared, apart = (torch.full((len(rows), HIDDEN), 7.0) for _ in range(2))
+        sums = torch.full((len(rows), HIDDEN // 8), float("nan"))
+        shared = {"prepared": prepared, "square_sums": sums, "COUNT": len(rows)}
+        how = {"x": given, "out": apart, "norm_weight": after, "OFFSET": offset, "PREPARES": -(-HIDDEN // 64)}
+        programs = multiply(layers[0], 2, 4, False, **how, **shared)
+        total, named = x.clone(), {"K": HIDDEN, "EPS": 1e-5, "SCALE": scale, "factor": factor}
+        grid = (-(-HIDDEN // 512),)
+        add_prepared_kernel[grid](
+            total, PREPARED=programs, WARPS=4, PDL=False, num_warps=4, **shared, **named
+        )
+        expected = x + scale * F.rms_norm(apart, (HIDDEN,), after + offset, 1e-5)
+        torch.testing.assert_close(
+            total, expected * (1.0 if factor is None else factor), rtol=1e-5, atol=1e-5
+        )
+        found[factor is None, tuple(rows)] = total
+    for without in (True, False):
+        assert torch.equal(found[without, (5,)], found[without, tuple(range(8))][5:6])
+        assert torch.equal(found[without, (3, 0, 7)], found[without, tuple(range(8))][[3, 0, 7]])
 
 
 def test_a_product_gates_what_lies_beside_it(layers: list[Weight]) -> None:
