@@ -6,7 +6,7 @@ It reads only the description and imports neither torch nor triton.
 from collections.abc import Iterable
 
 from models.features import Feature, features, of_feed_forward
-from models.recurrences import DeltaNet, Mamba2, Recurrence
+from models.recurrences import Mamba2, Recurrence
 from models.spec import Attention, Experts, LatentAttention, ModelSpec, ShortConvolution
 
 DRAFTS_NEED = "draft models need the native kernels of a CPU or the fused kernels of a GPU"
@@ -115,13 +115,10 @@ def not_native(spec: ModelSpec) -> str | None:
                 return (
                     f"there are no native kernels for latents of {mixer.kv_rank} + {mixer.rope_dim} numbers"
                 )
-        elif isinstance(mixer, Mamba2):
-            return "there are no native kernels for Mamba-2"
-        elif isinstance(mixer, DeltaNet):
-            if mixer.key_dim % 8 or mixer.value_dim % 8:
-                return (
-                    f"there are no native kernels for states of {mixer.key_dim} x {mixer.value_dim} numbers"
-                )
+        elif isinstance(mixer, Recurrence):
+            rows, columns = mixer.state_shape[1:]
+            if rows % 8 or columns % 8:
+                return f"there are no native kernels for states of {rows} x {columns} numbers"
         elif isinstance(mixer, Attention) and mixer.head_dim % 8:
             return f"there are no native kernels for a head_dim of {mixer.head_dim}"
     for layer in set(spec.layers):

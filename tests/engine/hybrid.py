@@ -16,7 +16,6 @@ NET = Layer(DeltaNet(2, 4, 16, 16, conv_width=4), FeedForward(48))
 MAMBA = Layer(Mamba2(4, 16, 16, 2), FeedForward(48))
 PLAIN = Layer(Attention(2, 1, 32, rope=Rope()), FeedForward(48))
 SPEC = ModelSpec("Hybrid", 272, 48, 1024, (NET, PLAIN, MAMBA), Norm())
-DELTA = ModelSpec("Hybrid", 272, 48, 1024, (NET, PLAIN, NET), Norm())
 
 
 def hybrid_network(spec: ModelSpec = SPEC, seed: int = 0) -> Network:
@@ -33,7 +32,7 @@ def hybrid_engine(
     tokenizer: Tokenizer | None = None, network: Network | None = None, native: bool = False, **options: Any
 ) -> Iterator[TinyEngine]:
     """An engine whose memory is NaN wherever nobody has written; with `native`, kernels compute all."""
-    network = network or hybrid_network(DELTA if native else SPEC)
+    network = network or hybrid_network()
     options = {"context": 420, "fused": native} | options
     with tiny_engine(Path(), tokenizer=tokenizer, network=network, **options) as engine:
         assert engine.pieces.runner.all_native == native

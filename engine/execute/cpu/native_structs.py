@@ -19,11 +19,13 @@ from models.network import (
     LatentWeights,
     LayerWeights,
     Linear,
+    Mamba2Weights,
     Network,
     NormWeights,
     Weight,
 )
-from models.recurrences import DeltaNet
+from models.recurrences import DeltaNet, Mamba2
+from models.reference.mamba2 import multiplied
 from models.spec import (
     XIELU_BETA,
     Attention,
@@ -70,6 +72,10 @@ class NativeStructs:
             assert isinstance(layer.mixer, DeltaNetWeights)
             found.qkv = self._side_by_side(layer.mixer.inputs, layer.mixer.gates)
             found.recurrence = self._delta_net(spec.mixer, layer.mixer)
+        elif isinstance(spec.mixer, Mamba2):
+            assert isinstance(layer.mixer, Mamba2Weights)
+            found.qkv = self.linear(layer.mixer.inputs)
+            found.recurrence = self._mamba2(spec.mixer, layer.mixer)
         else:
             qkv, gate = layer.attention.qkv, layer.attention.gate
             found.qkv = self.linear(qkv) if gate is None else self._side_by_side(qkv, gate)
@@ -168,6 +174,7 @@ class NativeStructs:
             decay=self._numbers(weights.decay),
             dt_bias=self._numbers(weights.dt_bias),
             norm=native.Norm(self._numbers(weights.norm.weight), None, spec.norm_eps),
+            kind=native.DELTA_NET,
             width=spec.conv_width,
             key_heads=spec.key_heads,
             value_heads=spec.value_heads,
@@ -175,6 +182,30 @@ class NativeStructs:
             value_dim=spec.value_dim,
             alternating=spec.alternating,
         )
+
+    def _mamba2(self, spec: Mamba2, weights: Mamba2Weights) -> native.Recurrence:
+        found = native.Recurrence(
+            filters=self._numbers(weights.filters.T),
+            bias=None if weights.conv_bias is None else self._numbers(weights.conv_bias),
+            decay=self._numbers(weights.decay),
+            dt_bias=self._numbers(weights.dt_bias),
+            skip=self._numbers(weights.skip),
+            kind=native.MAMBA2,
+            width=spec.conv_width,
+            key_heads=spec.groups,
+            value_heads=spec.heads,
+            key_dim=spec.state_size,
+            value_dim=spec.head_dim,
+            norms_first=spec.norms_first,
+            least=spec.step_limits[0],
+            most=spec.step_limits[1],
+        )
+        if spec.norm_eps is not None and weights.norm is not None:
+            found.norm = native.Norm(self._numbers(weights.norm.weight), None, spec.norm_eps)
+        if spec.multipliers is not None:
+            ones = torch.ones(1, spec.output_size + spec.log_size)
+            found.factors = self._numbers(multiplied(spec, ones))
+        return found
 
     def _layer_input(self, spec: LayerInputs, weights: InputWeights) -> native.LayerInput:
         feed = native.Feed(

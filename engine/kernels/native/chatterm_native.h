@@ -96,29 +96,47 @@ struct ct_convolution {
   int32_t unused;
 };
 
-// A recurrence: a gated delta net (Yang, Kautz and Hatamizadeh 2024). The first product has q, k, v, z, b and a of all
-// heads, side by side. q, k, v, b and a are rounded to a row of the log, which is kept; q, k and v of the last `width`
-// rows of the log go through a filter for each channel and SiLU, and q and k are divided by their lengths, q also by the
-// root of key_dim. With beta = sigmoid(b) and t = exp(decay * softplus(a + dt_bias)), each value head has the state S
-// [key_dim, value_dim], zeros before the first row of a sequence:
+enum ct_recurrence_kind : int32_t { CT_DELTA_NET = 0, CT_MAMBA2 = 1 };
+
+// A recurrence. Of each row, the first product has all that the heads read, side by side. All but z is rounded to a row of
+// the log, which is kept; q, k and v of the last `width` rows of the log go through a filter for each channel and SiLU.
+// Each value head has a state S, zeros before the first row of a sequence.
+//
+// A gated delta net (Yang, Kautz and Hatamizadeh 2024) has q, k, v, z, b and a. q and k are divided by their lengths, q
+// also by the root of key_dim. With beta = sigmoid(b), t = exp(decay * softplus(a + dt_bias)) and S [key_dim, value_dim]:
 //
 //   S = t * S + outer(k, beta * (v - k @ (t * S)))
 //   y = q @ S
 //
-// The last product multiplies norm(y) * silu(z).
+// The last product multiplies norm(y) * silu(z), with a norm of each head.
+//
+// Mamba-2 (Dao and Gu 2024) has z, v, k, q and dt, which are z, x, B, C and dt there, and its groups are key heads. With
+// t = softplus(dt + dt_bias) within its limits and S [value_dim, key_dim]:
+//
+//   S = exp(t * decay) * S + t * outer(v, k)
+//   y = S @ q + skip * v
+//
+// The last product multiplies norm(y * silu(z)) or norm(y) * silu(z), with a norm of the heads of each group.
 struct ct_recurrence {
-  float* states;         // [slots of ct_cache, value heads, key_dim, value_dim]
-  const float* filters;  // [width, channels of q, k and v], the oldest row first
+  float* states;         // [slots of ct_cache, value heads, the numbers of a head's state]
+  const float* filters;  // [width, channels of q, k and v as they lie in the log], the oldest row first
+  const float* bias;     // [channels], added by the filters, or null
   const float* decay;    // [value heads]
   const float* dt_bias;  // [value heads]
-  ct_norm norm;          // of each head: weight [value_dim]
+  const float* skip;     // [value heads]
+  const float* factors;  // multiply the outputs of the first product, if they are not null
+  ct_norm norm;          // weight [value_dim], for Mamba-2 [value heads * value_dim] or null
+  int32_t kind;          // ct_recurrence_kind
   int32_t width;         // 0: the layer has no recurrence
   int32_t key_heads;
   int32_t value_heads;
   int32_t key_dim;  // a multiple of 8, as is value_dim
   int32_t value_dim;
   int32_t alternating;  // whether value head i reads key head i modulo their number; else neighbours read the same one
+  int32_t norms_first;  // whether y is normed before it is multiplied by silu(z)
   int32_t type;         // of the log: CT_F32, CT_BF16 or CT_F16
+  float least;          // limits of t
+  float most;
   int32_t unused;
 };
 

@@ -73,7 +73,8 @@ bool recurrence_fits(const ct_recurrence& how) {
   return how.width == 0 ||
          (how.width > 0 && how.key_heads > 0 && how.value_heads > 0 && how.value_heads % how.key_heads == 0 &&
           how.key_dim > 0 && how.key_dim % 8 == 0 && how.value_dim > 0 && how.value_dim % 8 == 0 &&
-          how.states != nullptr && how.norm.weight != nullptr && number_bytes(how.type) > 1);
+          how.states != nullptr && number_bytes(how.type) > 1 &&
+          (how.kind == CT_MAMBA2 ? how.skip != nullptr : how.norm.weight != nullptr));
 }
 
 bool fits_together(const ct_layer& layer, const ct_model& model, const Sizes& sizes) {

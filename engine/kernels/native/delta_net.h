@@ -1,6 +1,6 @@
-// Gated delta nets: the filters before them, and the walk of a head over its rows. The plain twin is
-// models/reference/delta_net.py. The columns of a state do not depend on each other, so a few at a time are walked over
-// all rows while they stay in the nearest cache. Part of kernels_impl.h.
+// Gated delta nets: the walk of a head over its rows. The plain twin is models/reference/delta_net.py. The columns of a
+// state do not depend on each other, so a few at a time are walked over all rows while they stay in the nearest cache.
+// Part of kernels_impl.h.
 #pragma once
 
 #include "kernels.h"
@@ -9,21 +9,6 @@
 
 namespace chatterm {
 namespace {
-
-void filter(const Filtering& f) {
-  by_type(f.type, [&](auto as) {
-    for (int32_t row = 0; row < f.count; ++row) {
-      const uint8_t* given = f.rows + row * f.row_bytes;
-      for (int32_t i = 0; i < f.numbers; i += 8) {
-        Floats sum{};
-        for (int32_t w = 0; w < f.width; ++w) {
-          sum += load(f.filters + w * f.channels + i) * decltype(as)::eight(given + w * f.row_bytes + i * as.BYTES);
-        }
-        store(f.out + row * f.stride + i, sum / (1.0f + exponential(-sum)));
-      }
-    }
-  });
-}
 
 // Divides n numbers by their length, and multiplies them by `scale`.
 inline void make_unit(float* x, int32_t n, float scale) {
@@ -45,7 +30,7 @@ inline V load_as(const float* p) {
 // changes, with the next row of the last row being itself: so there is one loop, whose bits do not depend on the number
 // of rows.
 template <typename V, int N>
-void walk_columns(const DeltaWalk& d, int32_t first) {
+void walk_columns(const HeadWalk& d, int32_t first) {
   constexpr int32_t WIDTH = sizeof(V) / sizeof(float), COLUMNS = N * WIDTH;
   const int32_t stride = 2 * d.key_dim + d.value_dim;
   const float* next = d.next == nullptr ? nullptr : d.next + int64_t(first) * d.key_dim;
@@ -64,12 +49,12 @@ void walk_columns(const DeltaWalk& d, int32_t first) {
     const bool last = row + 1 == d.count;
     const float *query = d.rows + int64_t(row) * stride, *value = query + 2 * d.key_dim + first;
     const float* later = last ? key : key + stride;
-    float* to = last ? d.to + first : d.columns;
+    float* to = last ? d.to + first : d.part;
     const int64_t to_stride = last ? d.value_dim : COLUMNS;
     const float kept = d.decay[row];
     V change[N], y[N] = {}, sums[N] = {};
     CT_UNROLL
-    for (int n = 0; n < N; ++n) change[n] = (load_as<V>(value + n * WIDTH) - found[n] * kept) * d.beta[row];
+    for (int n = 0; n < N; ++n) change[n] = (load_as<V>(value + n * WIDTH) - found[n] * kept) * d.share[row];
     for (int32_t i = 0; i < d.key_dim; ++i) {
       CT_UNROLL
       for (int n = 0; n < N; ++n) {
@@ -87,8 +72,8 @@ void walk_columns(const DeltaWalk& d, int32_t first) {
   }
 }
 
-void walk_delta(const DeltaWalk& d) {
-  static_assert(2 * WIDTH <= WALKED_COLUMNS);
+void walk_delta(const HeadWalk& d) {
+  static_assert(2 * WIDTH <= WALKED_TOGETHER);
   const float root = 1.0f / __builtin_sqrtf(float(d.key_dim));
   for (int32_t row = 0; row < d.count; ++row) {
     float* q = d.rows + int64_t(row) * (2 * d.key_dim + d.value_dim);

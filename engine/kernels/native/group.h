@@ -140,12 +140,17 @@ class Group {
   void walk_head(int32_t layer, const Stretch& stretch, const StateMoves& moves, int32_t head, const float* next,
                  Bench& bench) const;
   // Walks over rows first..end of a sequence, at most WALKED, from one state to another.
-  void walk_delta(int32_t layer, const Stretch& stretch, int32_t head, int32_t first, int32_t end, DeltaWalk& walk,
-                  Bench& bench) const;
+  void walk_rows(int32_t layer, const Stretch& stretch, int32_t head, int32_t first, int32_t end, HeadWalk& walk,
+                 const WalkRoom& room) const;
+  // Norms y of a head of a delta net and multiplies it by silu(z), as the last product reads it.
+  void finish_head(int32_t layer, int32_t head, int32_t r, const float* y) const;
+  // Norms y of all heads of Mamba-2 and multiplies it by silu(z); `out` may be where y is.
+  void gate_heads(int32_t layer, int32_t r, float* out) const;
   // Returns the state of a head of a layer in a slot; zeros for slot -1.
   float* state_at(int32_t layer, int32_t slot, int32_t head) const;
-  // Writes pieces of the log rows first..end of a sequence to `out`, one row after the other; zeros before its first.
-  void read_log(int32_t layer, const Stretch& stretch, int32_t first, int32_t end, const LogPiece* pieces, int32_t count,
+  // Writes what a head reads of the log rows first..end of a sequence to `out`, one row after the other; zeros before
+  // its first.
+  void read_log(int32_t layer, const Stretch& stretch, int32_t first, int32_t end, const HeadPieces& head,
                 uint8_t* out) const;
   void write_log(int32_t layer, int32_t r) const;
   // Computes latent attention, and returns its values.

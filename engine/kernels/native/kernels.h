@@ -113,6 +113,7 @@ struct Filtering {
   const uint8_t* rows;   // of `type`, the oldest first: width - 1 rows, then `count` whose outputs are wanted
   int64_t row_bytes;
   const float* filters;  // [width][channels of the layer]
+  const float* bias;     // of these rows' channels, or null
   int64_t channels;
   float* out;            // [count][stride]
   int64_t stride;
@@ -122,22 +123,23 @@ struct Filtering {
   int32_t numbers;       // channels of these rows, a multiple of 8
 };
 
-// Rows that a value head of a gated delta net walks over.
-struct DeltaWalk {
-  float* rows;         // [count][2 * key_dim + value_dim]: q, k and v; q and k become unit vectors here
-  const float* decay;  // [count]: t
-  const float* beta;   // [count]
-  const float* from;   // the state before them [key_dim][value_dim]
+// Rows that a value head of a recurrence walks over.
+struct HeadWalk {
+  float* rows;         // [count][2 * key_dim + value_dim]: q, k and v; those of delta nets become unit vectors here
+  const float* decay;  // [count]: what the state is multiplied by
+  const float* share;  // [count]: beta, or t
+  const float* from;   // the state before them
   float* to;           // the state after them; may be `from`
   float* y;            // [count][value_dim]
-  float* columns;      // scratch [key_dim][WALKED_COLUMNS]
+  float* part;         // scratch [key_dim][WALKED_TOGETHER]
   const float* next;   // the state that is read after this one, to be prefetched; or null
+  float skip;
   int32_t count;
   int32_t key_dim;
   int32_t value_dim;
 };
 
-constexpr int32_t WALKED_COLUMNS = 32;  // the most columns of a state that are walked together
+constexpr int32_t WALKED_TOGETHER = 32;  // the most numbers of v whose part of the state is walked together
 
 // The length of a row of `numbers` numbers in whole vectors.
 constexpr int32_t padded(int32_t numbers) { return (numbers + 15) / 16 * 16; }
@@ -180,7 +182,8 @@ struct Kernels {
   // out += filter * row, for n numbers of `type` in the row, a multiple of 8.
   void (*add_filtered)(const uint8_t* row, int32_t type, const float* filter, int32_t n, float* out);
   void (*filter)(const Filtering& given);
-  void (*walk_delta)(const DeltaWalk& given);
+  void (*walk_delta)(const HeadWalk& given);
+  void (*walk_mamba)(const HeadWalk& given);
   // Writes heads [heads, dim] to `out`, and their scales if the type has them.
   void (*store)(const float* x, int32_t heads, int32_t dim, int32_t type, uint8_t* out, uint8_t* scales);
   // The largest of n numbers; NaN if one of them is NaN.

@@ -475,6 +475,8 @@ void attend(const Attend& given) {
 
 #include "attend_chunk.h"
 #include "delta_net.h"
+#include "filter.h"
+#include "mamba2.h"
 #include "sampling.h"
 
 namespace chatterm {
@@ -572,7 +574,7 @@ bool by_tiles(int32_t type, int32_t rows) {
 extern const Kernels CT_KERNELS = {
     CT_TEXT(CT_NAME), INTERLEAVES, product_of, by_tiles, round,     unpack,  multiply_panel, norm,    rotate,
     gate,             open,        cap,         attend,     attend_chunk, combine, add_filtered,   filter,  walk_delta,
-    store_row,        largest,     soften,
+    walk_mamba,       store_row,   largest,     soften,
 };
 
 }  // namespace chatterm

@@ -109,14 +109,20 @@ class Convolution(ctypes.Structure):
     ]
 
 
+DELTA_NET, MAMBA2 = range(2)
+"""The kinds of recurrences, as in ct_recurrence_kind."""
+
+
 class Recurrence(ctypes.Structure):
     """ct_recurrence: a recurrence in place of attention; all zeros mean none."""
 
     _fields_: ClassVar = [
-        *_fields_of_type(_Pointer, "states", "filters", "decay", "dt_bias"),
+        *_fields_of_type(_Pointer, "states", "filters", "bias", "decay", "dt_bias", "skip", "factors"),
         ("norm", Norm),
-        *_fields_of_type(_Int, "width", "key_heads", "value_heads", "key_dim", "value_dim"),
-        *_fields_of_type(_Int, "alternating", "type", "unused"),
+        *_fields_of_type(_Int, "kind", "width", "key_heads", "value_heads", "key_dim", "value_dim"),
+        *_fields_of_type(_Int, "alternating", "norms_first", "type"),
+        *_fields_of_type(_Float, "least", "most"),
+        ("unused", _Int),
     ]
 
 

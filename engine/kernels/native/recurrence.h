@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "scratch.h"
 
@@ -25,28 +26,65 @@ struct StateMoves {
   const int32_t* slots;
 };
 
-// Numbers of a row of the log that a head reads, and where they are among the outputs of the first product.
+// Numbers of a row of the log that a head reads.
 struct LogPiece {
-  int32_t projected;
-  int32_t logged;
+  int32_t first;
   int32_t size;
 };
 
 // The sizes of a layer's recurrence, all zeros if it has none.
 struct RecurrenceShape {
   int32_t heads, state;          // the numbers of a head's state
-  int32_t channels, out, logged;  // of all heads: those that are filtered, y or z, and a row of the log
+  int32_t keys, channels, out;   // of all heads: k, all that is filtered, and y or z
+  int32_t gates, logged;         // of a head, and the numbers in a row of the log
+  int32_t z;                     // where z lies among the outputs of the first product; the log has all others
   int32_t row;                   // the filtered numbers that a head reads
 
   explicit RecurrenceShape(const ct_recurrence& how)
       : heads(how.value_heads),
         state(how.key_dim * how.value_dim),
-        channels(2 * how.key_heads * how.key_dim + how.value_heads * how.value_dim),
+        keys(how.key_heads * how.key_dim),
+        channels(2 * keys + how.value_heads * how.value_dim),
         out(how.value_heads * how.value_dim),
-        logged(channels + 2 * heads),
+        gates(how.kind == CT_MAMBA2 ? 1 : 2),
+        logged(channels + gates * heads),
+        z(how.kind == CT_MAMBA2 ? 0 : channels),
         row(2 * how.key_dim + how.value_dim) {}
   int32_t projected() const { return logged + out; }
+  // Where the first product has number `at` of the log.
+  int32_t from_log(int32_t at) const { return at < z ? at : at + out; }
 };
+
+constexpr int32_t MOST_GATES = 2;
+
+// What a head reads of a row of the log: q, k and v, then its gates.
+struct HeadPieces {
+  LogPiece pieces[3 + MOST_GATES];
+  int32_t count;
+
+  HeadPieces(const ct_recurrence& how, int32_t head) : count(0) {
+    const RecurrenceShape shape(how);
+    const int32_t key_head = how.alternating ? head % how.key_heads : head / (how.value_heads / how.key_heads);
+    const int32_t key = key_head * how.key_dim, value = head * how.value_dim;
+    const bool values_first = how.kind == CT_MAMBA2;
+    pieces[count++] = {values_first ? shape.out + shape.keys + key : key, how.key_dim};
+    pieces[count++] = {values_first ? shape.out + key : shape.keys + key, how.key_dim};
+    pieces[count++] = {values_first ? value : 2 * shape.keys + value, how.value_dim};
+    for (int32_t i = 0; i < shape.gates; ++i) pieces[count++] = {shape.channels + i * shape.heads + head, 1};
+  }
+};
+
+// What a row does with the state of a head: see HeadWalk.
+struct RowGates {
+  float decay;
+  float share;
+};
+
+// Make them of the gates of a head in the log.
+RowGates gates_of_delta_net(const ct_recurrence& how, int32_t head, const float* logged);
+RowGates gates_of_mamba(const ct_recurrence& how, int32_t head, const float* logged);
+
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 // The sizes that memory for walking depends on: the largest of all layers.
 struct WalkSizes {
@@ -64,19 +102,19 @@ struct WalkSizes {
 
 // Memory of one thread for up to WALKED rows of a head.
 struct WalkRoom {
-  Buffer log;      // the rows as logged, with those that the first ones read: filtered numbers, then two gates
-  Buffer rows;     // fp32, filtered
-  Buffer y;        // fp32
-  Buffer gates;    // fp32 [2][WALKED]
-  Buffer columns;  // fp32: some columns of a state
-  Buffer state;    // fp32: a state that is not saved
+  Buffer log;    // the rows as logged, with those that the first ones read: numbers to be filtered, then gates
+  Buffer rows;   // fp32, filtered
+  Buffer y;      // fp32
+  Buffer gates;  // fp32 [2][WALKED]
+  Buffer part;   // fp32: a part of a state
+  Buffer state;  // fp32: a state that is not saved
 
   explicit WalkRoom(const WalkSizes& sizes)
-      : log(room<float>(size_t(sizes.tail + count(sizes)) * size_t(sizes.row + 2))),
+      : log(room<float>(size_t(sizes.tail + count(sizes)) * size_t(sizes.row + MOST_GATES))),
         rows(room<float>(size_t(count(sizes)) * size_t(sizes.row))),
         y(room<float>(size_t(count(sizes)) * size_t(sizes.values))),
         gates(room<float>(2 * size_t(count(sizes)))),
-        columns(room<float>(size_t(sizes.keys) * WALKED_COLUMNS)),
+        part(room<float>(size_t(sizes.keys) * WALKED_TOGETHER)),
         state(room<float>(size_t(sizes.state))) {}
 
  private:

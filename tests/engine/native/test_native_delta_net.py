@@ -1,8 +1,7 @@
 """Gated delta nets by the native kernels: against the reference executor, and to the bit the same however a text is
 cut, from whichever mark it goes on."""
 
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,24 +10,22 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from engine.batch import NONE, Span, StateMoves
-from engine.cache.kv_cache import KVCache
-from engine.cache.states import make_states
+from engine.batch import NONE, StateMoves
 from engine.execute.compatibility import not_native
 from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.loading.load import load_model
-from models.network import DeltaNetWeights, Network
+from models.network import DeltaNetWeights
 from models.recurrences import DeltaNet
 from models.reference.decoder import Decoder
 from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm, Rope, each_layer
 from tests.engine.hybrid import hybrid_network
+from tests.engine.native.recurrences import LENGTHS, alone, cache_of, check, walked
 from tests.engine.native.spans import a_span
-from tests.engine.native.test_native_batches import Sequence, random_texts
+from tests.engine.native.test_native_batches import random_texts
 from tests.engine.native.test_native_chunks import relative
-from tests.engine.native.test_native_decode import CPU, cache_for, plain_model, rounded
+from tests.engine.native.test_native_decode import CPU, cache_for, plain_model
 from tests.engine.native.test_native_latent import all_logits
 from tests.fresh import examples
 from tests.models.checkpoints import (
@@ -41,7 +38,6 @@ from tests.models.checkpoints import (
 from tests.models.hybrids import tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
 from tests.models.test_reference import VOCAB
 
-LENGTHS = (1, 7, 45, 150)
 LONG = {
     "max_position_embeddings": 512,
     "hidden_size": 64,
@@ -56,130 +52,6 @@ CONFIGS: dict[str, Any] = {
     "qwen3.5 moe": tiny_qwen3_5_moe(**LONG),
     "qwen3 next": tiny_qwen3_next(**LONG),
 }
-MARKS = 12
-
-
-@dataclass
-class Walked:
-    """A text with states: the slot of its own and the row after which it is there, and other slots with theirs."""
-
-    text: Sequence
-    slot: int
-    free: list[int]
-    done: int = 0
-    source: int = NONE
-    row: int = 0
-    marks: dict[int, int] = field(default_factory=dict)
-
-    def go_back(self, random: Random) -> None:
-        """Go on from a mark, or from before the first row, at some row that is known."""
-        known = [NONE, *(slot for slot, row in self.marks.items() if row <= self.done)]
-        self.source = random.choice(known)
-        self.row = self.marks.get(self.source, 0)
-        self.done = random.randint(self.row, self.done)
-
-    def span(self, end: int, random: Random, guessed: int = 0) -> Span:
-        """The rows to `end`, with marks on the way; the last `guessed` rows are not in the state that is left."""
-        start, stop, saves = self.done, max(end - guessed, self.done), []
-        for row in sorted(random.choices(range(start, stop + 1), k=random.choice((0, 0, 1, 2)))):
-            if self.free:
-                self.marks[slot := self.free.pop()] = row
-                saves.append((row, slot))
-        moves = StateMoves(self.source, self.row, (*saves, (stop, self.slot)))
-        self.done, self.source, self.row = end, self.slot, stop
-        return replace(self.text.span(start, end), states=moves)
-
-
-def cache_of(model: Network, dtype: torch.dtype, blocks: int, slots: int) -> KVCache:
-    """A cache of which nothing was written."""
-    cache = cache_for(model, dtype, blocks)
-    cache.states = make_states(model.spec, slots, CPU)
-    assert cache.states is not None
-    for states in cache.states.layers.values():
-        states.fill_(float("nan"))
-    return cache
-
-
-def walked(texts: list[Sequence]) -> tuple[list[Walked], int]:
-    """The texts with slots, and how many there are."""
-    own = len(texts)
-    return [
-        Walked(text, at, list(range(own + at * MARKS, own + (at + 1) * MARKS)))
-        for at, text in enumerate(texts)
-    ], own * (1 + MARKS)
-
-
-def alone(decoder: NativeDecoder, texts: list[Walked]) -> list[Tensor]:
-    """The logits after every row of each text, token by token."""
-    return [
-        torch.cat([decoder.run([text.span(row + 1, _Never())]) for row in range(len(text.text.ids))])
-        for text in texts
-    ]
-
-
-class _Never(Random):
-    """Chooses the first."""
-
-    def choice(self, seq: Any) -> Any:
-        return seq[0]
-
-
-def together(decoder: NativeDecoder, texts: list[Walked], random: Random) -> list[tuple[int, int, Tensor]]:
-    """The same rows in steps of some of the next rows of some texts, now and then from a mark: which, the last row, its
-    logits."""
-    found: list[tuple[int, int, Tensor]] = []
-    for step in count():
-        left = [at for at, text in enumerate(texts) if text.done < len(text.text.ids)]
-        if not left:
-            break
-        some, spans = random.sample(left, random.randint(1, len(left))), []
-        for at in some:
-            text = texts[at]
-            if random.random() < 0.2:
-                text.go_back(random)
-            rows = 1 if step % 2 else random.randint(1, len(text.text.ids) - text.done)
-            guessed = random.randint(1, min(rows - 1, 5)) if rows > 1 and random.random() < 0.3 else 0
-            spans.append(text.span(text.done + rows, random, guessed))
-        logits = decoder.run(spans)
-        found += [(at, texts[at].done - 1, row) for at, row in zip(some, logits, strict=True)]
-    return found
-
-
-def check(
-    model: Network,
-    library: NativeLibrary,
-    pool: Pool,
-    lengths: tuple[int, ...] | list[int],
-    dtype: torch.dtype,
-) -> None:
-    """Compare every row with the reference, and its bits in any company with those it has alone.
-
-    With a cache in 16 bits, other experts may be chosen for some rows, so that only bits are compared.
-    """
-    assert not_native(model.spec) is None
-    random = Random(len(lengths))
-    texts = random_texts(model, lengths, random)
-    blocks = sum(len(text.blocks) for text in texts)
-    expected = all_logits(Decoder(model), texts)
-    near = all_logits(rounded(model), texts) if model.is_quantized else expected
-    limit = 2 * relative(near, expected) + 2e-5
-    for variant in library.variants.values():
-        runs = [walked(texts) for _ in range(2)]
-        caches = [cache_of(model, dtype, blocks, slots) for _, slots in runs]
-        single = alone(NativeDecoder(model, caches[0], pool, variant), runs[0][0])
-        if dtype == torch.float32:
-            assert relative(torch.cat(single), expected) < limit
-        for text, row, found in together(NativeDecoder(model, caches[1], pool, variant), runs[1][0], random):
-            assert torch.equal(found, single[text][row])
-        for ours, theirs in zip(caches[1].parts, caches[0].parts, strict=True):
-            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
-        first, second = (cache.states for cache in caches)
-        assert first is not None
-        assert second is not None
-        for layer, states in first.layers.items():
-            for ours, theirs in zip(*(texts for texts, _ in runs), strict=True):
-                if theirs.row == ours.row:
-                    assert torch.equal(states[ours.slot], second.layers[layer][theirs.slot])
 
 
 @pytest.mark.parametrize(
