@@ -25,6 +25,7 @@ NATIVE = frozenset(
         *(Feature.CLAMP, Feature.FEED_FORWARD_BIAS, Feature.LAYER_NORM, Feature.NORM_OFFSET),
         *(Feature.MIXED_EPS, Feature.NORM_PLACE, Feature.NORM_ROUNDING, Feature.RESIDUAL_SCALE),
         *(Feature.EMBEDDING_SCALE, Feature.LOGIT_SCALE, Feature.LOGIT_CAP, Feature.LAYER_SCALE),
+        *(Feature.SQUARED_RELU, Feature.HALF_LAYERS, Feature.BESIDE),
     }
 )
 """Features that the native CPU kernels compute. A feature that is not listed, such as a new one, is refused."""
@@ -38,6 +39,9 @@ FUSED = NATIVE - {
     Feature.LATENT,
     Feature.EXPERT_GROUPS,
     Feature.EXPERT_SCALE,
+    Feature.SQUARED_RELU,
+    Feature.HALF_LAYERS,
+    Feature.BESIDE,
 }
 """Features that the fused GPU kernels compute."""
 
@@ -121,6 +125,9 @@ def not_native(spec: ModelSpec) -> str | None:
                 return f"there are no native kernels for states of {rows} x {columns} numbers"
         elif isinstance(mixer, Attention) and mixer.head_dim % 8:
             return f"there are no native kernels for a head_dim of {mixer.head_dim}"
+    for index, layer in enumerate(spec.layers):
+        if layer.beside and not (index and _fits_beside(spec, index)):
+            return "the native kernels support two mixers beside each other only in layers without more"
     for layer in set(spec.layers):
         feed = layer.feed_forward
         if not isinstance(feed, Experts):
@@ -130,6 +137,14 @@ def not_native(spec: ModelSpec) -> str | None:
         if layer.parallel and (feed.expert_post_norm or feed.shared_post_norm):
             return "the native kernels do not support experts with norms beside the attention"
     return None
+
+
+def _fits_beside(spec: ModelSpec, index: int) -> bool:
+    """Return whether the native kernels can compute a layer beside the one before, to whose result nothing is done."""
+    before, layer = spec.layers[index - 1 : index + 1]
+    has_one_mixer = before.mixer is not None and before.feed_forward is None and not before.beside
+    is_bare = not before.scalar and spec.layer_inputs is None
+    return has_one_mixer and is_bare and layer.mixer is not None and not layer.parallel
 
 
 def not_fused(spec: ModelSpec) -> str | None:

@@ -104,7 +104,11 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.LEARNED_ACTIVATION: changed(a_spec(), feed_forward=FeedForward(64, "xielu", gated=False)),
     Feature.SQUARED_RELU: changed(a_spec(), feed_forward=FeedForward(64, "relu2")),
     Feature.BESIDE: replace(
-        a_spec(), layers=(a_spec().layers[0], replace(a_spec().layers[0], beside=True, attention_norm=None))
+        a_spec(),
+        layers=(
+            replace(a_spec().layers[0], feed_forward=None, feed_forward_norm=None),
+            replace(a_spec().layers[0], beside=True, attention_norm=None),
+        ),
     ),
     Feature.HALF_LAYERS: changed(a_spec(), feed_forward=None, feed_forward_norm=None),
     Feature.UNGATED: changed(a_spec(), feed_forward=FeedForward(64, gated=False)),
@@ -170,6 +174,24 @@ def test_norms_of_experts_that_the_native_kernels_do_not_know() -> None:
     assert not_native(changed(a_spec(), feed_forward=normed, parallel=True, feed_forward_norm=None)) == (
         "the native kernels do not support experts with norms beside the attention"
     )
+
+
+def test_mixers_beside_each_other_that_the_native_kernels_do_not_know() -> None:
+    """What the second one reads must still be there."""
+    spec = ASKING[Feature.BESIDE]
+    first, second = spec.layers
+    assert not_native(replace(spec, layers=(first, replace(second, feed_forward_post_norm=Norm())))) is None
+    for layers in (
+        (second,),
+        (a_spec().layers[0], second),
+        (first, second, second),
+        (replace(first, scalar=True), second),
+        (replace(first, mixer=None, feed_forward=FeedForward(64)), second),
+        (first, replace(second, parallel=True, feed_forward_norm=None)),
+    ):
+        assert not_native(replace(spec, layers=layers)) == (
+            "the native kernels support two mixers beside each other only in layers without more"
+        )
 
 
 def test_what_lacks_is_told_as_a_part_of_a_sentence() -> None:

@@ -68,8 +68,7 @@ class NativeDecoder:
         self._alive = (network, told)
         self._cache = cache
         spec, learned = network.spec, network.position_embedding
-        pairs = zip(spec.layers, network.layers, strict=True)
-        layers = [told.layer(*pair, spec.layer_inputs) for pair in pairs]
+        layers = told.layers(network)
         for layer, row, k, v, group in zip(layers, cache.rows, cache.k, cache.v, cache.groups, strict=True):
             layer.kept = native.Kept(k.data_ptr(), v.data_ptr(), slots=len(k), table=group)
             if layer.convolution.width:

@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -46,19 +47,46 @@ class NativeStructs:
         self._alive: list[object] = []
         self._tables: dict[int, int] = {}
 
-    def layer(self, spec: Layer, layer: LayerWeights, inputs: LayerInputs | None) -> native.Layer:
-        """Describe a layer with all its parts; `inputs` describes those of all layers, if there are any."""
+    def layers(self, network: Network) -> list[native.Layer]:
+        """Describe all layers with all their parts."""
+        spec = network.spec
+        found = [
+            self._layer(*pair, spec.layer_inputs) for pair in zip(spec.layers, network.layers, strict=True)
+        ]
+        for before, own in pairwise(found):
+            if own.beside:
+                own.input_norm = before.input_norm
+        return found
+
+    def _layer(self, spec: Layer, layer: LayerWeights, inputs: LayerInputs | None) -> native.Layer:
         before = self.norm(spec.attention_norm, layer.attention_norm)
         found = native.Layer(
             input_norm=before,
             attention_post_norm=self.norm(spec.attention_post_norm, layer.attention_post_norm),
             mlp_norm=before if spec.parallel else self.norm(spec.feed_forward_norm, layer.feed_forward_norm),
             mlp_post_norm=self.norm(spec.feed_forward_post_norm, layer.feed_forward_post_norm),
-            output=self.linear(layer.out),
             residual_scale=spec.residual_scale,
             scalar=1.0 if layer.scalar is None else layer.scalar.item(),
             parallel=spec.parallel,
+            beside=spec.beside,
         )
+        if spec.mixer is not None:
+            self._add_mixer(found, spec, layer)
+        feed, weights = spec.feed_forward, layer.feed_forward
+        if isinstance(feed, Experts):
+            assert isinstance(weights, ExpertWeights)
+            found.experts = ctypes.pointer(self._experts(feed, weights))
+        elif isinstance(feed, FeedForward):
+            assert isinstance(weights, FeedForwardWeights)
+            found.feed = self._feed(feed, weights)
+        if inputs is not None:
+            assert layer.input is not None
+            found.input = self._layer_input(inputs, layer.input)
+        return found
+
+    def _add_mixer(self, found: native.Layer, spec: Layer, layer: LayerWeights) -> None:
+        """Describe the mixer of a layer that has one."""
+        found.output = self.linear(layer.out)
         if isinstance(spec.mixer, ShortConvolution):
             assert isinstance(layer.mixer, ConvolutionWeights)
             found.qkv = self.linear(layer.mixer.inputs)
@@ -80,18 +108,6 @@ class NativeStructs:
             qkv, gate = layer.attention.qkv, layer.attention.gate
             found.qkv = self.linear(qkv) if gate is None else self._side_by_side(qkv, gate)
             found.attention = self._attention(spec.attention, layer.attention)
-        feed, weights = spec.feed_forward, layer.feed_forward
-        if isinstance(feed, Experts):
-            assert isinstance(weights, ExpertWeights)
-            found.experts = ctypes.pointer(self._experts(feed, weights))
-        else:
-            assert isinstance(feed, FeedForward)
-            assert isinstance(weights, FeedForwardWeights)
-            found.feed = self._feed(feed, weights)
-        if inputs is not None:
-            assert layer.input is not None
-            found.input = self._layer_input(inputs, layer.input)
-        return found
 
     def layer_inputs(self, network: Network) -> native.Inputs:
         """Describe how the inputs of all layers are made."""

@@ -32,6 +32,10 @@ struct Relu {
   Floats of(Floats x) const { return x < 0.0f ? Floats{} : x; }
 };
 
+struct SquaredRelu {
+  Floats of(Floats x) const { return x < 0.0f ? Floats{} : x * x; }
+};
+
 struct Xielu {
   float alpha_p, alpha_n;
   Floats of(Floats x) const {
@@ -106,6 +110,8 @@ void gate(const ct_feed& feed, const float* given, const float* up, int32_t n, f
       return gate_by(GeluTanh{}, feed, given, up, n, out);
     case CT_RELU:
       return gate_by(Relu{}, feed, given, up, n, out);
+    case CT_RELU2:
+      return gate_by(SquaredRelu{}, feed, given, up, n, out);
     case CT_XIELU:
       return gate_by(Xielu{feed.alpha_p, feed.alpha_n}, feed, given, up, n, out);
     default:

@@ -168,7 +168,7 @@ struct ct_kept {
   int32_t unused;
 };
 
-enum ct_activation : int32_t { CT_SILU = 0, CT_GELU = 1, CT_GELU_TANH = 2, CT_RELU = 3, CT_XIELU = 4 };
+enum ct_activation : int32_t { CT_SILU = 0, CT_GELU = 1, CT_GELU_TANH = 2, CT_RELU = 3, CT_XIELU = 4, CT_RELU2 = 5 };
 
 // down(activation(gate) * up), with gate above up in one layer, or down(activation(up)) if not gated. The columns of
 // down are the inner size. If gated, gate is first capped at `limit`, up is clamped to +-limit, and up_offset is added
@@ -224,6 +224,9 @@ struct ct_layer_input {
 // feed-forward or, if there are any, the experts; `feed` is zeros then. `qkv` is the first product of the first part,
 // `output` its last one. If they are parallel, both read x as the layer got it. Then comes the layer's own input, and
 // x *= scalar.
+//
+// One of the parts may be missing: its products are zeros then. Of a layer `beside` the one before, whose only part is
+// the first one, x is what that one got; the results of both are added to it in order.
 struct ct_layer {
   ct_norm input_norm;
   ct_norm attention_post_norm;
@@ -242,7 +245,7 @@ struct ct_layer {
   float residual_scale;
   float scalar;
   int32_t parallel;
-  int32_t unused;
+  int32_t beside;
 };
 
 // The inputs of all layers, `size` numbers each: norm(projection(x)) + scale * embedding(token), where x is that of the

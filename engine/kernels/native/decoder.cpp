@@ -52,7 +52,7 @@ bool has_norms_after(const ct_model& model) {
 
 bool has_parts_beside(const ct_model& model) {
   return std::any_of(model.layers, model.layers + model.layer_count, [](const ct_layer& layer) {
-    return layer.parallel || (layer.experts != nullptr && chatterm::has_norms_after(*layer.experts));
+    return layer.parallel || layer.beside || (layer.experts != nullptr && chatterm::has_norms_after(*layer.experts));
   });
 }
 
@@ -83,15 +83,24 @@ bool fits_together(const ct_layer& layer, const ct_model& model, const Sizes& si
   const ct_feed& input = layer.input.feed;
   const Shape shape(layer);
   const int32_t size = model.inputs.size;
-  return fits(layer.qkv, sizes.hidden, shape.projected) && fits(layer.output, shape.out, sizes.hidden) &&
+  if (!has_mixer(layer) && !has_feed(layer)) return false;
+  if (layer.parallel && !(has_mixer(layer) && has_feed(layer))) return false;
+  return (!has_mixer(layer) ||
+          (fits(layer.qkv, sizes.hidden, shape.projected) && fits(layer.output, shape.out, sizes.hidden))) &&
          latent_fits(layer.latent, attention) && recurrence_fits(layer.recurrence) &&
          (attention.gate == 0 || attention.gate == 1 || attention.gate == attention.head_dim) &&
-         (layer.experts != nullptr || fits(layer.feed, sizes)) && attention.rotated >= 0 &&
+         (layer.experts != nullptr || !has_feed(layer) || fits(layer.feed, sizes)) && attention.rotated >= 0 &&
          attention.rotated <= shape.dim && attention.rotated % 2 == 0 && attention.window >= 0 &&
          (attention.beta == 0.0f || attention.original > 0) && convolution.width >= 0 && convolution.size % 8 == 0 &&
          !(layer.parallel && layer.experts != nullptr && chatterm::has_norms_after(*layer.experts)) &&
          (convolution.width == 0 || number_bytes(convolution.type) > 1) && layer.residual_scale != 0.0f &&
          (size == 0 || (fits(input.gate_up, sizes.hidden, size) && fits(input.down, size, sizes.hidden)));
+}
+
+// Whether a layer beside the one before can be computed: x must still be what that one got.
+bool beside_fits(const ct_layer& before, const ct_layer& layer, const ct_model& model) {
+  return has_mixer(before) && !has_feed(before) && !before.beside && before.scalar == 1.0f && has_mixer(layer) &&
+         !layer.parallel && model.inputs.size == 0;
 }
 
 // Returns what is wrong with the heads of a layer, null if nothing is.
@@ -115,7 +124,7 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
     const ct_kept& kept = model.layers[i].kept;
     if (kept.slots < cache.block_size) return "the KV cache is empty";
     if (kept.table < 0 || kept.table >= cache.tables) return "the KV cache has no such block table";
-    if (model.layers[i].convolution.width > 0) continue;
+    if (model.layers[i].convolution.width > 0 || !has_mixer(model.layers[i])) continue;
     if (model.layers[i].recurrence.width > 0) {
       if (cache.states < 1) return "there are no states for recurrences";
       continue;
@@ -128,6 +137,9 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
     const ct_layer& layer = model.layers[i];
     if (!fits_together(layer, model, sizes)) {
       return "the weights of a layer do not fit together, or have a type without kernels";
+    }
+    if (layer.beside && (i == 0 || !beside_fits(model.layers[i - 1], layer, model))) {
+      return "a layer does not fit beside the one before";
     }
     if (layer.experts != nullptr) {
       if (const char* wrong = misfit(*layer.experts, sizes)) return wrong;

@@ -23,6 +23,10 @@ constexpr int32_t QUANTIZED = 32;              // numbers that are rounded to in
 
 inline int32_t inner_of(const ct_feed& feed) { return feed.down.parts[0].columns; }
 
+// Whether a layer has a first part, and a second one.
+inline bool has_mixer(const ct_layer& layer) { return layer.qkv.count > 0; }
+inline bool has_feed(const ct_layer& layer) { return layer.experts != nullptr || layer.feed.down.count > 0; }
+
 // Latents are attended to by this many queries of a row together at most, so that several threads share those of one row.
 constexpr int32_t MOST_OF_LATENT = 10;
 

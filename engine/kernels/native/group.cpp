@@ -32,6 +32,15 @@ const uint8_t* Group::begin(const ct_linear& linear, int32_t outputs, int32_t gr
   return row_of(linear, Deal::begin(decoder.pool, thread, outputs, grain));
 }
 
+const uint8_t* Group::begin_feed(const ct_layer& layer, int32_t thread) const {
+  if (layer.experts != nullptr) return row_of(layer.experts->router, 0);
+  return begin(layer.feed.gate_up, inner_of(layer.feed), QUANTIZED, thread);
+}
+
+const uint8_t* Group::begin_layer(const ct_layer& layer, int32_t thread) const {
+  return has_mixer(layer) ? begin(layer.qkv, rows_of(layer.qkv), GRAIN, thread) : begin_feed(layer, thread);
+}
+
 void Group::embed(int32_t r, float* spare) const {
   const ct_matrix &embedding = decoder.model.embedding, &learned = decoder.model.learned;
   const Row& row = space.given[size_t(r)];
@@ -146,10 +155,9 @@ void Group::add_rows(float* rows, const ct_norm& norm, float scale, float times)
 void Group::make_inputs(int32_t thread) {
   const ct_inputs& how = decoder.model.inputs;
   Bench& bench = space.benches[size_t(thread)];
-  const ct_linear& first = layer_at(0).qkv;
   const Inputs given = normed({}, forms_of(how.projection), nullptr, bench);
   float* found = space.heads.as<float>();
-  multiply(how.projection, given, begin(first, rows_of(first), GRAIN, thread), found, 0.0f, thread);
+  multiply(how.projection, given, begin_layer(layer_at(0), thread), found, 0.0f, thread);
   auto from = [&](int32_t r) { return found + int64_t(r) * sizes.inputs; };
   claim_rows(count, sizes.inputs, from, [&](int32_t r) {
     float* own = space.inputs.as<float>() + int64_t(r) * sizes.inputs;
@@ -189,6 +197,40 @@ void Group::cap_logits() {
   decoder.pool.barrier();
 }
 
+bool Group::is_put_aside(int32_t layer) const {
+  return layer_at(layer).parallel || (layer + 1 < decoder.model.layer_count && layer_at(layer + 1).beside);
+}
+
+void Group::run_mixer(int32_t index, const uint8_t* later, float times, int32_t thread) {
+  const ct_layer& layer = layer_at(index);
+  Bench& bench = space.benches[size_t(thread)];
+  Inputs given = normed(layer.input_norm, forms_of(layer.qkv), nullptr, bench);
+  const bool latent = layer.latent.kv_rank > 0;
+  const uint8_t* after = latent ? row_of(layer.latent.k_b, 0) : begin(layer.output, sizes.hidden, GRAIN, thread);
+  multiply(layer.qkv, given, after, heads(index, 0), 0.0f, thread);
+  if (layer.beside) {
+    const ct_layer& before = layer_at(index - 1);
+    add_rows(beside(0), before.attention_post_norm, before.residual_scale, 1.0f);
+  }
+  if (layer.convolution.width > 0) {
+    given = convolve(index, forms_of(layer.output), bench);
+  } else if (layer.recurrence.width > 0) {
+    given = recur(index, forms_of(layer.output), bench);
+  } else if (latent) {
+    given = attend_to_latents(index, forms_of(layer.output), thread);
+  } else {
+    if (positions_first(layer)) {
+      position(index, bench);
+      decoder.pool.barrier();
+    }
+    attention(index, bench);
+    decoder.pool.barrier();
+    given = put_together(index, forms_of(layer.output), bench);
+  }
+  if (is_put_aside(index)) return multiply(layer.output, given, later, beside(0), 0.0f, thread);
+  add(layer.output, given, later, layer.attention_post_norm, layer.residual_scale, times, thread);
+}
+
 void Group::run(int32_t thread) {
   const ct_model& model = decoder.model;
   Bench& bench = space.benches[size_t(thread)];
@@ -196,44 +238,20 @@ void Group::run(int32_t thread) {
   decoder.pool.barrier();
   if (sizes.inputs > 0) make_inputs(thread);
   for (int32_t index = 0; index < model.layer_count; ++index) {
-    const ct_layer& layer = decoder.layers[size_t(index)];
-    const bool last = index + 1 == model.layer_count;
-    const ct_linear& later = last ? model.head : decoder.layers[size_t(index) + 1].qkv;
-    Inputs given = normed(layer.input_norm, forms_of(layer.qkv), nullptr, bench);
-    const bool latent = layer.latent.kv_rank > 0;
-    const uint8_t* after = latent ? row_of(layer.latent.k_b, 0) : begin(layer.output, sizes.hidden, GRAIN, thread);
-    multiply(layer.qkv, given, after, heads(index, 0), 0.0f, thread);
-    if (layer.convolution.width > 0) {
-      given = convolve(index, forms_of(layer.output), bench);
-    } else if (layer.recurrence.width > 0) {
-      given = recur(index, forms_of(layer.output), bench);
-    } else if (latent) {
-      given = attend_to_latents(index, forms_of(layer.output), thread);
-    } else {
-      if (positions_first(layer)) {
-        position(index, bench);
-        decoder.pool.barrier();
-      }
-      attention(index, bench);
-      decoder.pool.barrier();
-      given = put_together(index, forms_of(layer.output), bench);
-    }
-    const ct_experts* experts = layer.experts;
-    const uint8_t* feed = experts != nullptr ? row_of(experts->router, 0)
-                                             : begin(layer.feed.gate_up, inner_of(layer.feed), QUANTIZED, thread);
-    if (layer.parallel) {
-      multiply(layer.output, given, feed, beside(0), 0.0f, thread);
-    } else {
-      add(layer.output, given, feed, layer.attention_post_norm, layer.residual_scale, 1.0f, thread);
-    }
-    const uint8_t* beyond = begin(later, rows_of(later), GRAIN, thread);
-    const bool has_input = sizes.inputs > 0;
+    const ct_layer& layer = layer_at(index);
+    const bool last = index + 1 == model.layer_count, has_input = sizes.inputs > 0;
+    const uint8_t* beyond = last ? begin(model.head, rows_of(model.head), GRAIN, thread)
+                                 : begin_layer(layer_at(index + 1), thread);
     const uint8_t* next = has_input ? begin(layer.input.feed.gate_up, model.inputs.size, GRAIN, thread) : beyond;
     const float scalar = has_input ? 1.0f : layer.scalar, times = layer.parallel ? 1.0f : scalar;
-    if (experts != nullptr) {
+    if (has_mixer(layer)) {
+      const bool alone = !has_feed(layer);
+      run_mixer(index, alone ? next : begin_feed(layer, thread), alone ? times : 1.0f, thread);
+    }
+    if (layer.experts != nullptr) {
       mix(layer, times, thread, next);
-    } else {
-      given = normed(layer.mlp_norm, forms_of(layer.feed.gate_up), nullptr, bench);
+    } else if (has_feed(layer)) {
+      Inputs given = normed(layer.mlp_norm, forms_of(layer.feed.gate_up), nullptr, bench);
       given = gate_up(layer.feed, given, thread);
       decoder.pool.barrier();
       add(layer.feed.down, given, next, layer.mlp_post_norm, layer.residual_scale, times, thread);

@@ -61,8 +61,10 @@ class Group {
     return decoder.slot_at(layer_at(layer), row.tables, row.row);
   }
   const Shape& shape_at(int32_t index) const { return decoder.shapes[size_t(index)]; }
-  // Returns where a thread begins with a layer, so that its memory can be prefetched.
+  // Return where a thread begins with a product, a feed-forward or a layer, so that its memory can be prefetched.
   const uint8_t* begin(const ct_linear& linear, int32_t outputs, int32_t grain, int32_t thread) const;
+  const uint8_t* begin_feed(const ct_layer& layer, int32_t thread) const;
+  const uint8_t* begin_layer(const ct_layer& layer, int32_t thread) const;
 
   // Calls part(n) once for every n below `parts`, in any thread.
   template <typename Part>
@@ -111,6 +113,10 @@ class Group {
   // x += scale * norm(rows), if there are rows, [count, hidden]; then x *= times.
   void add_rows(float* rows, const ct_norm& norm, float scale, float times);
   void cap_logits();
+  // Does what `add` does, with the first part of a layer. What is added beside another part is put aside.
+  void run_mixer(int32_t layer, const uint8_t* later, float times, int32_t thread);
+  // Whether the result of a layer's first part is added later, because another part reads x as this one got it.
+  bool is_put_aside(int32_t layer) const;
 
   // Computes the inputs of all layers.
   void make_inputs(int32_t thread);

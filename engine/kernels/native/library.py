@@ -136,7 +136,7 @@ class Kept(ctypes.Structure):
     ]
 
 
-ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu", "xielu")
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu", "xielu", "relu2")
 """In the order of ct_activation."""
 
 
@@ -186,7 +186,7 @@ class Layer(ctypes.Structure):
         ("experts", ctypes.POINTER(Experts)),
         ("input", LayerInput),
         *_fields_of_type(_Float, "residual_scale", "scalar"),
-        *_fields_of_type(_Int, "parallel", "unused"),
+        *_fields_of_type(_Int, "parallel", "beside"),
     ]
 
 

@@ -27,12 +27,20 @@ from tests.engine.native.test_native_decode import CPU, plain_model
 from tests.engine.native.test_native_latent import all_logits
 from tests.fresh import examples
 from tests.models.checkpoints import files_of, reference_model, run_reference, write_checkpoint
-from tests.models.families import tiny_bamba, tiny_granite_hybrid
+from tests.models.families import tiny_bamba, tiny_falcon_h1, tiny_granite_hybrid, tiny_nemotron_h
 from tests.models.test_reference import VOCAB
 
 LONG: dict[str, Any] = {"max_position_embeddings": 512, "hidden_size": 64, "mamba_n_heads": 8}
 """Sizes whose matrices can be in blocks; states of the first config are no whole vectors."""
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+FALCON: dict[str, Any] = {
+    **LONG,
+    **HEADS,
+    "mamba_d_ssm": 128,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "num_hidden_layers": 2,
+}
 CONFIGS: dict[str, Any] = {
     "bamba": tiny_bamba(**LONG, mamba_n_groups=2, mamba_d_state=24, mamba_proj_bias=True, head_dim=32),
     "granite experts": tiny_granite_hybrid(
@@ -40,6 +48,18 @@ CONFIGS: dict[str, Any] = {
     ),
     "granite dense": tiny_granite_hybrid(
         **HEADS, **LONG, mamba_n_groups=4, mamba_d_state=8, num_local_experts=0, mamba_conv_bias=False
+    ),
+    "falcon": tiny_falcon_h1(**FALCON),
+    "falcon norm first": tiny_falcon_h1(**FALCON, mamba_norm_before_gate=True, projectors_bias=True),
+    "nemotron": tiny_nemotron_h(
+        **HEADS,
+        hidden_size=64,
+        max_position_embeddings=512,
+        ssm_state_size=16,
+        moe_intermediate_size=64,
+        moe_shared_expert_intermediate_size=32,
+        mlp_bias=True,
+        use_bias=True,
     ),
 }
 
@@ -75,19 +95,37 @@ def mixers() -> st.SearchStrategy[Mamba2]:
     )
 
 
-@examples(5, *HealthCheck)
+def layers_with(mixer: Mamba2) -> st.SearchStrategy[tuple[Layer, ...]]:
+    """Delta nets, attention and Mamba-2 may be in the same network, each with or without a feed-forward, or side by
+    side."""
+    attention, net, feed = Attention(4, 2, 16, rope=Rope()), DeltaNet(1, 2, 8, 8), FeedForward(40, "relu2")
+    whole = [Layer(each, feed, feed_forward_post_norm=Norm()) for each in (mixer, attention, net)]
+    alone = [
+        Layer(each, None, feed_forward_norm=None, attention_post_norm=Norm()) for each in (mixer, attention)
+    ]
+    beside = [
+        replace(layer, beside=True, attention_norm=None, residual_scale=0.5) for layer in (*alone, *whole)
+    ]
+    parts: list[tuple[Layer, ...]] = [
+        *((layer,) for layer in (*whole, *alone)),
+        (Layer(None, feed, attention_norm=None),),
+        *((alone[0], layer) for layer in beside[1:]),
+        (alone[1], beside[0]),
+    ]
+    some = st.lists(st.sampled_from(parts), max_size=3)
+    return some.map(lambda more: (*whole[:2], *(layer for part in more for layer in part)))
+
+
+@examples(8, *HealthCheck)
 @given(
-    mixer=mixers(),
+    layers=mixers().flatmap(layers_with),
     lengths=st.lists(st.sampled_from((1, 7, 30, 140)), min_size=1, max_size=3),
     threads=st.integers(1, 3),
     seed=st.integers(0, 2**16),
 )
 def test_any_mixer_computes_what_its_description_says(
-    library: NativeLibrary, mixer: Mamba2, lengths: list[int], threads: int, seed: int
+    library: NativeLibrary, layers: tuple[Layer, ...], lengths: list[int], threads: int, seed: int
 ) -> None:
-    """Delta nets, attention and Mamba-2 may be in the same network."""
-    mixers = (mixer, Attention(4, 2, 16, rope=Rope()), DeltaNet(1, 2, 8, 8), mixer)
-    layers = tuple(Layer(each, FeedForward(40)) for each in mixers)
     model = hybrid_network(ModelSpec("Hybrid", VOCAB, 48, 512, layers, Norm()), seed)
     check(model, library, Pool(threads, library), lengths, torch.float32)
 
