@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -38,6 +39,7 @@ from tests.engine.test_chat_random import OPERATIONS, one
 from tests.engine.tiny import TinyEngine, say, tiny_engine
 from tests.fresh import seeds
 from tests.models.checkpoints import run
+from tests.models.families import tiny_bamba, tiny_falcon_h1, tiny_granite_hybrid, tiny_nemotron_h
 from tests.models.hybrids import tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next
 
 STEPS = 40
@@ -79,10 +81,21 @@ def test_greedy_answers_are_those_of_the_reference_however_a_prompt_is_cut(nativ
             assert found == expected(engine, prompt, len(found))
 
 
-@pytest.mark.parametrize("config", [tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next])
-def test_families_answer_as_the_reference_does(folder: Path, config: Callable[..., PretrainedConfig]) -> None:
-    prompt = text(3, 70)
-    with tiny_engine(folder, config(vocab_size=272, max_position_embeddings=1024), context=300) as engine:
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(tiny_qwen3_5, tiny_qwen3_5_moe, tiny_qwen3_next),
+        *(partial(config, mamba_d_state=16) for config in (tiny_bamba, tiny_granite_hybrid)),
+        partial(tiny_falcon_h1, mamba_d_state=16, mamba_d_ssm=48),
+        partial(tiny_nemotron_h, ssm_state_size=16),
+    ],
+)
+def test_families_answer_as_the_reference_does(
+    folder: Path, config: Callable[..., PretrainedConfig], native: bool
+) -> None:
+    prompt, given = text(3, 70), config(vocab_size=272, max_position_embeddings=1024)
+    with tiny_engine(folder, given, context=300, fused=native) as engine:
+        assert engine.pieces.runner.all_native == native
         found, _ = told(engine, prompt)
         assert found == expected(engine, prompt, len(found))
         assert told(engine, prompt) == (found, 1)
