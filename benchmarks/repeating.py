@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from benchmarks.random_checkpoint import qwen3, write_checkpoint
+from benchmarks.random_checkpoint import qwen3, shortened, write_checkpoint
 from engine import Engine
+from engine.machine.shapes import CONFIGS
 
 SENTENCE = "the old keeper climbed his stairs; you may find a joke, or quiz vow as a box. "
 """The sentence that is repeated: each letter leads to those that follow it here."""
@@ -39,6 +40,7 @@ _STEERING = (
 """Which mark follows which text, and how strongly."""
 _LOUDNESS = 0.03 / 64
 """Deviation of the embedding relative to the width of the layers, which then add about as much to it."""
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
 _SURENESS = 0.4
 """A factor of the head: the logit of a letter that follows, for a row of size 1."""
 
@@ -54,13 +56,20 @@ def _tokenizer() -> Tokenizer:
     return made
 
 
-def write_repeating(folder: Path, hidden: int = 64, head_dim: int = 16, seed: int = 0) -> None:
-    """Write the checkpoint of a repeating model."""
+def write_repeating(
+    folder: Path, hidden: int = 64, head_dim: int = 16, seed: int = 0, recurrent: bool = False
+) -> None:
+    """Write the checkpoint of a repeating model, with the layers of Qwen3 or, if `recurrent`, of Qwen3.5."""
     from safetensors.torch import load_file, save_file
 
     tokenizer = _tokenizer()
     size = tokenizer.get_vocab_size()
     raw = qwen3(hidden, 2 * hidden, 2, (4, 2), size)
+    if recurrent:
+        heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        dims = dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), head_dim)
+        same = {name: raw[name] for name in _SIZES}
+        raw = shortened(CONFIGS["qwen3.5:0.8b"] | same, 4) | heads | dims
     raw |= {"head_dim": head_dim, "max_position_embeddings": 8192, "tie_word_embeddings": False}
     source = folder / "tokenizer"
     source.mkdir(parents=True)
@@ -94,7 +103,11 @@ def _id(tokenizer: Tokenizer, text: str) -> int:
 
 @contextmanager
 def repeating_engine(
-    streams: int = 8, seed: int = 0, draft: int | None = None, device: str = "cpu"
+    streams: int = 8,
+    seed: int = 0,
+    draft: int | None = None,
+    device: str = "cpu",
+    recurrent: bool = False,
 ) -> Iterator[Engine]:
     """Load an engine with such a model and, if `draft` is given, a draft model of that seed, which is nearly always
     right if the seeds are the same. On a GPU the model's heads suit the fused kernels, and results do not depend on
@@ -103,9 +116,9 @@ def repeating_engine(
     sizes = {} if on_cpu else {"hidden": 320, "head_dim": 128}
     with TemporaryDirectory() as folder:
         path, other = Path(folder) / "repeating", Path(folder) / "draft"
-        write_repeating(path, seed=seed, **sizes)
+        write_repeating(path, seed=seed, recurrent=recurrent, **sizes)
         if draft is not None:
-            write_repeating(other, seed=draft, **sizes)
+            write_repeating(other, seed=draft, recurrent=recurrent, **sizes)
         engine = Engine.load(
             str(path),
             device=device,

@@ -2,6 +2,7 @@
 
     python -m benchmarks.speculation                             SmolLM2, greedy
     python -m benchmarks.speculation --identity 1000             random conversations instead: 0 tokens may differ
+    python -m benchmarks.speculation --identity 1000 --recurrent     the same with layers of Qwen3.5
     python -m benchmarks.speculation --first 30                  the time to the first token instead
     python -m benchmarks.speculation --as-asked                  answers that do what they were asked to
     python -m benchmarks.speculation --index 100000              memory and time of an index of 100,000 tokens
@@ -294,6 +295,7 @@ def main() -> None:
     parser.add_argument("--as-asked", action="store_true", help="answers are those that were asked for")
     parser.add_argument("--first", type=int, default=0, help="so many times the first token alone")
     parser.add_argument("--identity", type=int, default=0, help="compare so many random conversations")
+    parser.add_argument("--recurrent", action="store_true", help="of a model with recurrent layers")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
     parser.add_argument("--seconds", type=float, default=inf, help="begin no more of them after so many")
     parser.add_argument(
@@ -331,7 +333,8 @@ def main() -> None:
         }
         return keep(arguments.json, pairs)
     if arguments.identity and arguments.model is None:
-        with repeating_engine(draft=arguments.draft_seed, device=arguments.device) as small:
+        draft, device, recurrent = arguments.draft_seed, arguments.device, arguments.recurrent
+        with repeating_engine(draft=draft, device=device, recurrent=recurrent) as small:
             return compare_tokens(
                 small, arguments.identity, arguments.seed, SENTENCE.split(), arguments.seconds
             )
