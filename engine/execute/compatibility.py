@@ -40,7 +40,6 @@ FUSED = NATIVE - {
     Feature.EXPERT_GROUPS,
     Feature.EXPERT_SCALE,
     Feature.SQUARED_RELU,
-    Feature.HALF_LAYERS,
     Feature.BESIDE,
 }
 """Features that the fused GPU kernels compute."""

@@ -18,6 +18,7 @@ with more than four rows, a launch of its own adds it.
 In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no experts.
 A short convolution is one launch in place of the attention and its combination (`convolution.py`), as is a recurrence
 (`recurrence.py`). Gates of either are a product beside the first, which runs at the same time.
+A layer may be a mixer or a feed-forward alone (`step_order.py`).
 A second input of every layer is computed first, and added to each layer's result in two launches (`step_inputs.py`).
 
 With many query heads per KV head, and for many short sequences, tensor cores compute the attention
@@ -41,6 +42,7 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_divided, not_fused
 from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed
 from engine.execute.cuda.all_reduce import AllReduce
+from engine.execute.cuda.decode_attention import Partials
 from engine.execute.cuda.experts import ExpertStep, apart, has_post_norms, inner_norm, join, norm_rows
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.kernel_configs import KernelConfigs, table_cuts
@@ -52,10 +54,11 @@ from engine.execute.cuda.recurrence import norm_after
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_attention import StepAttention
 from engine.execute.cuda.step_inputs import StepInputs, look_up, rounded_scale
+from engine.execute.cuda.step_order import Part, step_parts
 from engine.execute.cuda.step_products import StepProducts
 from engine.execute.cuda.tiles import FEW, FUSED, FUSED_MOST
 from engine.kernels.triton.launch import has_warpgroups, split_alike
-from models.network import ExpertWeights, FeedForwardWeights, Network, Weight
+from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, ModelSpec
 
@@ -127,7 +130,9 @@ class FusedDecoder:
             return torch.zeros(shape, dtype=dtype, device=network.device)
 
         self._x = buffer(most, size)
-        self._projected = buffer(few * max(layer.projections.rows for layer in network.layers))
+        self._parts = step_parts(network)
+        mixers = [layer for layer in network.layers if layer.mixer is not None]
+        self._projected = buffer(few * max(layer.projections.rows for layer in mixers))
         gates = [layer.gates.rows for layer in network.layers if layer.gates is not None]
         self._gates = buffer(few * max(gates, default=0))
         self._inner = buffer(few * _largest(spec))
@@ -206,48 +211,72 @@ class FusedDecoder:
         own: int = 0,
         alone: StepInput | None = None,
     ) -> None:
-        network, whole = self._network, self._network.spec
-        products, attention, inputs = self._products, self._attention, self._inputs
-        layers = list(zip(whole.layers, network.layers, strict=True))
-        norms = [normed(spec.attention_norm, layer.attention_norm) for spec, layer in layers]
-        norms.append((whole.final_norm, network.final_norm))
+        network, spec, inputs = self._network, self._network.spec, self._inputs
         prepared = 0  # by so many programs, x is prepared for the next norm
-        attention.begin(given, rows)
+        self._attention.begin(given, rows)
         if inputs is not None:
             inputs.begin(given, x, rows)
-        for index, (spec, layer) in enumerate(layers):
-            first, feed, weights = layer.projections, spec.feed_forward, layer.feed_forward
-            projected = self._projected[: rows * first.rows].view(rows, first.rows)
-            gates, beside = None, None
-            if (second := layer.gates) is not None:
-                gates = self._gates[: rows * second.rows].view(rows, second.rows)
-                beside = second, gates
-            products.run(rows, x, first, projected, norm=norms[index], prepared=prepared, beside=beside)
-            parts = attention.run(given, index, Projected(projected, gates), limit, own, alone)
-            after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
-            norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
-            reader = weights.gate_up if isinstance(weights, FeedForwardWeights) else None
-            between = AddNorm(after, scale, norm)
-            read = norm_after(spec.mixer, layer.mixer)
-            prepared = products.add(rows, attention.mixed, layer.out, x, between, parts, reader, read)
-            factor = layer.scalar if inputs is None else None
-            if isinstance(weights, ExpertWeights):
-                self._mix(given, x, rows, index, norm, factor)
+        for part in self._parts:
+            layer = network.layers[part.layer]
+            if part.is_mixer:
+                projected = self._project(part, x, rows, prepared)
+                left = self._attention.run(given, part.layer, projected, limit, own, alone)
+                prepared = self._add_mixed(part, x, rows, left)
+            elif isinstance(layer.feed_forward, ExpertWeights):
+                factor = layer.scalar if inputs is None else None
+                self._mix(given, x, rows, part.layer, part.reads.norm, factor)
                 prepared = 0
-                continue
-            assert isinstance(feed, FeedForward)
-            assert weights is not None
-            inner = self._inner[: rows * feed.size].view(rows, feed.size)
-            products.run(rows, x, weights.gate_up, inner, norm=norm, gate=feed, prepared=prepared)
-            after = normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
-            reader = network.head if index + 1 == len(layers) else layers[index + 1][1].projections
-            between = AddNorm(after, scale, norms[index + 1], factor)
-            reader = reader if inputs is None else None
-            prepared = products.add(rows, inner, weights.down, x, between, reader=reader)
-            if inputs is not None:
-                inputs.add(rows, index, x)
-        scale, cap = whole.logit_scale, whole.logit_cap or 0.0
-        products.run(rows, x, network.head, logits, norm=norms[-1], scale=scale, cap=cap, prepared=prepared)
+            else:
+                prepared = self._feed(part, x, rows, prepared)
+            if inputs is not None and part.is_last:
+                inputs.add(rows, part.layer, x)
+        scale, cap = spec.logit_scale, spec.logit_cap or 0.0
+        norm = spec.final_norm, network.final_norm
+        self._products.run(rows, x, network.head, logits, norm=norm, scale=scale, cap=cap, prepared=prepared)
+
+    def _project(self, part: Part, x: Tensor, rows: int, prepared: int) -> Projected:
+        """Compute what a mixer begins with. So many programs have prepared x."""
+        layer = self._network.layers[part.layer]
+        first, second = layer.projections, layer.gates
+        projected = self._projected[: rows * first.rows].view(rows, first.rows)
+        gates, beside = None, None
+        if second is not None:
+            gates = self._gates[: rows * second.rows].view(rows, second.rows)
+            beside = second, gates
+        norm = part.reads.norm
+        self._products.run(rows, x, first, projected, norm=norm, prepared=prepared, beside=beside)
+        return Projected(projected, gates)
+
+    def _add_mixed(self, part: Part, x: Tensor, rows: int, left: Partials | None) -> int:
+        """Add the output of a mixer to x, and return by how many programs x is prepared for what reads it next."""
+        spec, layer = self._network.spec.layers[part.layer], self._network.layers[part.layer]
+        after = normed(spec.attention_post_norm, layer.attention_post_norm)
+        between, reader = self._between(part, after)
+        norm = norm_after(spec.mixer, layer.mixer)
+        return self._products.add(rows, self._attention.mixed, layer.out, x, between, left, reader, norm)
+
+    def _feed(self, part: Part, x: Tensor, rows: int, prepared: int) -> int:
+        """Add a feed-forward without experts to x, which so many programs have prepared; return as `_add_mixed`."""
+        layer, spec = self._network.layers[part.layer], self._network.spec.layers[part.layer]
+        feed, weights = spec.feed_forward, layer.feed_forward
+        assert isinstance(feed, FeedForward)
+        assert isinstance(weights, FeedForwardWeights)
+        inner = self._inner[: rows * feed.size].view(rows, feed.size)
+        norm = part.reads.norm
+        self._products.run(rows, x, weights.gate_up, inner, norm=norm, gate=feed, prepared=prepared)
+        between, reader = self._between(
+            part, normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
+        )
+        return self._products.add(rows, inner, weights.down, x, between, reader=reader)
+
+    def _between(self, part: Part, after: Normed | None) -> tuple[AddNorm, Linear | None]:
+        """Return how the output of a part, normed by `after`, is added to x, and what may have x prepared for it."""
+        scale, then = self._network.spec.layers[part.layer].residual_scale, part.then
+        if not part.is_last:
+            return AddNorm(after, scale, then.norm), then.product
+        if self._inputs is not None:  # which are added first
+            return AddNorm(after, scale, then.norm), None
+        return AddNorm(after, scale, then.norm, self._network.layers[part.layer].scalar), then.product
 
     def _mix(
         self,

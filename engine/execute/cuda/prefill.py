@@ -150,16 +150,21 @@ def run_layers(
         return None if sums is None else sums.place(x.shape[-2])
 
     for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
-        between = AddNorm(post, scale, normed(layer.attention_norm, weights.attention_norm), factor)
-        given, residual = _add_norm(x, residual, between, by.pdl, sums)
-        gates = None if weights.gates is None else by.product(weights.gates, given)
-        mixed = attend(index, Projected(by.product(weights.projections, given), gates))
-        x = by.parts(weights.out, mixed, place())
-        post, scale = normed(layer.attention_post_norm, weights.attention_post_norm), layer.residual_scale
-        between = AddNorm(post, scale, normed(layer.feed_forward_norm, weights.feed_forward_norm))
-        given, residual = _add_norm(x, residual, between, by.pdl, sums)
-        x = _feed(index, layer.feed_forward, weights.feed_forward, given, on_host, by, place())
-        post, factor = normed(layer.feed_forward_post_norm, weights.feed_forward_post_norm), weights.scalar
+        if weights.mixer is not None:
+            between = AddNorm(post, scale, normed(layer.attention_norm, weights.attention_norm), factor)
+            given, residual = _add_norm(x, residual, between, by.pdl, sums)
+            gates = None if weights.gates is None else by.product(weights.gates, given)
+            mixed = attend(index, Projected(by.product(weights.projections, given), gates))
+            x = by.parts(weights.out, mixed, place())
+            post, factor = normed(layer.attention_post_norm, weights.attention_post_norm), None
+            scale = layer.residual_scale
+        if weights.feed_forward is not None:
+            between = AddNorm(post, scale, normed(layer.feed_forward_norm, weights.feed_forward_norm), factor)
+            given, residual = _add_norm(x, residual, between, by.pdl, sums)
+            x = _feed(index, layer.feed_forward, weights.feed_forward, given, on_host, by, place())
+            post = normed(layer.feed_forward_post_norm, weights.feed_forward_post_norm)
+            scale = layer.residual_scale
+        factor = weights.scalar
         if inputs is not None and spec.layer_inputs is not None and weights.input is not None:
             own, parts = spec.layer_inputs, weights.input
             _, residual = _add_norm(x, residual, AddNorm(post, scale, None), by.pdl, sums)
@@ -291,7 +296,7 @@ def position(
 def _feed(
     index: int,
     spec: FeedForward | Experts | None,
-    weights: FeedForwardWeights | ExpertWeights | None,
+    weights: FeedForwardWeights | ExpertWeights,
     given: Tensor,
     on_host: OnHost | None,
     by: Products,
@@ -302,7 +307,6 @@ def _feed(
         assert isinstance(spec, FeedForward)
         return by.parts(weights.down, by.gated(weights.gate_up, given, spec), place)
     assert isinstance(spec, Experts)
-    assert weights is not None
     beside = None
     if spec.shared is not None and weights.shared is not None:
         own = norm_rows(given, inner_norm(spec, weights, "shared_norm"))

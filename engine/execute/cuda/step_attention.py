@@ -70,7 +70,9 @@ class StepAttention:
         kv = KVShape(spec.attention.groups, cache.block_size, 2 * cache.row.nbytes)
         self.kv = kv if shares and same_heads(spec) else None
         """See `DecodeProgram`."""
-        self.mixed = buffer(most * max(layer.out.columns for layer in network.layers))
+        self.mixed = buffer(
+            most * max(layer.out.columns for layer in network.layers if layer.mixer is not None)
+        )
         """The result of the last layer computed: [rows, inputs of its output projection], side by side."""
         width = most_seen(spec)
         self._seen = {
