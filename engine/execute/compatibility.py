@@ -38,7 +38,6 @@ FUSED = NATIVE - {
     Feature.PARALLEL,
     Feature.LATENT,
     Feature.EXPERT_GROUPS,
-    Feature.EXPERT_SCALE,
     Feature.SQUARED_RELU,
     Feature.BESIDE,
 }

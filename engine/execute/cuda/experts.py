@@ -207,6 +207,7 @@ class ExpertStep:
             SCALE=spec.router_scale,
             expert_scales=weights.expert_scales,
             OFFSET=norm[0].offset,
+            FACTOR=spec.scale,
             num_warps=4 if hidden <= 4096 and spec.count <= 128 else 8,
             launch_pdl=self._pdl,
         )
@@ -341,6 +342,7 @@ def choose(spec: Experts, weights: ExpertWeights, x: Tensor) -> tuple[Tensor, Te
         SIGMOID=spec.scoring == "sigmoid",
         RENORMALISE=spec.renormalise,
         expert_scales=weights.expert_scales,
+        FACTOR=spec.scale,
         num_warps=4 if spec.count <= 128 else 8,
     )
     return ids, shares

@@ -39,12 +39,13 @@ def choose_kernel(
     SIGMOID: tl.constexpr,
     RENORMALISE: tl.constexpr,
     expert_scales=None,
+    FACTOR: tl.constexpr = 1.0,
     AXIS: tl.constexpr = 0,
 ):
     """Choose for tokens whose logits fp32 [T, COUNT] are known: ids int32 [T, CHOSEN] and shares fp32, best first.
 
-    Ids are always valid. In the end, shares are multiplied by expert_scales fp32 [COUNT], if given. A program chooses
-    for the token of its number along AXIS of the grid.
+    Ids are always valid. In the end, shares are multiplied by FACTOR, and by expert_scales fp32 [COUNT], if given. A
+    program chooses for the token of its number along AXIS of the grid.
     """
     row = tl.program_id(AXIS)
     logits, ids, shares = logits + row * COUNT, ids + row * CHOSEN, shares + row * CHOSEN
@@ -71,6 +72,8 @@ def choose_kernel(
     taken = rank < CHOSEN
     if RENORMALISE:
         share = share / tl.maximum(tl.sum(tl.where(taken, share, 0.0), 0), 1e-12)
+    if FACTOR != 1.0:
+        share *= FACTOR
     if expert_scales is not None:
         share *= tl.load(expert_scales + index, mask=inside, other=0.0)
     tl.store(ids + rank, index, mask=taken)
@@ -102,14 +105,15 @@ def router_kernel(
     SCALE: tl.constexpr = 1.0,
     expert_scales=None,
     OFFSET: tl.constexpr = 0.0,
+    FACTOR: tl.constexpr = 1.0,
 ):
     """Choose for x [rows, K], normed first by norm_weight [K] + OFFSET: ids int32 [rows, CHOSEN] and shares fp32 [rows,
     CHOSEN].
 
     weight [COUNT, K] and bias [COUNT] in any dtype; selection_bias and expert_scales fp32 [COUNT]; active int32 [rows]:
-    -1 for a row without a sequence, whose ids become -1. logits fp32 [rows, COUNT], which SCALE multiplies, and arrived
-    int32 [rows], zeros, are scratch memory of this kernel. The programs, [cdiv(COUNT, PER), rows], compute PER logits
-    each, and the last one of a row to finish chooses.
+    -1 for a row without a sequence, whose ids become -1. FACTOR is as in `choose_kernel`. logits fp32 [rows, COUNT],
+    which SCALE multiplies, and arrived int32 [rows], zeros, are scratch memory of this kernel. The programs,
+    [cdiv(COUNT, PER), rows], compute PER logits each, and the last one of a row to finish chooses.
     """
     gdc_launch_dependents(PDL)
     row = tl.program_id(1)
@@ -147,6 +151,7 @@ def router_kernel(
                 SIGMOID,
                 RENORMALISE,
                 expert_scales,
+                FACTOR,
                 AXIS=1,
             )
     elif tl.program_id(0) == 0:

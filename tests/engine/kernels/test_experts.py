@@ -146,8 +146,8 @@ def test_the_sum_over_the_chosen_experts(chosen: int, size: int, tile: tuple[int
     assert (out[1] == 7.0).all()  # a row without a sequence
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
-def test_the_best_experts_are_chosen_and_of_equal_ones_the_first(renormalise: bool) -> None:
+@pytest.mark.parametrize(("renormalise", "factor"), [(True, 1.0), (False, 1.0), (True, 1.8)])
+def test_the_best_experts_are_chosen_and_of_equal_ones_the_first(renormalise: bool, factor: float) -> None:
     logits = torch.tensor(
         [[0.0, 3.0, 1.0, 3.0, 1.0], [2.0] * 5, [float("nan")] * 5, [-200.0, 0.0, -300.0, -1e30, -2e30]]
     )
@@ -162,6 +162,7 @@ def test_the_best_experts_are_chosen_and_of_equal_ones_the_first(renormalise: bo
         SELECTION_BIAS=False,
         SIGMOID=False,
         RENORMALISE=renormalise,
+        FACTOR=factor,
     )
     assert ids[:2].tolist() == [[1, 3, 2], [0, 1, 2]]
     assert ids[3, 0] == 1
@@ -169,7 +170,8 @@ def test_the_best_experts_are_chosen_and_of_equal_ones_the_first(renormalise: bo
     assert shares[2].isnan().all()
     for row in (0, 1, 3):
         expected = logits[row].softmax(-1)[ids[row].long()]
-        torch.testing.assert_close(shares[row], expected / expected.sum() if renormalise else expected)
+        expected *= factor / expected.sum() if renormalise else factor
+        torch.testing.assert_close(shares[row], expected)
 
 
 @pytest.mark.parametrize(("pairs", "experts"), [(1, 8), (37, 8), (100, 3), (64, 1), (90, 128)])
