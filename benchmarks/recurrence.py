@@ -1,13 +1,13 @@
 """The recurrence of one gated delta net over a prompt, in each form that can compute it, with random weights.
 
     python -m benchmarks.recurrence [--shape 0.8B,9B] [--rows 512,4096,16384] [--device cpu|cuda] [--threads 2]
-                                    [--rounds 3] [--forms torch,kernel,chunked,chunks]
+                                    [--rounds 3] [--forms torch,kernel,chunked]
 
 All begin with the convolution and end before the gated norm. `torch` is what the reference computes row by row in fp32
-(`models.reference.delta_net.walk`), `chunked` multiplies matrices of 64 rows in fp32. Kernels compute `kernel`, row by
-row, and `chunks`, on tensor cores (`engine.kernels.triton.recurrence`); they are timed with rows in bf16. Each line has
-the median of several rounds, the time of all such layers of the model for one prompt, and how far the form is from the
-chunked one in fp64: the largest error of an output and of the state at the end, by the largest number there.
+(`models.reference.delta_net.walk`), `chunked` multiplies matrices of 64 rows in fp32. `kernel` is what kernels compute
+row by row (`engine.kernels.triton.recurrence`); it is timed with rows in bf16. Each line has the median of several
+rounds, the time of all such layers of the model for one prompt, and how far the form is from the chunked one in fp64:
+the largest error of an output and of the state at the end, by the largest number there.
 """
 
 import argparse
@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.machine import describe
-from engine.attention.walks import host_chunks
-from engine.batch import NONE, Span, StateMoves
-from engine.kernels.walks import WalkChunks, Walks
+from engine.batch import NONE
+from engine.kernels.walks import Walks
 from models.network import DeltaNetWeights, Linear, NormWeights, Weight
 from models.recurrences import DeltaNet
 from models.reference.delta_net import walk
@@ -103,9 +102,7 @@ def _parts(
     return q * spec.key_dim**-0.5, k, v, log_decay, b.sigmoid()
 
 
-def by_kernel(
-    spec: DeltaNet, weights: DeltaNetWeights, rows: Tensor, state: Tensor, in_chunks: bool = False
-) -> tuple[Tensor, Tensor]:
+def by_kernel(spec: DeltaNet, weights: DeltaNetWeights, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Compute what `walk` does for the rows of one prompt from its first on, with `state` being zeros."""
     from engine.kernels.triton.recurrence import walk_rows
 
@@ -121,11 +118,7 @@ def by_kernel(
             torch.tensor([[count, 0]]),
         )
     )
-    chunks = None
-    if in_chunks:
-        whole = Span((), 0, count, states=StateMoves(NONE, 0, ((count, 0),)))
-        chunks = WalkChunks(*(each.to(rows.device) for each in host_chunks((whole,))))
-    walks = Walks(places, slots, spans, saves, chunks)
+    walks = Walks(places, slots, spans, saves)
     parts = own[:, : spec.conv_size], own[:, spec.conv_size :]
     return walk_rows(spec, weights, walks, parts, torch.empty_like(own), end.unsqueeze(0)), end
 
@@ -134,9 +127,7 @@ FORMS: dict[str, Form] = {
     "torch": walk,
     "kernel": by_kernel,
     "chunked": in_chunks,
-    "chunks": partial(by_kernel, in_chunks=True),
 }
-KERNELS = ("kernel", "chunks")
 
 
 def seconds(run: Callable[[], object], device: torch.device, rounds: int) -> float:
@@ -183,11 +174,11 @@ def measure(name: str, rows: int, forms: list[str], device: torch.device, rounds
     for form in forms:
         out, last = FORMS[form](spec, weights, text, zeros)
         far = max(error(out, truth), error(last, end))
-        rows_given = text.bfloat16() if form in KERNELS else text
+        rows_given = text.bfloat16() if form == "kernel" else text
         run = partial(FORMS[form], spec, weights, rows_given, zeros)
         taken = seconds(run, device, rounds)
         line = f"{name:>6} {rows:>6} {form:>8} {taken * 1e3:>10.2f} {taken * layers:>9.3f} {far:9.1e}"
-        yield line + (kernel_times(run) if form in KERNELS else "")
+        yield line + (kernel_times(run) if form == "kernel" else "")
 
 
 def main() -> None:
@@ -214,7 +205,7 @@ def main() -> None:
         parser.error(f"no form {', '.join(unknown)}; there are {', '.join(FORMS)}")
     device = torch.device(given.device)
     if device.type != "cuda":
-        forms = [form for form in forms if form not in KERNELS]
+        forms = [form for form in forms if form != "kernel"]
     print(describe(device))
     print(" shape   rows     form   layer ms  layers s     error")
     for name in names:

@@ -1,7 +1,6 @@
 """The recurrences of a step's spans by kernels, and what these read about the spans."""
 
 from collections.abc import Mapping
-from itertools import pairwise
 from types import MappingProxyType
 
 import torch
@@ -12,7 +11,7 @@ from engine.batch import Span
 from engine.cache.kv_cache import KVCache
 from engine.kernels.convolution_rows import NONE
 from engine.kernels.on_gpu import problem
-from engine.kernels.walks import CHUNK, Walks
+from engine.kernels.walks import Walks
 from models.network import DeltaNetWeights, Mamba2Weights
 from models.recurrences import DeltaNet, Recurrence
 from models.reference.attention import Attention, Walk
@@ -52,21 +51,6 @@ def host_walks(cache: KVCache, spans: tuple[Span, ...], group: int, token: int =
         begin, token = end, token + span.count
     found = torch.cat(places), torch.cat(slots), torch.tensor(rows), torch.tensor(saves).view(-1, 2)
     return [each.to(torch.int32).contiguous() for each in found]
-
-
-def host_chunks(spans: tuple[Span, ...]) -> list[Tensor]:
-    """Return the tensors of `WalkChunks` in host memory, in order."""
-    ends, begin = [0], 0
-    chunks: list[tuple[int, int, int, int]] = []
-    for span in spans:
-        moves = span.states
-        assert moves is not None
-        slots, end = {row - moves.row: slot for row, slot in moves.saves}, span.stop - moves.row
-        edges = sorted({0, end, *range(-moves.row % CHUNK, end, CHUNK), *slots})
-        chunks += [(begin + first, begin + stop, slots.get(stop, NONE), 0) for first, stop in pairwise(edges)]
-        ends.append(len(chunks))
-        begin += end
-    return [torch.tensor(ends, dtype=torch.int32), torch.tensor(chunks, dtype=torch.int32)]
 
 
 class WalkStep(RecurringStep):

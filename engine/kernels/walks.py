@@ -7,20 +7,6 @@ from torch import Tensor
 
 from models.recurrences import DeltaNet, Recurrence
 
-CHUNK = 16
-"""Rows of a chunk at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class WalkChunks:
-    """Rows in chunks. These end where states are written, and before each row whose number in its text is a multiple of
-    CHUNK."""
-
-    ends: Tensor
-    """int32 [spans + 1]: how many chunks the spans before a span have."""
-    chunks: Tensor
-    """int32 [chunks, 4]: the first row, the end, and the slot to which the state is written there, or NONE."""
-
 
 @dataclass(frozen=True, slots=True)
 class Walks:
@@ -36,8 +22,6 @@ class Walks:
     row for that of its output; the slot of the state before the first row, or NONE; the first save and their end."""
     saves: Tensor
     """int32 [saves, 2]: before which row the state is written, and to which slot."""
-    chunks: WalkChunks | None = None
-    """In which chunks the rows are computed; None: one by one."""
     is_padded: bool = False
     """Whether there may be rows of the step that no span has. Their outputs are zeros."""
 
@@ -54,16 +38,6 @@ def walk_inputs(spec: Recurrence, count: int, rows: Tensor) -> tuple[Tensor, Ten
     keys = shape.key_heads, shape.padded_keys
     values = empty(shape.heads, shape.values, dtype=rows.dtype)
     return empty(*keys), empty(*keys), values, empty(shape.heads), empty(shape.heads)
-
-
-def chunk_inputs(heads: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return room for what a recurrence with so many heads reads of `count` chunks, each fp32: inverses and scores
-    [count, heads, CHUNK, CHUNK], and decays [count, heads, 2, CHUNK]."""
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty((count, heads, *shape), dtype=torch.float32, device=device)
-
-    return empty(CHUNK, CHUNK), empty(CHUNK, CHUNK), empty(2, CHUNK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,10 @@ import torch
 import triton
 from torch import Tensor
 
-from engine.kernels.triton.delta_chunks import chunk_kernel, walk_chunks_kernel
 from engine.kernels.triton.gated_norm import gated_norm_kernel
 from engine.kernels.triton.recurrence_inputs import delta_inputs_kernel, mamba_inputs_kernel
 from engine.kernels.triton.recurrence_rows import COLUMNS, walk_kernel
-from engine.kernels.walks import WalkChunks, Walks, chunk_inputs, walk_inputs, walk_shape
+from engine.kernels.walks import Walks, walk_inputs, walk_shape
 from models.network import DeltaNetWeights, Mamba2Weights
 from models.recurrences import DeltaNet, Recurrence
 
@@ -18,9 +17,6 @@ NUMBERS = 4096
 """Numbers of a program after it, unless a head has more."""
 TILE, STAGES, WARPS = 8, 4, 4
 """Rows that are copied at once, how many times, and the warps of a program of a recurrence."""
-BLOCK, PRECISION, CHUNK_STAGES = 32, "tf32", 5
-"""Columns of a program of a recurrence in chunks, the precision of its products, and the stages of its loop: the table
-of chunks and the rows that it leads to are loaded one after the other, and both ahead."""
 REGISTERS = 168
 """The most registers of a thread of a recurrence: with fewer, as compilers choose, sums of neighbouring rows wait for
 each other."""
@@ -63,9 +59,6 @@ def walk_rows(
     dtype = own.dtype if is_delta else torch.float32
     make = torch.zeros if walks.is_padded else torch.empty
     out = make((len(own), spec.output_size), dtype=dtype, device=own.device)
-    if walks.chunks is not None and isinstance(spec, DeltaNet):
-        _walk_chunks(spec, inputs, walks, walks.chunks, states, out)
-        return out
     walk_kernel[(len(walks.spans), shape.heads, triton.cdiv(shape.values, COLUMNS.value * WARPS))](
         *inputs,
         None if isinstance(weights, DeltaNetWeights) else weights.skip,
@@ -84,37 +77,6 @@ def walk_rows(
         maxnreg=REGISTERS,
     )
     return out
-
-
-def _walk_chunks(
-    spec: DeltaNet, inputs: tuple[Tensor, ...], walks: Walks, chunks: WalkChunks, states: Tensor, out: Tensor
-) -> None:
-    """Enqueue the recurrence in chunks, over the rows of `walk_inputs`: `out` [T, output_size]."""
-    queries, keys, values, factors, betas = inputs
-    heads, keys_size, count = spec.value_heads, walk_shape(spec).padded_keys, len(chunks.chunks)
-    prepared = chunk_inputs(heads, count, out.device)
-    shape = {"KEY_HEADS": spec.key_heads, "HEADS": heads, "KEYS": keys_size, "ALTERNATING": spec.alternating}
-    chunk_kernel[(count, heads)](
-        queries, keys, factors, betas, chunks.chunks, *prepared, **shape, PART=min(32, keys_size), num_warps=1
-    )
-    walk_chunks_kernel[(len(walks.spans), heads, triton.cdiv(spec.value_dim, BLOCK))](
-        queries,
-        keys,
-        values,
-        *prepared,
-        states,
-        walks.spans,
-        chunks.ends,
-        chunks.chunks,
-        out,
-        **shape,
-        K=spec.key_dim,
-        V=spec.value_dim,
-        BLOCK=BLOCK,
-        PRECISION=PRECISION,
-        STAGES=CHUNK_STAGES,
-        num_warps=4,
-    )
 
 
 def gated_norm(spec: Recurrence, weights: DeltaNetWeights | Mamba2Weights, y: Tensor, z: Tensor) -> Tensor:

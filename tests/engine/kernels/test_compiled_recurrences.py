@@ -31,27 +31,10 @@ for capability in (86, 90):
 print(json.dumps(found))
 """
 
-CHUNKS = """
-from engine.kernels.triton.delta_chunks import chunk_kernel, walk_chunks_kernel
-from engine.kernels.triton.recurrence import BLOCK, CHUNK_STAGES, PRECISION
-
-numbers = ("queries", "keys", "factors", "betas", "inverses", "scores", "decays", "states")
-TYPES.update(dict.fromkeys(numbers, "*fp32"), spans="*i32", ends="*i32", chunks="*i32")
-found = []
-for capability in (86, 90):
-    shape = dict(KEY_HEADS=16, HEADS=32, KEYS=128, ALTERNATING=False)
-    text, shared = ptx(chunk_kernel, 1, shape | dict(PART=32), ASTSource, capability)
-    found.append([shared, ".local" in text, text.count("mma.sync")])
-    shape |= dict(K=128, V=128, BLOCK=BLOCK, PRECISION=PRECISION, STAGES=CHUNK_STAGES)
-    text, shared = ptx(walk_chunks_kernel, 4, shape, ASTSource, capability)
-    found.append([shared, ".local" in text, text.count("mma.sync")])
-print(json.dumps(found))
-"""
-
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, Any]:
-    return compiled((RECURRENCES, CHUNKS))
+    return compiled((RECURRENCES,))
 
 
 def test_recurrences_keep_states_in_registers_and_sums_over_keys_in_a_warp(made: dict[str, Any]) -> None:
@@ -65,10 +48,3 @@ def test_recurrences_keep_states_in_registers_and_sums_over_keys_in_a_warp(made:
     for shared, spills in found[1::2]:
         assert shared <= 48 * 1024
         assert not spills
-
-
-def test_chunks_of_recurrences_are_multiplied_on_tensor_cores(made: dict[str, Any]) -> None:
-    for shared, spills, products in made[CHUNKS]:
-        assert shared <= 64 * 1024, "several programs must fit on a multiprocessor"
-        assert not spills
-        assert products > 0

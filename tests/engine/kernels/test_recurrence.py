@@ -9,10 +9,10 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from engine.attention import sdpa
-from engine.attention.walks import WalkStep, host_chunks
-from engine.batch import NONE, Span, StateMoves
+from engine.attention.walks import WalkStep
+from engine.batch import NONE
 from engine.kernels.triton.recurrence import gated_norm, walk_rows
-from engine.kernels.walks import WalkChunks, Walks, walk_shape
+from engine.kernels.walks import Walks, walk_shape
 from models.network import DeltaNetWeights, Linear, Mamba2Weights, NormWeights, Weight
 from models.recurrences import DeltaNet, Mamba2, Recurrence
 from models.reference import delta_net, mamba2
@@ -55,20 +55,14 @@ def walked(
     return mamba2.walk(spec, weights, *given)
 
 
-def one_walk(
-    start: int, stop: int, tail: int, source: int, saves: list[tuple[int, int]], in_chunks: bool = False
-) -> Walks:
+def one_walk(start: int, stop: int, tail: int, source: int, saves: list[tuple[int, int]]) -> Walks:
     """Rows `start` to `stop` of a text whose row r has slot r of the log; the rows before `start` are in the log."""
     line = [*([NONE] * max(tail - start, 0)), *range(max(start - tail, 0), start)]
     line += [NONE - 1 - row for row in range(stop - start)]
     places, slots = torch.tensor(line).unfold(0, tail + 1, 1).contiguous(), torch.arange(start, stop)
     spans = torch.tensor([[0, 0, stop - start, 0, source, 0, len(saves), 0]])
     moved = torch.tensor([(row - start, slot) for row, slot in saves])
-    chunks = None
-    if in_chunks:
-        span = Span((), start, stop - start, states=StateMoves(source, start, tuple(saves)))
-        chunks = WalkChunks(*(each.to(DEVICE) for each in host_chunks((span,))))
-    return Walks(*(each.to(DEVICE, torch.int32) for each in (places, slots, spans, moved)), chunks)
+    return Walks(*(each.to(DEVICE, torch.int32) for each in (places, slots, spans, moved)))
 
 
 def texts(spec: Recurrence, rows: int) -> tuple[Tensor, Tensor]:
@@ -94,14 +88,11 @@ def states(spec: Recurrence, slots: int) -> Tensor:
     return torch.full((slots, *spec.state_shape), float("nan"), device=DEVICE)
 
 
-@pytest.mark.parametrize(
-    ("name", "in_chunks"),
-    [(name, whole) for name in SPECS for whole in (False, True) if not whole or "mamba" not in name],
-)
-def test_a_prompt_has_the_outputs_and_states_of_the_reference(name: str, in_chunks: bool) -> None:
+@pytest.mark.parametrize("name", SPECS)
+def test_a_prompt_has_the_outputs_and_states_of_the_reference(name: str) -> None:
     spec = SPECS[name]
     weights, (rows, text), held = random_weights(spec), texts(spec, 45), states(spec, 3)
-    given = one_walk(0, 45, spec.conv_width - 1, NONE, [(20, 2), (45, 0)], in_chunks)
+    given = one_walk(0, 45, spec.conv_width - 1, NONE, [(20, 2), (45, 0)])
     with torch.inference_mode():
         found = by_kernel(spec, weights, given, rows, (log := torch.full_like(rows, float("nan"))), held)
         expected, end = walked(spec, weights, text, rows.new_zeros(spec.state_shape))
@@ -132,35 +123,12 @@ def test_a_prompt_cut_at_any_row_has_the_same_bits(spec: Recurrence) -> None:
             assert held[0].equal(held[stop])
 
 
-@pytest.mark.parametrize("cut", [16, 32, 176])
-def test_chunks_have_the_same_bits_however_a_prompt_is_cut_between_them(cut: int) -> None:
-    spec, count, tail = DeltaNet(1, 2, 16, 24), 200, 3
-    weights, (rows, _), held = random_weights(spec), texts(spec, count), states(spec, 4)
-
-    def part(start: int, stop: int, source: int, marks: list[tuple[int, int]]) -> Tensor:
-        given = one_walk(start, stop, tail, source, marks, in_chunks=True)
-        return by_kernel(spec, weights, given, rows[start:stop], rows, held)
-
-    with torch.inference_mode():
-        whole = part(0, count, NONE, [(count, 0)])
-        assert part(0, cut, NONE, [(cut, 1)]).equal(whole[:cut])
-        assert part(cut, count, 1, [(count, 2)]).equal(whole[cut:])
-        assert part(0, count, NONE, [(cut, 3), (count, 2)]).equal(whole)
-    assert held[2].equal(held[0])
-    assert held[3].equal(held[1])
-
-
-@pytest.mark.parametrize(
-    ("spec", "in_chunks"),
-    [(DeltaNet(1, 1, 16, 8), False), (DeltaNet(1, 1, 16, 8), True), (Mamba2(1, 8, 16), False)],
-)
-def test_long_texts_do_not_drift(spec: Recurrence, in_chunks: bool) -> None:
+@pytest.mark.parametrize("spec", [DeltaNet(1, 1, 16, 8), Mamba2(1, 8, 16)])
+def test_long_texts_do_not_drift(spec: Recurrence) -> None:
     rows = 4096
     weights, (own, text), held = random_weights(spec), texts(spec, rows), states(spec, 1)
     with torch.inference_mode():
-        found = by_kernel(
-            spec, weights, one_walk(0, rows, 3, NONE, [(rows, 0)], in_chunks), own, own.clone(), held
-        )
+        found = by_kernel(spec, weights, one_walk(0, rows, 3, NONE, [(rows, 0)]), own, own.clone(), held)
         expected, end = walked(spec, weights, text, own.new_zeros(spec.state_shape))
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
     assert (held[0] - end).abs().max() < 1e-4 * end.abs().max()
