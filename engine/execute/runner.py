@@ -123,7 +123,6 @@ class Runner:
         """
         from engine.execute.cuda.fused_program import unsupported
         from engine.execute.cuda.padded_prefill import PaddedPrefill
-        from engine.execute.cuda.padded_walks import can_record
         from engine.execute.cuda.prefill import FusedPrefill
 
         reason = unsupported(network)
@@ -141,7 +140,7 @@ class Runner:
             trial = StepBatch((Span((0,), 0, count, states=moves),))
             hidden = self._model.forward(ids, ids, self._backend.plan(trial))
             self._model.logits(hidden[-1:])
-        if self._peers is not None or not can_record(cache):
+        if self._peers is not None:
             return None
         if deterministic:
             self._padded = PaddedPrefill(network, cache, None, rows, graphs, self._on_host)

@@ -10,7 +10,6 @@ from torch import Tensor
 from benchmarks.stepping import blocks_for
 from engine.attention.walks import WalkStep
 from engine.batch import NONE, Span, StateMoves, StepBatch
-from engine.execute.cuda import padded_walks
 from models.recurrences import DeltaNet, Mamba2, Recurrence
 from tests.engine.keeping import GREEDY
 from tests.gpu.engines import DEVICE, SIZES, alone, an_engine, at_once, random_tokens
@@ -81,9 +80,8 @@ def small_network(path: Path) -> Path:
     return write_checkpoint(path, tiny_qwen3_5(**SIZES | sizes, hidden_size=256, head_dim=64))
 
 
-def test_recorded_prompts_give_what_others_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_prompts_give_what_others_give(tmp_path: Path) -> None:
     """A prompt; what follows it, from an earlier state and beside another; and one more row: each step twice."""
-    monkeypatch.setattr(padded_walks, "can_record", lambda cache: True)
     text, other = random_tokens(650, 0), random_tokens(300, 1)
 
     def span(given: list[int], table: list[int], start: int, stop: int, moves: StateMoves) -> Span:

@@ -59,8 +59,3 @@ class PaddedWalks:
 def replayed(spans: int) -> int:
     """Return how many rows of the log a step of so many spans reads again at most."""
     return 128 if spans == 1 else 512
-
-
-def can_record(cache: KVCache) -> bool:
-    """Return whether prompts can be recorded: not yet those with recurrences, which no GPU has replayed so far."""
-    return cache.states is None
