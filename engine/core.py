@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
+from sys import maxsize
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -27,7 +28,7 @@ from engine.parallel.ranks import Ranks
 from engine.params import SUPPRESSED, UNRECOMMENDED, SamplingParams
 from engine.schedule.answers import Answers
 from engine.schedule.computing import Computing
-from engine.schedule.hide_rows import move_up
+from engine.schedule.hide_rows import Hiding, hide, move_up
 from engine.schedule.limits import check_rows
 from engine.schedule.loop import Loop
 from engine.schedule.metrics import Traffic
@@ -414,10 +415,11 @@ class EngineCore:
         """Whether the caller is on the loop's thread, which must not wait; garbage collection may run there."""
         return self.loop.inside
 
-    def warm_rows(self, rows: Rows, owner: Owner = ANYBODY) -> int:
-        """Make the KV of `rows` present. Return how many rows had to be computed."""
+    def warm_rows(self, rows: Rows, owner: Owner = ANYBODY, since: int = maxsize) -> int:
+        """Make the KV of `rows` present, and all that was remembered of those from `since` on. Return how many rows had
+        to be computed."""
         self.check_rows(rows, spare=0)
-        sequence = Sequence(rows, owner.priority, origin=owner.origin)
+        sequence = Sequence(rows, owner.priority, origin=owner.origin, since=since)
         self.submit(sequence)
         if owner.follow is not None:
             owner.follow(sequence)
@@ -468,28 +470,23 @@ class EngineCore:
         result, for an answer that may continue. Raises OutOfBlocksError if there is no room, EngineError if computing
         or copying fails.
         """
-        hidden = rows.hide(spans)
-        if self.cached_rows(hidden) < len(hidden):
+        whole = Hiding(rows, rows.hide(spans), spans)
+        if self.cached_rows(whole.hidden) < len(whole.hidden):
             idle = owner.priority is Priority.IDLE
             if not idle:
                 self.pin(rows)  # idle work must not evict them before they have moved
-            self.warm_rows(rows, owner)
+
+            def move(part: Hiding) -> None:
+                self.warm_rows(part.rows, owner, part.since)
+                self.loop.call(lambda: move_up(self.engine_step.computing, part, idle))
+
             try:
-                self.loop.call(
-                    lambda: move_up(
-                        self._blocks,
-                        self.pieces.cache,
-                        self._scheduler,
-                        rows,
-                        hidden,
-                        spans,
-                        keep_rows,
-                        idle,
-                    )
-                )
+                hide(whole, self._blocks, self.cached_rows(rows), move)
             except (RuntimeError, MemoryError) as error:
                 raise explain(error) from error
-        return hidden
+            if not keep_rows:
+                self.forget(rows, spans[0][0])
+        return whole.hidden
 
     # -- helpers
 

@@ -128,9 +128,10 @@ class BlockManager:
 
     # -- the life of a table
 
-    def match(self, keys: Sequence[Key]) -> int:
-        """Return how many leading rows of `keys` are present, here or in the host tier. Changes nothing."""
-        return self._host.length(self._host.find(keys))
+    def match(self, keys: Sequence[Key], group_since: int = maxsize) -> int:
+        """Return how many leading rows of `keys` are present, here or in the host tier; `group_since` as in `open`.
+        Changes nothing."""
+        return self._host.length(self._host.find(keys, group_since=group_since))
 
     def room(self, idle: bool = False) -> int:
         """Return how many blocks can be had, cached ones included. `idle`: as in `reserve`."""

@@ -9,7 +9,6 @@ from sys import maxsize
 from time import perf_counter
 
 from engine.batch import Recorded, Span
-from engine.cache.block import Key
 from engine.cache.block_table import BlockTable, OutOfBlocksError
 from engine.cache.blocks import BlockManager
 from engine.cache.live_state import StatePlan
@@ -204,7 +203,7 @@ class Scheduler:
         before, self.idle_turn = self.idle_turn, first if level is Priority.IDLE else None
         if self.idle_turn is None or first is None or first is before or first.generated:
             return
-        if self.blocks.match(first.rows.keys[:-1]) > first.computed:
+        if self.blocks.match(first.rows.keys[:-1], first.since) > first.computed:
             self.preempt(first)
             self._admit(level)
 
@@ -324,7 +323,7 @@ class Scheduler:
                 break
             keys = sequence.rows.keys
             try:
-                table = self._open(sequence.reusable, level)
+                table = self._open(sequence, level)
             except Exception as error:  # noqa: BLE001 - an error in copying concerns this sequence alone
                 self.finish(sequence, None, error)
                 continue
@@ -361,12 +360,13 @@ class Scheduler:
             self.preempt(self._idle_work[-1])
         return True
 
-    def _open(self, keys: list[Key], level: Priority) -> BlockTable:
-        """Open a table with what is cached of `keys`. Idle work that leaves no room to bring it back is preempted."""
+    def _open(self, sequence: Sequence, level: Priority) -> BlockTable:
+        """Open a table with what is cached of a sequence. Idle work that leaves no room for that is preempted."""
+        keys, since = sequence.reusable, sequence.since
         while True:
-            table = self.blocks.open(keys, level is Priority.IDLE)
+            table = self.blocks.open(keys, level is Priority.IDLE, group_since=since)
             others = self._idle_work
-            if level is Priority.IDLE or not others or table.length >= self.blocks.match(keys):
+            if level is Priority.IDLE or not others or table.length >= self.blocks.match(keys, since):
                 return table
             self.blocks.close(table)
             self.preempt(others[-1])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from queue import SimpleQueue
 from secrets import randbits
+from sys import maxsize
 from threading import Event
 from time import perf_counter
 
@@ -73,6 +74,8 @@ class Sequence:
     """Its number in the scheduler's order of arrival."""
     client: Hashable = None
     """Who sent the request, for clients that may send many at once; None: the request stands alone."""
+    since: int = maxsize
+    """The first row that is needed in all groups of layers, whatever later rows see of it."""
     is_late: bool = False
     """Whether this is idle work that comes after other idle work."""
     turn: int = 0

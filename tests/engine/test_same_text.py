@@ -125,10 +125,6 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
 def test_the_text_of_a_seed_is_the_same_whatever_was_cached(
     pair: Pair, think_cache: str, steps: list[tuple[str, str, int]]
 ) -> None:
-    if think_cache == "mask" and pair.used.pieces.blocks.marks is not None:
-        pytest.skip(
-            "where the log no longer reaches back to a thought, recurrent layers read as with `exact`"
-        )
     evict_all(pair.used)
     chat = pair.used.chat(think_cache=think_cache)
     saved: list[list[Turn]] = [[]]
