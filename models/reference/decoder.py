@@ -29,6 +29,7 @@ from models.reference import delta_net, latent, mamba2
 from models.reference.activations import ACTIVATIONS, activated, rounded, xielu
 from models.reference.attention import Attention, ConvolutionRows, LatentRows, RecurrentRows
 from models.reference.collective import Collective
+from models.reference.divided_norms import group_squares, head_squares
 from models.reference.products import choose_product
 from models.reference.rope import StepPositions, rotate
 from models.reference.tiled import TiledProduct, embed
@@ -340,7 +341,8 @@ class Decoder:
         given = self._linear(weights.inputs, x)
         if isinstance(spec, Mamba2):
             assert isinstance(weights, Mamba2Weights)
-            return self._linear(weights.out, mamba2.between(spec, weights, index, given, backend))
+            squares = group_squares(self.network, self._peers, index)
+            return self._linear(weights.out, mamba2.between(spec, weights, index, given, backend, squares))
         assert isinstance(weights, DeltaNetWeights)
         out = delta_net.between(spec, weights, index, given, self._linear(weights.gates, x), backend)
         return self._linear(weights.out, out)
@@ -356,23 +358,10 @@ class Decoder:
             return _norm(norm, NormWeights(weight), qk)
         sizes = [spec.heads * spec.head_dim, spec.own_kv_heads * spec.head_dim]
         q, k = torch.split(qk.flatten(1), sizes, -1)
-        squares = None if self._peers is None else self._mean_squares(index, q, k)
+        squares = None if self._peers is None else head_squares(self.network, self._peers, index, q, k)
         parts = zip((q, k), torch.split(weight, sizes), squares or (None, None), strict=True)
         return torch.cat([_norm(norm, NormWeights(part), x, mean) for x, part, mean in parts], -1).view(
             qk.shape
-        )
-
-    def _mean_squares(self, index: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean squares of the q heads and of the k heads of all ranks, each fp32 [T, 1]."""
-        assert self._peers is not None
-        assert self.network.share is not None
-        whole = self.network.whole.layers[index].attention
-        own = torch.stack([x.float().square().sum(-1, keepdim=True) for x in (q, k)])
-        q_squares, k_squares = self._peers.sum(own)
-        copies = self.network.share.copies(whole)
-        return (
-            q_squares / (whole.heads * whole.head_dim),
-            k_squares / (whole.kv_heads * whole.head_dim * copies),
         )
 
     def _feed(self, spec: FeedForward, weights: FeedForwardWeights, x: Tensor) -> Tensor:

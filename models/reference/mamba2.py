@@ -8,6 +8,7 @@ from models.network import Mamba2Weights
 from models.recurrences import Mamba2
 from models.reference.attention import RecurrentRows, Walk
 from models.reference.causal_convolution import convolved
+from models.reference.divided_norms import GroupSquares
 
 
 def walk(spec: Mamba2, weights: Mamba2Weights, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,11 +35,19 @@ def walk(spec: Mamba2, weights: Mamba2Weights, rows: Tensor, state: Tensor) -> t
 
 
 def between(
-    spec: Mamba2, weights: Mamba2Weights, index: int, given: Tensor, backend: RecurrentRows
+    spec: Mamba2,
+    weights: Mamba2Weights,
+    index: int,
+    given: Tensor,
+    backend: RecurrentRows,
+    squares: GroupSquares | None = None,
 ) -> Tensor:
-    """Compute layer `index` between its products: z, x, B, C and dt [T, all of them] -> [T, output_size]."""
+    """Compute layer `index` between its products: z, x, B, C and dt [T, all of them] -> [T, output_size].
+
+    `squares` is as in `gated_norm`.
+    """
     z, rows = torch.split(multiplied(spec, given), [spec.output_size, spec.log_size], dim=-1)
-    return gated_norm(spec, weights, backend.recur(index, rows, Walk(walk, spec, weights)), z)
+    return gated_norm(spec, weights, backend.recur(index, rows, Walk(walk, spec, weights)), z, squares)
 
 
 def multiplied(spec: Mamba2, projected: Tensor) -> Tensor:
@@ -50,19 +59,25 @@ def multiplied(spec: Mamba2, projected: Tensor) -> Tensor:
     return torch.cat([part * multiplier for part, multiplier in parts], dim=-1)
 
 
-def gated_norm(spec: Mamba2, weights: Mamba2Weights, y: Tensor, z: Tensor) -> Tensor:
+def gated_norm(
+    spec: Mamba2, weights: Mamba2Weights, y: Tensor, z: Tensor, squares: GroupSquares | None = None
+) -> Tensor:
     """Gate and norm y fp32 [n, output_size] with z [n, output_size]: -> the same shape, in the dtype of z.
 
-    The norm covers one group of heads at a time. Computed in fp32 and rounded once.
+    The norm covers one group of heads at a time; with `squares`, other ranks have heads of these groups. Computed in
+    fp32 and rounded once.
     """
     gate = F.silu(z.float())
     if spec.norm_eps is None or weights.norm is None:
         return (y * gate).to(z.dtype)
     given = y if spec.norms_first else y * gate
     by_group = given.view(len(given), spec.groups, -1)
-    normed = (
-        F.rms_norm(by_group, by_group.shape[-1:], eps=spec.norm_eps).flatten(1) * weights.norm.weight.float()
-    )
+    if squares is None:
+        normed = F.rms_norm(by_group, by_group.shape[-1:], eps=spec.norm_eps)
+    else:
+        mean = squares(by_group.square().sum(-1))
+        normed = by_group * torch.rsqrt(mean + spec.norm_eps).unsqueeze(-1)
+    normed = normed.flatten(1) * weights.norm.weight.float()
     return (normed * gate if spec.norms_first else normed).to(z.dtype)
 
 

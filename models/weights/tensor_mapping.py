@@ -162,7 +162,9 @@ def _experts(
 
 def _shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
     """View the same numbers in another shape: a matrix of one row as a vector, or a vector as such a matrix."""
-    return replace(tensor, shape=shape, copy_into=lambda out: tensor.copy_into(out.view(tensor.shape)))
+    return replace(
+        tensor, shape=shape, copy_into=lambda out: tensor.copy_into(out.view(tensor.shape)), cut=None
+    )
 
 
 def _turned(tensor: StoredTensor) -> StoredTensor:

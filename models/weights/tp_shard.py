@@ -1,6 +1,6 @@
 """Cut the tensors of a checkpoint for one rank of several: some rows or columns of each, without reading them yet."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -8,9 +8,11 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.features import Feature, features
+from models.recurrences import Recurrence
 from models.spec import ModelSpec
 from models.weights.checkpoint import Blocks, StoredTensor, copy_parts
 from models.weights.matching import match
+from models.weights.recurrent_share import recurrent_parts
 from models.weights.share import UNIT, Share, SharePart
 from models.weights.slots import OF_VOCABULARY, Names, Slot
 
@@ -20,9 +22,6 @@ _UNDIVIDED = frozenset(
         Feature.LATENT,
         Feature.SPARSE_GATE,
         Feature.STREAMS,
-        Feature.BESIDE,
-        Feature.HALF_LAYERS,
-        Feature.RECURRENCE,
     }
 )
 
@@ -53,75 +52,89 @@ def _block(tensors: Iterable[StoredTensor]) -> int:
 def _of_share(tensor: StoredTensor, slot: Slot, share: Share) -> StoredTensor:
     part = slot.part.rsplit(".", 1)[-1]
     if part in OF_VOCABULARY:
-        return _part(tensor, share.vocab, 0)
+        return _part(tensor, [share.vocab], 0)
     if part in ("gate", "up"):
-        return _part(tensor, share.width(slot.rows), 0)
-    if part in ("out", "down") and slot.field == "bias":
-        return tensor if share.is_first else _part(tensor, SharePart(0, 0, slot.rows), 0)
-    if part == "down":
-        return _part(tensor, share.width(slot.shape[1]), 1)
-    of_heads = ("q", "k", "v", "q_norm", "k_norm", "attention_gate", "out", "sinks")
-    if slot.layer is None or part not in of_heads or slot.repeated:
+        return _part(tensor, [share.width(slot.rows)], 0)
+    if slot.split == "columns" or part == "latent_out":
+        if slot.field == "bias":
+            return tensor if share.is_first else _part(tensor, [SharePart(0, 0, slot.rows)], 0)
+        if part == "down":
+            return _part(tensor, [share.width(slot.shape[1])], 1)
+    if slot.layer is None or slot.repeated:
         return tensor
-    spec = share.whole.layers[slot.layer].attention
-    heads = share.kv_heads(spec) if part in ("k", "v", "k_norm") else share.q_heads(spec)
-    if part == "sinks" or (part == "attention_gate" and spec.gate == "heads"):
-        return _part(tensor, heads, 0)
-    part_of = heads.times(spec.head_dim)
-    return _part(tensor, part_of, 1) if part == "out" else _part(tensor, part_of, 0)
+    spec = share.whole.layers[slot.layer].mixer
+    if isinstance(spec, Recurrence):
+        parts = recurrent_parts(share, spec, part)
+        return tensor if parts is None else _part(tensor, parts, int(slot.split == "columns"))
+    if part not in ("q", "k", "v", "q_norm", "k_norm", "attention_gate", "out", "sinks"):
+        return tensor
+    attention = share.whole.layers[slot.layer].attention
+    heads = share.kv_heads(attention) if part in ("k", "v", "k_norm") else share.q_heads(attention)
+    if part != "sinks" and (part, attention.gate) != ("attention_gate", "heads"):
+        heads = heads.times(attention.head_dim)
+    return _part(tensor, [heads], int(slot.split == "columns"))
 
 
-def _part(tensor: StoredTensor, part: SharePart, axis: int) -> StoredTensor:
+def _part(tensor: StoredTensor, part: Sequence[SharePart], axis: int) -> StoredTensor:
     """Return some rows (axis 0) or columns (axis 1) of a matrix, or some numbers of a vector (axis 0)."""
-    if part.count == part.size == tensor.shape[axis]:
+    first, size = part[0], sum(each.size for each in part)
+    is_full = len(part) == 1 and first.count == size
+    if is_full and size == tensor.shape[axis]:
         return tensor
     cut = tensor.cut if axis == 0 else None
-    if cut is not None and part.count == part.size:
-        return replace(cut(part.start, part.count), name=tensor.name)
-    shape = (*tensor.shape[:axis], part.size, *tensor.shape[axis + 1 :])
+    if cut is not None and is_full:
+        return replace(cut(first.start, size), name=tensor.name)
+    shape = (*tensor.shape[:axis], size, *tensor.shape[axis + 1 :])
 
     def copy_into(out: Tensor) -> None:
         if cut is not None:  # reads no other rows
-            out[part.count :] = 0
-            if part.count:
-                cut(part.start, part.count).copy_into(out[: part.count])
+            for each, rows in zip(part, out.split([each.size for each in part]), strict=True):
+                rows[each.count :] = 0
+                if each.count:
+                    cut(each.start, each.count).copy_into(rows[: each.count])
         elif len(shape) == 1:
             out.copy_(_taken(tensor.numbers(), part, 0))
         else:
             copy_parts(parts(), out)
 
     def parts() -> Iterator[tuple[int, Tensor]]:
-        for start, rows in _in_parts(tensor):
-            if axis == 1:
-                yield start, _taken(rows, part, 1)
-            elif len(found := rows[max(part.start - start, 0) : max(part.stop - start, 0)]):
-                yield max(start - part.start, 0), found
-        if axis == 0 and part.count < part.size:
-            yield part.count, torch.zeros(part.size - part.count, *shape[1:])
+        if axis == 1:
+            yield from ((start, _taken(rows, part, 1)) for start, rows in _in_parts(tensor))
+            return
+        at = 0
+        for each in part:
+            for start, rows in _in_parts(tensor):
+                if len(found := rows[max(each.start - start, 0) : max(each.stop - start, 0)]):
+                    yield at + max(start - each.start, 0), found
+            if each.count < each.size:
+                yield at + each.count, torch.zeros(each.size - each.count, *shape[1:])
+            at += each.size
 
     blocks, on_device = (_part_of_blocks(held, part, axis) for held in (tensor.blocks, tensor.on_device))
     return tensor.part(shape, copy_into, parts, blocks, on_device)
 
 
-def _part_of_blocks(held: Blocks | None, part: SharePart, axis: int) -> Blocks | None:
+def _part_of_blocks(held: Blocks | None, part: Sequence[SharePart], axis: int) -> Blocks | None:
     """Return the part's blocks, or None if that would split a block, or take columns that are not in order."""
     if held is None:
         return None
     if axis == 0:
         return Blocks(held.kind, lambda device: _taken(held.rows(device), part, 0), order=held.order)
     size, nbytes = held.kind.block, held.kind.block_bytes
-    if held.order is not None or any(at % size for at in (part.start, part.stop, part.size)):
+    places = [at for each in part for at in (each.start, each.stop, each.size)]
+    if held.order is not None or any(at % size for at in places):
         return None
-    own = SharePart(*(at // size * nbytes for at in (part.start, part.stop, part.size)))
+    own = [SharePart(*(at // size * nbytes for at in (each.start, each.stop, each.size))) for each in part]
     return Blocks(held.kind, lambda device: _taken(held.rows(device), own, 1))
 
 
-def _taken(stored: Tensor, part: SharePart, axis: int) -> Tensor:
+def _taken(stored: Tensor, part: Sequence[SharePart], axis: int) -> Tensor:
     """Return some rows or columns, padded with zeros."""
     shape = list(stored.shape)
-    shape[axis] = part.size
+    shape[axis] = sum(each.size for each in part)
     wide = stored.new_zeros(shape)
-    wide.narrow(axis, 0, part.count).copy_(stored.narrow(axis, part.start, part.count))
+    for each, run in zip(part, wide.split([each.size for each in part], axis), strict=True):
+        run.narrow(axis, 0, each.count).copy_(stored.narrow(axis, each.start, each.count))
     return wide
 
 

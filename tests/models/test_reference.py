@@ -612,7 +612,6 @@ def test_only_torch_attends_to_rows_that_differ(layer: Layer, lacks: Feature) ->
     [
         (Layer(ShortConvolution(48, 3), FeedForward(64)), "short convolutions in place of attention"),
         (LATENT, "multi-head latent attention"),
-        (Layer(None, FeedForward(64), None), "layers without attention or without a feed-forward"),
     ],
 )
 def test_what_has_no_heads_to_divide_is_refused(layer: Layer, words: str) -> None:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from models.families.common import pre_norm_layer, uniform
 from models.loading.load import load_model
-from models.network import Network, Weight
+from models.network import DeltaNetWeights, Network, Weight
+from models.recurrences import DeltaNet, Mamba2
 from models.reference.decoder import Decoder
-from models.spec import Attention, FeedForward, Norm
+from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm
 from models.weights.block_formats import Kind as Held
 from models.weights.share import Share
 from tests.engine.divided import MORE_RANKS
@@ -32,7 +33,8 @@ from tests.models.checkpoints import (
     write_checkpoint,
     write_gguf,
 )
-from tests.models.families import FAMILIES
+from tests.models.families import FAMILIES, RECURRENT, tiny_nemotron_h
+from tests.models.hybrids import HYBRIDS, tiny_qwen3_5, tiny_qwen3_next
 from tests.models.quantized_models import CASES, write
 
 CPU = torch.device("cpu")
@@ -43,6 +45,8 @@ CONFIGS = {
     "qwen3": tiny_qwen3(),
     "llama": tiny_llama(),
     **{name: config for name, config in FAMILIES.items() if not name.startswith(WHOLE)},
+    **HYBRIDS,
+    **RECURRENT,
 }
 
 
@@ -122,6 +126,36 @@ def test_blocks_of_a_file_are_divided_as_they_are(kind: Kind, quantize: str, tmp
     assert held == ({Held[kind.name]} if quantize == "auto" else {Held.F32})
 
 
+@pytest.mark.parametrize("config", [tiny_qwen3_5, tiny_qwen3_next])
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
+def test_delta_nets_of_a_file_are_divided_by_key_heads(
+    config: Callable[..., Any], kind: Kind, tmp_path: Path
+) -> None:
+    """The value heads of one key head are neighbours in Qwen3-Next; in Qwen3.5 they are as far apart as can be."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
+    sizes |= {"layer_types": None, "mlp_only_layers": [], "norm_topk_prob": True, "moe_intermediate_size": 64}
+    sizes["shared_expert_intermediate_size"] = 64  # so that all matrices fit blocks, divided or not
+    stems = dict.fromkeys(("attn_qkv", "attn_gate", "ssm_out"), kind)
+    load = loading(write_gguf(tmp_path / "m.gguf", random_model(config(**sizes)), stems))
+    alone = logits_of(load((0, 1)))
+    for ranks in (2, 3):
+        for found in together(load, ranks):
+            torch.testing.assert_close(found, alone, atol=5e-4, rtol=1e-3)
+    if kind == Kind.Q8_0:
+        mixer = load((1, 2)).layers[0].mixer
+        assert isinstance(mixer, DeltaNetWeights)
+        assert {part.format for part in (*mixer.inputs.parts, *mixer.out.parts)} == {Held.Q8_0}
+
+
+def test_norms_by_group_of_a_file_are_divided_by_groups(tmp_path: Path) -> None:
+    model = random_model(tiny_nemotron_h(time_step_min=0.001, moe_latent_size=20))
+    load = loading(write_gguf(tmp_path / "m.gguf", model))
+    alone = logits_of(load((0, 1)))
+    for ranks in (2, 3):
+        for found in together(load, ranks):
+            torch.testing.assert_close(found, alone, atol=5e-4, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["fp8, blocks", "awq", "gptq, act-order"])
 def test_quantized_checkpoints_are_divided_as_a_gpu_holds_them(name: str, tmp_path: Path) -> None:
     """In planes, here on a CPU; a matrix whose columns lie in another order is expanded where columns are divided."""
@@ -172,3 +206,34 @@ def test_every_head_every_column_and_every_word_has_one_rank(
             assert kv.start + place // spec.groups == head // groups, (
                 "it reads the KV head that it read before"
             )
+
+
+@examples(100)
+@given(st.integers(1, 7), st.integers(1, 5), st.integers(1, 9), st.booleans())
+def test_every_head_of_a_recurrence_has_one_rank(
+    groups: int, each: int, ranks: int, alternating: bool
+) -> None:
+    net = DeltaNet(groups, groups * each, 8, 8, alternating=alternating)
+    mamba = Mamba2(groups * each, 8, 8, groups)
+    layers = tuple(Layer(mixer, FeedForward(32)) for mixer in (net, mamba))
+    whole = ModelSpec("Any", 64, 16, 8, layers)
+    shares = [Share(rank, ranks, whole) for rank in range(ranks)]
+    assert len({share.spec for share in shares}) == 1, "all ranks run the same program"
+    values = [share.value_heads(net) for share in shares]
+    heads = [share.mamba_heads(mamba) for share in shares]
+    for parts in ([part for each in values for part in each], heads):
+        covered = [number for part in parts for number in range(part.start, part.stop)]
+        assert sorted(covered) == list(range(groups * each))
+    for share, own in zip(shares, values, strict=True):
+        net_part, mamba_part = (layer.mixer for layer in share.spec.layers)
+        assert isinstance(net_part, DeltaNet)
+        assert isinstance(mamba_part, Mamba2)
+        places = [part.start + place for part in own for place in range(part.size) if place < part.count]
+        keys = range(share.key_heads(net).start, share.key_heads(net).stop)
+        for key_head in keys:
+            read = {head for head in places if key_head == (head % groups if alternating else head // each)}
+            assert len(read) == each, "a key head is where all its value heads are"
+        group = share.mamba_groups(mamba)
+        for place, head in enumerate(range(share.mamba_heads(mamba).start, share.mamba_heads(mamba).stop)):
+            local = place // (mamba_part.heads // mamba_part.groups)
+            assert group.start + local == head // each, "it reads the group that it read before"
