@@ -102,7 +102,8 @@ def test_rows_get_what_their_experts_give_and_their_own_bits(kind: Kind, shape: 
     def step(rows: slice, active: Tensor) -> Tensor:
         program, given = ExpertStep(network, 8, PDL), x[rows].clone()
         program.route(spec, weights, norm, active, given, len(given))
-        program.multiply(spec, weights, norm, given, len(given))
+        program.begin(spec, weights, norm, given, len(given))
+        program.add(spec, weights, given, given, len(given))
         return given
 
     found = step(slice(8), active)

@@ -2,12 +2,12 @@
 
 The host knows neither which experts are chosen nor how often, and never waits to find out.
 
-    few rows, three launches a layer, and two for a shared expert:
-        norm, router, choice          router_kernel   x -> ids, shares
+    few rows, three launches a layer, and two for a shared expert, each of which runs beside the one below it:
         (norm, shared gate and up)    linear_kernel   x -> inner
+        norm, router, choice          router_kernel   x -> ids, shares
+        (shared down, residual)       linear_kernel   inner, x -> sums
         norm, gate and up, activation gate_up_kernel  ids, x -> inner
-        down, shares, sum, residual   down_kernel     ids, shares, inner, x -> x
-        (shared down, residual)       linear_kernel   inner, x -> x
+        down, shares, sum, residual   down_kernel     ids, shares, inner, sums or x -> x
         (norms of the sums, residual) join_kernel     in place of the residuals, where the layer asks for them
     many tokens: see `engine/kernels/triton/grouped_gemm.py`
 
@@ -168,8 +168,8 @@ class ExpertStep:
         self.shared_gates = buffer(rows, 1, dtype=network.dtype)
         """The projections whose sigmoid weights the output of the shared expert."""
         self.sums, self.beside, self.nothing = (buffer(rows, hidden, dtype=network.dtype) for _ in range(3))
-        """For layers that do not add their output to x at once: the sum of the experts, the output of the shared one,
-        and zeros."""
+        """x and the output of the shared expert. Where their norms keep them apart: the sum of the experts, the output
+        of the shared one, and zeros."""
 
     def route(
         self,
@@ -179,8 +179,12 @@ class ExpertStep:
         active: Tensor,
         x: Tensor,
         rows: int,
+        follows: bool = False,
     ) -> None:
-        """Choose the experts of x [rows, hidden], which the kernel norms first. Rows that are not `active` get none."""
+        """Choose the experts of x [rows, hidden], which the kernel norms first. Rows that are not `active` get none.
+
+        If it `follows` a product that leads (`linear_kernel`), it runs beside that.
+        """
         router, bias = weights.router.weight, weights.router.bias
         hidden = x.shape[1]
         kernel = router_kernel[(triton.cdiv(spec.count, PER), rows)](
@@ -208,6 +212,7 @@ class ExpertStep:
             expert_scales=weights.expert_scales,
             OFFSET=norm[0].offset,
             FACTOR=spec.scale,
+            FOLLOWS=follows,
             num_warps=4 if hidden <= 4096 and spec.count <= 128 else 8,
             launch_pdl=self._pdl,
         )
@@ -218,22 +223,9 @@ class ExpertStep:
         ids, shares = (words.view(-1)[: rows * chosen] for words in (self._ids, self._shares))
         return ids.view(rows, chosen), shares.view(rows, chosen)
 
-    def multiply(
-        self,
-        spec: Experts,
-        weights: ExpertWeights,
-        norm: Normed,
-        x: Tensor,
-        rows: int,
-        scale: float = 1.0,
-        out: Tensor | None = None,
-        residual: Tensor | None = None,
-    ) -> None:
-        """Add `scale` times the output of the experts that `route` chose to x [rows, hidden], or to `out`.
-
-        With `residual` [rows, hidden], it is added to that, and the sum is written to `out`.
-        """
-        out = x if out is None else out
+    def begin(self, spec: Experts, weights: ExpertWeights, norm: Normed, x: Tensor, rows: int) -> None:
+        """Compute gate and up, and the activation, of the experts that `route` chose for x [rows, hidden]. The next
+        launch may run beside it."""
         first, size, hidden = weights.experts[0], spec.expert.size, x.shape[1]
         (weight,) = first.gate_up.parts
         if weight.planes is None:
@@ -263,6 +255,13 @@ class ExpertStep:
             launch_pdl=self._pdl,
         )
         split_alike(kernel)
+
+    def add(
+        self, spec: Experts, weights: ExpertWeights, start: Tensor, out: Tensor, rows: int, scale: float = 1.0
+    ) -> None:
+        """Write to `out` [rows, hidden] the sum of `start`, which may be the same, and `scale` times the output of the
+        experts that have begun."""
+        first, size, hidden = weights.experts[0], spec.expert.size, out.shape[1]
         (weight,) = first.down.parts
         matrices: dict[str, Any]
         if weight.planes is None:
@@ -280,7 +279,7 @@ class ExpertStep:
             self._inner,
             self._ids,
             self._shares,
-            residual=out if residual is None else residual,
+            residual=start,
             out=out,
             CHOSEN=spec.chosen,
             N=hidden,

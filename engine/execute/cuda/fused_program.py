@@ -287,7 +287,8 @@ class FusedDecoder:
         norm: Normed | None,
         factor: Tensor | None,
     ) -> None:
-        """Compute the feed-forward of a layer with experts. The output of the shared expert is added last.
+        """Compute the feed-forward of a layer with experts, and beside them that of the shared one, whose output is
+        added first.
 
         `norm` is that of the layer; norms inside the mixture take its place. In the end, `factor` [1] multiplies x.
         """
@@ -304,37 +305,43 @@ class FusedDecoder:
         assert own is not None
         after = normed(layer.feed_forward_post_norm, self._network.layers[index].feed_forward_post_norm)
         is_apart = after is not None or factor is not None or has_post_norms(spec)
-        shared, inner = weights.shared, self._inner
-        residual, shares = None, None if weights.shared_gate is None else experts.shared_gates[:rows]
-        experts.route(spec, weights, routed, given.active, x, rows)
+        shared, inner, here = weights.shared, self._inner, x[:rows]
+        gates = None if weights.shared_gate is None else experts.shared_gates[:rows]
         if shared is not None and spec.shared is not None:
             inner = inner[: rows * spec.shared.size].view(rows, spec.shared.size)
-            gate = None if shares is None or weights.shared_gate is None else (weights.shared_gate, shares)
-            products.run(rows, x, shared.gate_up, inner, norm=beside, gate=spec.shared, beside=gate)
-        out, here = x if exchange is None else products.part.zero_(), x[:rows]
+            gate = None if gates is None or weights.shared_gate is None else (weights.shared_gate, gates)
+            how = spec.shared
+            products.run(rows, x, shared.gate_up, inner, norm=beside, gate=how, beside=gate, leads=True)
+        experts.route(spec, weights, routed, given.active, x, rows, follows=shared is not None)
+        # The experts are added to what the shared one leaves in `start`: the sum so far, if nothing comes in between.
+        start, out, added = (x, x, x) if exchange is None else (products.part, products.part, None)
         if is_apart:
-            out, residual = experts.sums, experts.nothing
+            start, out, added = experts.nothing, experts.sums, None
+        elif shared is not None and exchange is None:
+            start = experts.sums
+        elif shared is None and exchange is not None:
+            start.zero_()
+        if not weights.on_host:
+            experts.begin(spec, weights, own, x, rows)
+        if shared is not None:
+            into = experts.beside if is_apart else start
+            amount, follows = 1.0 if is_apart else scale, not weights.on_host
+            products.run(
+                rows, inner, shared.down, into, residual=added, scale=amount, row_gates=gates, follows=follows
+            )
         if weights.on_host:
             assert self._on_host is not None
             seen = torch.empty_like(here)
             split_alike(add_norm(here, None, AddNorm(None, 1.0, own), seen, here))
             found = self._on_host.mix(index, seen, *experts.chosen(rows, spec.chosen))
-            if is_apart:
-                out[:rows].copy_(found)
-            else:
-                here.add_(found, alpha=scale)
+            torch.add(start[:rows], found, alpha=1.0 if is_apart else scale, out=out[:rows])
         else:
-            experts.multiply(spec, weights, own, x, rows, 1.0 if is_apart else scale, out, residual)
+            experts.add(spec, weights, start, out, rows, 1.0 if is_apart else scale)
         if is_apart:
-            if shared is not None:
-                products.run(rows, inner, shared.down, experts.beside, row_gates=shares)
             between = AddNorm(after, scale, None, factor)
             other = None if shared is None else experts.beside[:rows]
             join(spec, weights, out[:rows], other, here, between, self._pdl)
-            return
-        if shared is not None:
-            products.run(rows, inner, shared.down, out, residual=out, scale=scale, row_gates=shares)
-        if exchange is not None:
+        elif exchange is not None:
             exchange.add(out[:rows], here, here)
 
     def _many(self, rows: int, limit: int, own: int) -> Tensor:

@@ -127,13 +127,16 @@ class StepProducts:
         parts: Partials | None = None,
         beside: tuple[Linear, Tensor] | None = None,
         row_gates: Tensor | None = None,
+        leads: bool = False,
+        follows: bool = False,
     ) -> int:
         """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
 
         With `prepared`, that many programs have prepared x for the norm. With `up` [rows, outputs], its rows any
         distance apart, the product is not halved but gates that. A layer of one part prepares its output for the norm
         `following`. With `parts`, x is not read but combined from them. `beside` is another layer that reads the same
-        x, and its output, which is not gated. The sigmoid of row_gates [rows] multiplies each row.
+        x, and its output, which is not gated. The sigmoid of row_gates [rows] multiplies each row. If it `leads`, the
+        next launch may run beside it; if it `follows`, it runs beside the one before, which lets it.
         """
         programs, weighs = 0, norm or following
         added = residual if up is None else up
@@ -184,8 +187,8 @@ class StepProducts:
                 square_sums=self._square_sums,
                 PREPARED=prepared,
                 PREPARES=programs if following is not None else 0,
-                LEADS=number == 0 and len(jobs) > 1,
-                FOLLOWS=number > 0,
+                LEADS=number == 0 and not follows and (leads or len(jobs) > 1),
+                FOLLOWS=number > 0 or follows,
                 row_gates=row_gates,
                 num_warps=tile.warps,
                 launch_pdl=self._pdl,

@@ -62,7 +62,7 @@ def choose_kernel(
     share = _share(score, top, total, SIGMOID)
     mine = _ranked(share, selection_bias, index, COUNT, SELECTION_BIAS)
     rank = tl.zeros([PADDED], tl.int32)
-    for start in range(0, PADDED, BLOCK):
+    for start in tl.static_range(0, PADDED, BLOCK):  # unrolled, so that all loads begin at once
         other = start + tl.arange(0, BLOCK)
         given = tl.load(logits + other, mask=other < COUNT, other=float("-inf"), cache_modifier=".cg")
         shared = _share(given, top, total, SIGMOID)
@@ -106,6 +106,7 @@ def router_kernel(
     expert_scales=None,
     OFFSET: tl.constexpr = 0.0,
     FACTOR: tl.constexpr = 1.0,
+    FOLLOWS: tl.constexpr = False,
 ):
     """Choose for x [rows, K], normed first by norm_weight [K] + OFFSET: ids int32 [rows, CHOSEN] and shares fp32 [rows,
     CHOSEN].
@@ -113,7 +114,8 @@ def router_kernel(
     weight [COUNT, K] and bias [COUNT] in any dtype; selection_bias and expert_scales fp32 [COUNT]; active int32 [rows]:
     -1 for a row without a sequence, whose ids become -1. FACTOR is as in `choose_kernel`. logits fp32 [rows, COUNT],
     which SCALE multiplies, and arrived int32 [rows], zeros, are scratch memory of this kernel. The programs,
-    [cdiv(COUNT, PER), rows], compute PER logits each, and the last one of a row to finish chooses.
+    [cdiv(COUNT, PER), rows], compute PER logits each, and the last one of a row to finish chooses. With FOLLOWS, it
+    runs beside the product before it, as in `linear_kernel`.
     """
     gdc_launch_dependents(PDL)
     row = tl.program_id(1)
@@ -125,9 +127,11 @@ def router_kernel(
     if OFFSET != 0.0:
         scale += OFFSET
     there = tl.load(active + row) >= 0
-    gdc_wait(PDL)
+    if not FOLLOWS:
+        gdc_wait(PDL)
     if there:
-        given = tl.load(x + row * K + column, mask=inside, other=0.0).to(tl.float32)
+        # The multiprocessor's cache may hold x as it was before a kernel for whose end this one does not wait.
+        given = tl.load(x + row * K + column, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
         square = tl.sum(given * given, 1)
         y = tl.sum(given * scale * matrix.to(tl.float32), 1) * tl.rsqrt(square / K + EPS)
         at = tl.program_id(0) * PER + tl.arange(0, PER)
@@ -157,3 +161,5 @@ def router_kernel(
     elif tl.program_id(0) == 0:
         place = tl.arange(0, triton.next_power_of_2(CHOSEN))
         tl.store(ids + row * CHOSEN + place, tl.full(place.shape, -1, tl.int32), mask=place < CHOSEN)
+    if FOLLOWS:
+        gdc_wait(PDL)

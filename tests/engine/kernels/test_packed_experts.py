@@ -130,7 +130,8 @@ def check_steps(
     def step(rows: list[int]) -> torch.Tensor:
         program, given = ExpertStep(network, 3, False), x[rows].clone()
         program.route(spec, weights, norm, active[rows], given, len(rows))
-        program.multiply(spec, weights, norm, given, len(rows), 0.5)
+        program.begin(spec, weights, norm, given, len(rows))
+        program.add(spec, weights, given, given, len(rows), 0.5)
         return given
 
     every = list(range(rows))
