@@ -33,12 +33,10 @@ NATIVE = frozenset(
 FUSED = NATIVE - {
     Feature.LEARNED_POSITIONS,
     Feature.LEARNED_ACTIVATION,
-    Feature.UNGATED,
     Feature.LAYER_NORM,
     Feature.PARALLEL,
     Feature.LATENT,
     Feature.EXPERT_GROUPS,
-    Feature.SQUARED_RELU,
     Feature.BESIDE,
 }
 """Features that the fused GPU kernels compute."""

@@ -78,7 +78,7 @@ def activation(spec: FeedForward | None) -> Gate | None:
     """Return the constant that describes the activation to kernels; None for plain SiLU, or if there is none."""
     if spec is None:
         return None
-    gate = Gate(spec.activation, spec.gain, spec.limit or 0.0, spec.up_offset)
+    gate = Gate(spec.activation, spec.gain, spec.limit or 0.0, spec.up_offset, not spec.gated)
     return None if gate == Gate() else gate
 
 
@@ -227,12 +227,13 @@ class ExpertStep:
         """Compute gate and up, and the activation, of the experts that `route` chose for x [rows, hidden]. The next
         launch may run beside it."""
         first, size, hidden = weights.experts[0], spec.expert.size, x.shape[1]
+        gated = spec.expert.gated
         (weight,) = first.gate_up.parts
         if weight.planes is None:
-            tile = self._cuts.product(FUSED, size, hidden, True, None)
+            tile = self._cuts.product(FUSED, size, hidden, gated, None)
         else:
-            tile = self._cuts.experts(size, hidden, spec.chosen, True, weight.format)
-        kernel = gate_up_kernel[(triton.cdiv(size, tile.outputs(True)), spec.chosen, rows)](
+            tile = self._cuts.experts(size, hidden, 1, gated, weight.format)
+        kernel = gate_up_kernel[(triton.cdiv(size, tile.outputs(gated)), spec.chosen, rows)](
             x,
             self._ids,
             norm_weight=norm[1].weight,
@@ -249,6 +250,7 @@ class ExpertStep:
             PDL=self._pdl,
             bias=first.gate_up.bias,
             LANES=tile.lanes,
+            GATED=gated,
             GATE=activation(spec.expert),
             OFFSET=norm[0].offset,
             num_warps=tile.warps,
@@ -416,8 +418,8 @@ def _multiply(
     tile: GroupTile,
     gate: FeedForward | None,
 ) -> None:
-    """Multiply by the layer of which `linear` is the first expert's; gate the product if `gate` is given."""
-    outputs, gated = out.shape[1], gate is not None
+    """Multiply by the layer of which `linear` is the first expert's: by down, or with `gate` by what is before it."""
+    outputs, gated = out.shape[1], gate is not None and gate.gated
     (weight,) = linear.parts
     group_kernel[(triton.cdiv(outputs, tile.width), len(tiles))](
         x,
@@ -429,6 +431,7 @@ def _multiply(
         N=outputs,
         K=x.shape[1],
         GATED=gated,
+        GATHERS=gate is not None,
         HEIGHT=tile.height,
         WIDTH=tile.width,
         DEPTH=tile.depth,

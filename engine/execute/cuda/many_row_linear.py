@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.execute.cuda.experts import activation
 from engine.execute.cuda.kernel_configs import KernelConfigs
-from engine.execute.cuda.prefill import LIBRARY, apply_gate
+from engine.execute.cuda.prefill import LIBRARY, apply_halves
 from engine.execute.cuda.tiles import WarpgroupTile, WideTile, rounded
 from engine.kernels.triton.gluon import described
 from engine.kernels.triton.launch import split_alike
@@ -42,7 +42,8 @@ class WideProducts:
     def _product(self, linear: Linear, x: Tensor, gate: FeedForward | None, apart: bool) -> Tensor:
         if linear.is_plain:
             outputs, inputs = linear.weight.shape
-            cut = outputs // (1 if gate is None else 2), inputs, gate is not None, apart
+            gated = gate is not None and gate.gated
+            cut = outputs // (2 if gated else 1), inputs, gated, apart
             aligned = linear.weight.data_ptr() % 16 == 0
             group = self._cuts.warpgroups(x.shape[0], *cut) if self._warpgroups and aligned else None
             if group is not None:
@@ -51,16 +52,13 @@ class WideProducts:
             if tile is not None:
                 return wide_product(linear, x, gate, tile, self.pdl)
         product = LIBRARY.product(linear, x)
-        if gate is None:
-            return product
-        given, up = product.chunk(2, dim=-1)
-        return apply_gate(given, up, gate, self.pdl)
+        return product if gate is None else apply_halves(product, gate, self.pdl)
 
 
 def wide_product(linear: Linear, x: Tensor, gate: FeedForward | None, tile: WideTile, pdl: bool) -> Tensor:
     """Multiply: [T, columns] -> [T, rows], half as many if gated; fp32 [tile.split, T, rows] if columns are split."""
     given = _arguments(linear, x, gate, tile, pdl)
-    programs = triton.cdiv(given["N"], tile.outputs // (1 if gate is None else 2))
+    programs = triton.cdiv(given["N"], tile.outputs // (2 if given["GATED"] else 1))
     kernel = wide_linear_kernel[(programs, tile.split)](
         x,
         linear.weight,
@@ -96,7 +94,8 @@ def _arguments(
 ) -> dict[str, Any]:
     """Return the named arguments that both kernels take, with room for the product in `out`."""
     lines, inputs = linear.weight.shape
-    count, outputs = x.shape[0], lines if gate is None else lines // 2
+    gated = gate is not None and gate.gated
+    count, outputs = x.shape[0], lines // 2 if gated else lines
     whole = tile.split == 1
     shape = (count, outputs) if whole else (tile.split, count, outputs)
     return {
@@ -107,7 +106,7 @@ def _arguments(
         "N": outputs,
         "K": inputs,
         "BIAS": linear.bias is not None,
-        "GATED": gate is not None,
+        "GATED": gated,
         "COLUMNS": tile.columns,
         "STAGES": tile.stages,
         "SPLIT": tile.split,

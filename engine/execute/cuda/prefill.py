@@ -78,7 +78,8 @@ class Products(Protocol):
         ...
 
     def gated(self, linear: Linear, x: Tensor, spec: FeedForward) -> Tensor:
-        """Multiply and gate: [T, columns] -> [T, size]. The first half of the product gates the second."""
+        """Multiply and gate: [T, columns] -> [T, size]. The first half of the product gates the second, if there is a
+        gate."""
         ...
 
     def parts(self, linear: Linear, x: Tensor, place: Tensor | None = None) -> Tensor:
@@ -114,8 +115,7 @@ class LibraryProducts:
 
     def gated(self, linear: Linear, x: Tensor, spec: FeedForward) -> Tensor:
         """See `Products`."""
-        gate, up = self.product(linear, x).chunk(2, dim=-1)
-        return apply_gate(gate, up, spec, self.pdl)
+        return apply_halves(self.product(linear, x), spec, self.pdl)
 
     def parts(self, linear: Linear, x: Tensor, place: Tensor | None = None) -> Tensor:
         """See `Products`."""
@@ -357,8 +357,19 @@ def input_gate(spec: LayerInputs) -> FeedForward:
     return FeedForward(spec.size, spec.activation)
 
 
-def apply_gate(gate: Tensor, up: Tensor, spec: FeedForward, pdl: bool, out: Tensor | None = None) -> Tensor:
-    """Gate `up` by `gate`, both [T, size] with rows any distance apart -> [T, size], or `out`.
+def apply_halves(product: Tensor, spec: FeedForward, pdl: bool) -> Tensor:
+    """Gate the second half of a product by the first, if `spec` has a gate, otherwise activate all -> [T, size]."""
+    if not spec.gated:
+        return apply_gate(product, None, spec, pdl)
+    gate, up = product.chunk(2, dim=-1)
+    return apply_gate(gate, up, spec, pdl)
+
+
+def apply_gate(
+    gate: Tensor, up: Tensor | None, spec: FeedForward, pdl: bool, out: Tensor | None = None
+) -> Tensor:
+    """Gate `up` by `gate`, both [T, size] with rows any distance apart -> [T, size], or `out`. Without up, activate
+    `gate`.
 
     `pdl` is as for `WideProducts`.
     """
@@ -371,7 +382,7 @@ def apply_gate(gate: Tensor, up: Tensor, spec: FeedForward, pdl: bool, out: Tens
         inner,
         SIZE=size,
         GATE_STRIDE=gate.stride(0),
-        UP_STRIDE=up.stride(0),
+        UP_STRIDE=0 if up is None else up.stride(0),
         BLOCK=block,
         PDL=pdl,
         GATE=activation(spec),

@@ -130,7 +130,8 @@ class StepProducts:
         leads: bool = False,
         follows: bool = False,
     ) -> int:
-        """Run `linear_kernel` for each part of the layer, gated by `gate` if given; return its number of programs.
+        """Run `linear_kernel` for each part of the layer, gated or activated as `gate` says; return its number of
+        programs.
 
         With `prepared`, that many programs have prepared x for the norm. With `up` [rows, outputs], its rows any
         distance apart, the product is not halved but gates that. A layer of one part prepares its output for the norm
@@ -144,7 +145,7 @@ class StepProducts:
         if beside is not None:
             jobs += [(beside[0], *each, beside[1], None) for each in _places(beside[0])]
         for number, (own, weight, place, into, how) in enumerate(jobs):
-            gated = how is not None and up is None
+            gated = how is not None and how.gated and up is None
             outputs = weight.rows // (2 if gated else 1)
             first = place // (2 if gated else 1)
             kind = weight.format if weight.planes is not None else None

@@ -47,27 +47,30 @@ def gate_up_kernel(
     CODES: tl.constexpr = None,
     LANES: tl.constexpr = 1,
     OFFSET: tl.constexpr = 0.0,
+    GATED: tl.constexpr = True,
 ):
     """Write out [rows, CHOSEN, N] = `gated` of gate and up of the chosen experts of x [rows, K], which is normed first,
     by norm_weight [K] + OFFSET.
 
-    weight [experts, 2 N, K], gate above up, and an optional bias [experts, 2 N]; ids int32 [rows, CHOSEN], -1 for a row
-    without a sequence, for which nothing is written. The grid is [tiles, CHOSEN, rows]. With CODES, weight is the codes
-    of planes, laid out for each expert as in `packed_linear_kernel`, expert after expert.
+    weight [experts, 2 N, K], gate above up, and an optional bias [experts, 2 N]; unless GATED, both have N lines, and
+    GATE is `alone`. ids int32 [rows, CHOSEN], -1 for a row without a sequence, for which nothing is written. The grid
+    is [tiles, CHOSEN, rows]. With CODES, weight is the codes of planes, laid out for each expert as in
+    `packed_linear_kernel`, expert after expert.
     """
     # The next kernel may start only once the ids are visible, because it reads them before it waits.
     gdc_wait(PDL)
     gdc_launch_dependents(PDL)
+    LINES: tl.constexpr = 2 * N if GATED else N
     place = gl.program_id(2) * CHOSEN + gl.program_id(1)
     expert = gl.load(ids + place)
     if expert >= 0:
         biases = weight
         if bias is not None:
-            biases = bias + expert.to(tl.int64) * (2 * N)
+            biases = bias + expert.to(tl.int64) * LINES
         if CODES is None:
             linear_kernel(
                 x + gl.program_id(2) * K,
-                weight + expert.to(tl.int64) * (2 * N * K),
+                weight + expert.to(tl.int64) * (LINES * K),
                 biases,
                 norm_weight,
                 x,
@@ -78,7 +81,7 @@ def gate_up_kernel(
                 EPS=EPS,
                 NORM=True,
                 BIAS=bias is not None,
-                GATED=True,
+                GATED=GATED,
                 RESIDUAL=False,
                 FOLDS=FOLDS,
                 WARPS=WARPS,
@@ -90,7 +93,7 @@ def gate_up_kernel(
             )
         else:
             codes, others, own_scales, own_supers = planes_at(
-                weight, more, scales, supers, expert, 2 * N, K, CODES
+                weight, more, scales, supers, expert, LINES, K, CODES
             )
             packed_linear_kernel(
                 x + gl.program_id(2) * K,
@@ -109,7 +112,7 @@ def gate_up_kernel(
                 EPS=EPS,
                 NORM=True,
                 BIAS=bias is not None,
-                GATED=True,
+                GATED=GATED,
                 RESIDUAL=False,
                 WARPS=WARPS,
                 TILES=TILES,

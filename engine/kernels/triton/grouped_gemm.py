@@ -14,7 +14,7 @@ the device: programs are launched for the most there could be, and those without
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.pointwise import gated
+from engine.kernels.triton.pointwise import activate, gated
 from engine.kernels.triton.unpack import planes_at, tile_numbers
 
 
@@ -74,6 +74,7 @@ def group_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     GATED: tl.constexpr,
+    GATHERS: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -86,10 +87,12 @@ def group_kernel(
 ):
     """Multiply the rows of each tile by the weights of its expert. The grid is [cdiv(N, WIDTH), tiles].
 
-    With GATED, x is [T, K] by token, weight [experts, 2 N, K], gate above up, and out [pairs, N] = `gated` of both, in
-    the order of the groups. Otherwise x is [pairs, K] in that order, weight [experts, N, K], and out [pairs, N] in the
-    order of the pairs. An optional bias [experts, rows of the weight] is added. With CODES, weight is the codes of
-    planes (see `packed_linear_kernel`), expert after expert, and a tile of them at a time is expanded to numbers.
+    If it GATHERS, x is [T, K] by token, and out [pairs, N] in the order of the groups. With GATED, weight is
+    [experts, 2 N, K], gate above up, and out = `gated` of both; without it, weight is [experts, N, K], and GATE
+    activates its product. If it does not gather, x is [pairs, K] in the order of the groups, weight [experts, N, K],
+    and out [pairs, N] in the order of the pairs. An optional bias [experts, rows of the weight] is added. With CODES,
+    weight is the codes of planes (see `packed_linear_kernel`), expert after expert, and a tile of them at a time is
+    expanded to numbers.
     """
     tile = tiles + 3 * tl.program_id(1)
     expert = tl.load(tile)
@@ -98,7 +101,7 @@ def group_kernel(
     at = tl.load(tile + 1) + tl.arange(0, HEIGHT)
     given = at < tl.load(tile + 2)
     pair = tl.load(order + at, mask=given, other=0)
-    source = pair // CHOSEN if GATED else at
+    source = pair // CHOSEN if GATHERS else at
     n = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     # Rows and columns beyond the last are multiplied as well, but not written.
     line = n % N if N % WIDTH != 0 else n
@@ -141,7 +144,9 @@ def group_kernel(
             ups += tl.load(biases + N).to(tl.float32)[None, :]
     if GATED:
         sums = gated(sums, ups, GATE)
-    target = at if GATED else pair
+    elif GATHERS:
+        sums = activate(sums, GATE)
+    target = at if GATHERS else pair
     tl.store(
         out + target.to(tl.int64)[:, None] * N + n[None, :],
         sums.to(out.dtype.element_ty),

@@ -30,7 +30,7 @@ from engine.kernels.triton.fused_norm import (
 )
 from engine.kernels.triton.gluon import async_copy, fence, gl, jit, mma_v2, own_layout, type_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.pointwise import capped, gated
+from engine.kernels.triton.pointwise import activate, capped, gated
 
 UNROLLED = tl.constexpr(6)
 """The most tiles of x that are multiplied without a loop."""
@@ -194,6 +194,9 @@ def finish(
         y = gated(y, up, GATE)
     elif BIAS:
         y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
+    if GATE is not None:  # noqa: SIM102 - this is known when the kernel is compiled
+        if GATE.alone:
+            y = activate(y, GATE)
     if SCALE != 1.0:
         y *= SCALE
     y = capped(y, CAP)
@@ -268,10 +271,10 @@ def linear_kernel(
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
 
     With NORM, x is normed first, by norm_weight [K] + OFFSET. With BIAS, bias [N] is added. With GATED, weight is [2 N,
-    K] (bias [2 N]), gate above up, and out = `gated` of both. The sum so far is multiplied by SCALE and capped by CAP
-    (0: not), then multiplied by the sigmoid of row_gates [COUNT], if given. With RESIDUAL, residual [COUNT, N] is
-    added; it may be `out` itself. With BESIDE as well, the sum gates it (`gated`) instead, and its rows are BESIDE
-    apart. Pointers that the flags leave unused may be anything.
+    K] (bias [2 N]), gate above up, and out = `gated` of both; without it, a GATE that is `alone` activates the sum. The
+    result is multiplied by SCALE and capped by CAP (0: not), then multiplied by the sigmoid of row_gates [COUNT], if
+    given. With RESIDUAL, residual [COUNT, N] is added; it may be `out` itself. With BESIDE as well, the sum gates it
+    (`gated`) instead, and its rows are BESIDE apart. Pointers that the flags leave unused may be anything.
 
     With PREPARES, the number of programs, this product also prepares `out` for the next one, which norms it by
     norm_weight [N] + OFFSET: it sets prepared [COUNT, N] to `out` times that, and square_sums fp32 [COUNT, PREPARES] to

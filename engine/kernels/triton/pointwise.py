@@ -19,6 +19,8 @@ class Gate(NamedTuple):
     limit: float = 0.0
     """0: none."""
     up_offset: float = 0.0
+    alone: bool = False
+    """Whether it is the activation of a whole product, which gates nothing."""
 
 
 @triton.jit
@@ -35,8 +37,10 @@ def activate(x, GATE: tl.constexpr):
     elif GATE.kind == "gelu":
         result = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     else:
-        tl.static_assert(GATE.kind == "relu")
+        tl.static_assert(GATE.kind == "relu" or GATE.kind == "relu2")
         result = tl.where(x < 0.0, 0.0, x)  # keeps NaN
+        if GATE.kind == "relu2":
+            result *= result
     return result
 
 

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import (
+    activate,
     angles,
     gated,
     partners,
@@ -189,17 +190,17 @@ def gate_kernel(
     PDL: tl.constexpr,
     GATE: tl.constexpr = None,
 ):
-    """Write out [T, SIZE] = `gated` of gate and up [T, SIZE], whose rows are so far apart. The grid is [T, cdiv(SIZE,
-    BLOCK)]."""
+    """Write out [T, SIZE] = `gated` of gate and up [T, SIZE], whose rows are so far apart; without up, gate
+    activated. The grid is [T, cdiv(SIZE, BLOCK)]."""
     gdc_launch_dependents(PDL)
     gdc_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
     found = tl.load(gate + row * GATE_STRIDE + columns, mask=inside, other=0.0)
-    wide = tl.load(up + row * UP_STRIDE + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(
-        out + row * SIZE + columns,
-        gated(found.to(tl.float32), wide, GATE).to(found.dtype),
-        mask=inside,
-    )
+    if up is None:
+        result = activate(found.to(tl.float32), GATE)
+    else:
+        wide = tl.load(up + row * UP_STRIDE + columns, mask=inside, other=0.0).to(tl.float32)
+        result = gated(found.to(tl.float32), wide, GATE)
+    tl.store(out + row * SIZE + columns, result.to(found.dtype), mask=inside)

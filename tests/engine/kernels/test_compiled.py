@@ -111,6 +111,7 @@ print(json.dumps([
     linear(1024, 2048, COUNT=1, RESIDUAL=True, ATTENDED=(128, 128, 5), **LEFT),
     linear(2048, 512, RESIDUAL=True, row_gates="pointer"),
     linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, GATE=Gate("gelu_tanh")),
+    linear(3136, 1024, NORM=True, GATE=Gate("relu2", alone=True)),
     attention(640, 2, 128), attention(40960, 3, 64),
     attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
     attention(640, 8, 64, NORM=False, WINDOW=128),
@@ -138,6 +139,8 @@ gate, _ = ptx(gate_up_kernel, tile.warps, cut | shape)
 clamped = dict(bias="pointer", GATE=Gate("silu", 1.702, 7.0, 1.0))
 shape = dict(CHOSEN=4, N=2880, K=2880, EPS=1e-6, TILES=tile.tiles)
 ptx(gate_up_kernel, tile.warps, cut | shape | clamped)
+squared = Gate("relu2", alone=True)
+ptx(gate_up_kernel, tile.warps, cut | shape | dict(GATED=False, GATE=squared))
 tile = KernelConfigs().product(16, 2048, 8 * 768, False, None)
 cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
 down, _ = ptx(down_kernel, tile.warps, cut | dict(CHOSEN=8, N=2048, K=768))
@@ -157,10 +160,11 @@ ptx(place_kernel, 8, dict(COUNT=128, HEIGHT=128, BLOCK=4096), ASTSource)
 fits = []
 for pairs, gated, n, k, limit in ((32_768, True, 768, 2048, 99), (128, False, 2048, 768, 227)):
     tile = choose_group_tile(pairs, 128)
-    shape = dict(CHOSEN=8, HEIGHT=tile.height, WIDTH=tile.width, DEPTH=tile.depth, N=n, K=k, GATED=gated)
+    shape = dict(CHOSEN=8, HEIGHT=tile.height, WIDTH=tile.width, DEPTH=tile.depth, N=n, K=k, GATED=gated, GATHERS=gated)
     shape |= clamped if gated else {}
     stages = tile.stages(gated, limit * 1024)
     fits.append(ptx(group_kernel, tile.warps, shape, ASTSource, num_stages=stages)[1] <= limit * 1024)
+ptx(group_kernel, 4, shape | dict(GATHERS=True, GATED=False, GATE=squared), ASTSource, num_stages=2)
 early = [text[: text.index("griddepcontrol.wait;")].count("cp.async.cg") for text in (down, odd)]
 print(json.dumps({
     "fits": all(fits), "early": early, "ldmatrix": sum(text.count("ldmatrix") for text in (gate, down, odd)),
@@ -255,7 +259,7 @@ for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4"):
     text, shared = ptx(gate_up_kernel, tile.warps, given)
     early = text.index("griddepcontrol.wait") < text.index("griddepcontrol.launch")
     found.append([early, shared <= 99 * 1024, ".local" in text])
-    cut = dict(HEIGHT=group.height, WIDTH=group.width, DEPTH=group.depth, GATED=True)
+    cut = dict(HEIGHT=group.height, WIDTH=group.width, DEPTH=group.depth, GATED=True, GATHERS=True)
     given = {name: value for name, value in given.items() if name in group_kernel.arg_names} | cut
     stages = group.stages(True, 227 * 1024)
     text, shared = ptx(group_kernel, group.warps, given, ASTSource, num_stages=stages)
@@ -482,7 +486,7 @@ def test_products_of_a_group_of_warps_load_all_weights_early_that_fit(made: dict
 def test_what_may_be_loaded_early_is_and_nothing_goes_another_way(made: dict[str, Any]) -> None:
     """Weights are copied 16 bytes at a time before the wait, and a thread reads what it copied."""
     found = made[DENSE]
-    products, attentions = found[:11], found[11:]
+    products, attentions = found[:12], found[12:]
     for found in products:
         assert found["early"] == found["held"]
         assert found["ldmatrix"] == 0, "a thread would read what another one copied"

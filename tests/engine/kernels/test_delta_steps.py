@@ -55,12 +55,24 @@ BARE = replace(NET, mixer=Mamba2(4, 16, 32, 2, conv_bias=False, norm_eps=None))
 HALVES = [replace(each, feed_forward=None, feed_forward_norm=None) for each in (SPACES, PLAIN)] + [
     replace(NET, mixer=None, attention_norm=None)
 ]
+SQUARED = Experts(
+    6,
+    2,
+    FeedForward(40, "relu2", gated=False),
+    scoring="sigmoid",
+    exact_router=True,
+    selection_bias=True,
+    scale=2.5,
+    shared=FeedForward(24, "relu2", gated=False),
+)
 EXPERTS = Experts(6, 2, FeedForward(40), shared=FeedForward(24), shared_gate=True)
 SPECS = {
     "usual": ModelSpec("Hybrid", 272, 64, 1024, (NET, PLAIN, NET), NORM),
     "alternating": ModelSpec("Hybrid", 272, 64, 1024, (TURNED, PLAIN), NORM),
     "mamba": ModelSpec("Hybrid", 272, 64, 1024, (SPACES, PLAIN, BARE), NORM),
-    "halves": ModelSpec("Hybrid", 272, 64, 1024, (*HALVES, *HALVES[::2]), NORM),
+    "halves": ModelSpec(
+        "Hybrid", 272, 64, 1024, (*HALVES, HALVES[0], replace(HALVES[2], feed_forward=SQUARED)), NORM
+    ),
     "experts": ModelSpec(
         "Hybrid",
         272,

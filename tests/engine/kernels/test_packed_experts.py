@@ -52,6 +52,13 @@ UNUSUAL = {
         Tile(1, 2, 4, 2),
         Tile(1, 4, 4, 1),
     ),
+    "squared": (
+        Kind.Q8_0,
+        Experts(5, 2, FeedForward(160, "relu2", gated=False), scale=2.5),
+        96,
+        Tile(1, 1, 2, 2),
+        Tile(1, 2, 2, 2),
+    ),
     "supers": (
         Kind.Q6_K,
         Experts(3, 2, CLAMPED, router_bias=True),
@@ -81,7 +88,8 @@ def stack(kind: Kind, experts: int, rows: int, columns: int, seed: int) -> tuple
 def packed_experts(spec: Experts, hidden: int, kind: Kind) -> tuple[ExpertWeights, list[torch.Tensor]]:
     """The experts of a layer, and their numbers: gate above up, and down, [experts, rows, columns]."""
     size, count = spec.expert.size, spec.count
-    sides = stack(kind, count, 2 * size, hidden, 1), stack(kind, count, hidden, size, 2)
+    lines = 2 * size if spec.expert.gated else size
+    sides = stack(kind, count, lines, hidden, 1), stack(kind, count, hidden, size, 2)
     biases = [random(count, len(numbers[0]), seed=3) for _, numbers in sides]
     if not spec.expert.bias:
         biases = [torch.zeros_like(bias) for bias in biases]
