@@ -191,8 +191,6 @@ def _not_fused_recurrence(spec: Recurrence) -> str | None:
     if not set(spec.state_shape[1:]) <= set(FUSED_STATES):
         rows, columns = spec.state_shape[1:]
         return f"there are no fused kernels for states of {rows} by {columns}"
-    if isinstance(spec, Mamba2) and spec.norm_eps is not None and (spec.groups > 1 or spec.norms_first):
-        return "the fused kernels do not support Mamba-2 with norms of groups or before the gate"
     if isinstance(spec, Mamba2) and spec.multipliers is not None:
         return "the fused kernels do not support Mamba-2 with multipliers"
     return None

@@ -1,5 +1,6 @@
 """Launches recurrences in decode steps."""
 
+import torch
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
@@ -8,6 +9,7 @@ from engine.execute.cuda.prefill import Projected
 from engine.execute.cuda.slots import StepInput
 from engine.kernels.triton.delta_rule import WARP_VALUES
 from engine.kernels.triton.launch import split_alike
+from engine.kernels.triton.recurrence import gated_norm
 from engine.kernels.triton.recurrence_step import Recurring, recur_kernel
 from models.network import DeltaNetWeights, Mamba2Weights, MixerWeights
 from models.recurrences import DeltaNet, Mamba2, Recurrence
@@ -18,10 +20,13 @@ AT_ONCE = 128
 
 
 def norm_after(spec: Mixer | None, weights: MixerWeights | None) -> Normed | None:
-    """Return the norm that the output projection of Mamba-2 applies to what it reads; None if there is none."""
+    """Return the norm that the output projection of Mamba-2 applies to what it reads; None if there is none.
+
+    It covers all heads. A norm of groups, or before the gate, is a launch of its own.
+    """
     if not isinstance(spec, Mamba2) or not isinstance(weights, Mamba2Weights):
         return None
-    if spec.norm_eps is None or weights.norm is None:
+    if spec.norm_eps is None or weights.norm is None or _is_apart(spec):
         return None
     return Norm(spec.norm_eps), weights.norm
 
@@ -44,6 +49,7 @@ def recur(
     tables, rows = given.tables[cache.groups[index]], len(projected.first)
     sizes = _sizes(spec)
     limit = {"maxnreg": 128} if sizes.heads * rows > AT_ONCE else {}  # so that two fit on a multiprocessor
+    y = torch.empty(rows, spec.output_size, device=out.device) if _is_apart(spec) else out
     delta = weights if isinstance(weights, DeltaNetWeights) else None
     mamba = weights if isinstance(weights, Mamba2Weights) else None
     kernel = recur_kernel[(sizes.heads, rows)](
@@ -61,7 +67,7 @@ def recur(
         tables,
         given.counters,
         given.moves,
-        out,
+        y,
         tables.shape[1],
         SIZES=sizes,
         BLOCK=cache.block_size,
@@ -72,6 +78,13 @@ def recur(
         **limit,
     )
     split_alike(kernel)
+    if y is not out:
+        gated_norm(spec, weights, y, projected.first, out, pdl)
+
+
+def _is_apart(spec: Recurrence) -> bool:
+    """Return whether the norm and the gate are a launch of their own."""
+    return isinstance(spec, Mamba2) and spec.norm_eps is not None and (spec.groups > 1 or spec.norms_first)
 
 
 def _sizes(spec: Recurrence) -> Recurring:
@@ -81,4 +94,5 @@ def _sizes(spec: Recurrence) -> Recurring:
         return Recurring(*heads, *sizes, True, spec.alternating, eps=spec.norm_eps)
     sizes = spec.state_size, spec.head_dim, spec.conv_width
     least, most = spec.step_limits
-    return Recurring(spec.groups, spec.heads, *sizes, False, least=least, most=most)
+    gates = not _is_apart(spec)
+    return Recurring(spec.groups, spec.heads, *sizes, False, least=least, most=most, gates=gates)

@@ -5,6 +5,7 @@ import triton
 from torch import Tensor
 
 from engine.kernels.triton.gated_norm import gated_norm_kernel
+from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.recurrence_inputs import delta_inputs_kernel, mamba_inputs_kernel
 from engine.kernels.triton.recurrence_rows import COLUMNS, walk_kernel
 from engine.kernels.walks import Walks, walk_inputs, walk_shape
@@ -79,17 +80,25 @@ def walk_rows(
     return out
 
 
-def gated_norm(spec: Recurrence, weights: DeltaNetWeights | Mamba2Weights, y: Tensor, z: Tensor) -> Tensor:
+def gated_norm(
+    spec: Recurrence,
+    weights: DeltaNetWeights | Mamba2Weights,
+    y: Tensor,
+    z: Tensor,
+    out: Tensor | None = None,
+    pdl: bool = False,
+) -> Tensor:
     """Enqueue what `gated_norm` of `models.reference.delta_net` or `mamba2` does.
 
-    z may be columns of a larger tensor.
+    z may be columns of a larger tensor. With `out`, that is written, and a row has the bits that it has alone.
     """
-    out = torch.empty(y.shape, dtype=z.dtype, device=y.device)
     is_delta = isinstance(spec, DeltaNet)
     heads = spec.value_heads if isinstance(spec, DeltaNet) else spec.groups
     size = spec.output_size // heads
-    lines = 1 << (max(1, min(LINES, NUMBERS // size)).bit_length() - 1)
-    gated_norm_kernel[(triton.cdiv(len(y), lines), heads)](
+    lines = 1 if out is not None else 1 << (max(1, min(LINES, NUMBERS // size)).bit_length() - 1)
+    if out is None:
+        out = torch.empty(y.shape, dtype=z.dtype, device=y.device)
+    kernel = gated_norm_kernel[(triton.cdiv(len(y), lines), heads)](
         y,
         z,
         None if weights.norm is None or spec.norm_eps is None else weights.norm.weight,
@@ -103,6 +112,10 @@ def gated_norm(spec: Recurrence, weights: DeltaNetWeights | Mamba2Weights, y: Te
         LINES=lines,
         DELTA=is_delta,
         FIRST=isinstance(spec, DeltaNet) or spec.norms_first,
+        PDL=pdl,
         num_warps=4,
+        launch_pdl=pdl,
     )
+    if pdl:
+        split_alike(kernel)
     return out

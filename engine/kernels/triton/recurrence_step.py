@@ -46,6 +46,8 @@ class Recurring(NamedTuple):
     least: float = 0.0
     """The limits of the steps of Mamba-2."""
     most: float = float("inf")
+    gates: bool = True
+    """Whether the output is multiplied by silu(z)."""
 
 
 @jit
@@ -105,7 +107,7 @@ def recur_kernel(
     PDL: tl.constexpr,
 ):
     """Compute what the output projection reads, [rows, heads, values]: norm(y) * silu(z) of a delta net, y * silu(z) of
-    Mamba-2. The grid is [heads, rows].
+    Mamba-2, or y alone. The grid is [heads, rows].
 
     projected [rows, q, k, v and z] and gates [rows, b and a] are the products of a delta net; those of Mamba-2 are
     [rows, z, v, k, q and dt] and None. filters [channels, width]; conv_bias [channels] or None; dt_bias, decay and skip
@@ -234,5 +236,7 @@ def recur_kernel(
                 y = weighed(y, scale, weight, 0.0, False).to(tl.float32)
             else:
                 y = y + direct * v
-            y = y * (z / (1.0 + gl.exp(-z)))
-            gl.store(out + (batch + at).to(tl.int64) * SIZE + head * VALUES + column, y.to(dtype))
+            if SIZES.gates:
+                y = y * (z / (1.0 + gl.exp(-z)))
+            place = out + (batch + at).to(tl.int64) * SIZE + head * VALUES + column
+            gl.store(place, y.to(out.dtype.element_ty))

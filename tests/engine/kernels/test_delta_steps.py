@@ -55,6 +55,8 @@ BARE = replace(NET, mixer=Mamba2(4, 16, 32, 2, conv_bias=False, norm_eps=None))
 HALVES = [replace(each, feed_forward=None, feed_forward_norm=None) for each in (SPACES, PLAIN)] + [
     replace(NET, mixer=None, attention_norm=None)
 ]
+GROUPED = replace(NET, mixer=Mamba2(6, 16, 32, 3))
+FIRST = replace(NET, mixer=Mamba2(4, 32, 16, 2, norms_first=True))
 SQUARED = Experts(
     6,
     2,
@@ -70,6 +72,7 @@ SPECS = {
     "usual": ModelSpec("Hybrid", 272, 64, 1024, (NET, PLAIN, NET), NORM),
     "alternating": ModelSpec("Hybrid", 272, 64, 1024, (TURNED, PLAIN), NORM),
     "mamba": ModelSpec("Hybrid", 272, 64, 1024, (SPACES, PLAIN, BARE), NORM),
+    "groups": ModelSpec("Hybrid", 272, 64, 1024, (GROUPED, PLAIN, FIRST), NORM),
     "halves": ModelSpec(
         "Hybrid", 272, 64, 1024, (*HALVES, HALVES[0], replace(HALVES[2], feed_forward=SQUARED)), NORM
     ),
