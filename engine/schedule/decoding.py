@@ -132,6 +132,7 @@ class Decoding:
         sequence.generated.append(known)
         sequence.rows.append(known)
         if known != token_id:
+            sequence.unread = 0  # the step in flight has the row of another token
             self.leave(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
@@ -183,7 +184,12 @@ class Decoding:
                     self.answers.jump(sequence, FEWEST_FORCED * len(self.joined))
 
     def leave(self, sequence: Sequence) -> None:
-        """Release the slot of `sequence`; its tokens that were not read are discarded."""
+        """Release the slot of `sequence`; its tokens that were not read are discarded.
+
+        If the row of its last token is being computed, the states of recurrent layers have seen that row.
+        """
+        if sequence.table is not None and sequence.table.state is not None:
+            self._commit(sequence)
         self.joined.remove(sequence)
         sequence.joined, sequence.unread = False, 0
         for wanted in [*self.in_flight, self.undrawn or set()]:

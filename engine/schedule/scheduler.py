@@ -401,9 +401,9 @@ class Scheduler:
         self.running.remove(sequence)
         if self.idle_turn is sequence:
             self.idle_turn = None
-        sequence.catch_up()
         if sequence.joined:
             self.leave(sequence)
+        sequence.catch_up()
         if sequence.table is not None:
             sequence.reached = sequence.table.length
             self.blocks.close(sequence.table)

@@ -122,6 +122,25 @@ def test_an_answer_goes_on_at_its_last_row(engine: TinyEngine) -> None:
     engine.check()
 
 
+def test_after_an_end_token_only_what_follows_is_computed(engine: TinyEngine) -> None:
+    prompt = text(6, 20)
+    answer = expected(engine, prompt, 14)
+    end = next(at for at in range(9, 14) if answer[at] not in answer[:at])
+    engine.engine_step.answers.stop_ids = frozenset({answer[end]})
+    given = [*prompt, *answer[: end + 1]]
+    assert [token for token, _ in heard(engine, engine.start(Rows.of(prompt), params(14)))] == given[20:]
+    marks = engine.pieces.blocks.marks
+    assert marks is not None
+    assert max(mark.row for mark in marks) == len(given), (
+        "the step in flight has computed the end token's row"
+    )
+    engine.engine_step.answers.stop_ids = frozenset()
+    sequence = engine.start(Rows.of([*given, 1, 2]), params(2))
+    assert [token for token, _ in heard(engine, sequence)] == expected(engine, [*given, 1, 2], 2)
+    assert sequence.hit.rows == len(given)
+    engine.check()
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_right_and_wrong_guesses_change_no_token(engine: TinyEngine, seed: int) -> None:
     rng = Random(seed)
