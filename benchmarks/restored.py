@@ -81,26 +81,33 @@ def keeping(
         kv_dtype=arguments.kv_dtype,
         offload_gb=0.0,
     ) as (engine, _):
-
-        def begin() -> DiskTier:
-            tier = DiskTier(
-                folder,
-                10**12,
-                engine.pieces.cache,
-                engine.pieces.blocks,
-                engine.loop.post,
-                lambda: {"seed": "0"},
-            )
-            tier.costs = Always()
-            engine.disk = engine.engine_step.disk = tier
-            return tier
-
-        looked = Event()
         with opening() as opened:
-            engine.loop.call(begin)._tasks.put(looked.set)
-            looked.wait()
-            engine.loop.call(lambda: None)
+            keep_on_disk(engine, folder)
         yield engine, opened
+
+
+def keep_on_disk(engine: Engine, folder: Path) -> DiskTier:
+    """Give an engine a tier on disk that stays in use, once it has looked through its folder."""
+
+    def begin() -> DiskTier:
+        tier = DiskTier(
+            folder,
+            10**12,
+            engine.pieces.cache,
+            engine.pieces.blocks,
+            engine.loop.post,
+            lambda: {"seed": "0"},
+        )
+        tier.costs = Always()
+        engine.disk = engine.engine_step.disk = tier
+        return tier
+
+    looked = Event()
+    tier = engine.loop.call(begin)
+    tier._tasks.put(looked.set)
+    looked.wait()
+    engine.loop.call(lambda: None)
+    return tier
 
 
 def first_token(engine: Engine, prompt: list[int]) -> float:
