@@ -177,8 +177,6 @@ def _no_states(spec: ModelSpec, options: BuildOptions) -> str | None:
     widths = {layer.mixer.conv_width for layer in spec.layers if isinstance(layer.mixer, Recurrence)}
     if len(widths) > 1:
         return "This model has recurrent layers with different convolutions; choose another model."
-    if options.group is not None:
-        return "This model has recurrent layers, which are not divided among GPUs; use one GPU."
     if options.drafts_for:
         return "This model has recurrent layers, so it cannot be a draft model."
     return None

@@ -61,4 +61,5 @@ class RestoreStates:
     states: Logged
 
 
-Copy = RowCopy | Offload | Restore | OffloadStates | RestoreStates
+HostCopy = Offload | Restore | OffloadStates | RestoreStates
+Copy = RowCopy | HostCopy

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.cache.copies import STATES, Logged, Offload, OffloadStates, Restore, RestoreStates
+from engine.cache.copies import STATES, HostCopy, Logged, OffloadStates, Restore, RestoreStates
 from engine.cache.offload import HostTier
 from engine.events import OffloadFigures
 from engine.kernels.recording import wait_for
@@ -75,9 +75,9 @@ class HostKV:
         self._over = False
         self._staging: Tensor | None = None
         self.costs = PromptCosts()
-        self.tell: Callable[[Offload | Restore | None], None] = lambda copy: None
-        """Called before a block is copied, so that the other processes of a divided model copy theirs, too; with None
-        when nothing will be copied any more."""
+        self.tell: Callable[[HostCopy | None], None] = lambda copy: None
+        """Called before a block or states are copied, so that the other processes of a divided model copy theirs, too;
+        with None when nothing will be copied any more."""
 
     @property
     def nbytes(self) -> int:
@@ -161,14 +161,14 @@ class HostKV:
         self._taken += count
         return piece
 
-    def carry_out(self, copy: Offload | Restore | OffloadStates | RestoreStates) -> None:
+    def carry_out(self, copy: HostCopy) -> None:
         """Copy all rows of a block in a group, or states, from or to host memory."""
+        self.tell(copy)
+        self._take_until(max(slot // self._each for slot in copy.slots))
         if isinstance(copy, OffloadStates | RestoreStates):
             self._copy_states(copy)
             return
-        self.tell(copy)
         block = self._block(copy.block, copy.group)
-        self._take_until(max(slot // self._each for slot in copy.slots))
         host = self._places(copy.slots, 0, sum(rows.nbytes for rows in block))
         if isinstance(copy, Restore):
             self._restore(host, block)

@@ -150,7 +150,7 @@ class KVCache:
         states = self.states
         return {
             "state_slots": states.slots if states is not None else 0,
-            "state_bytes": states.nbytes // states.slots if states is not None else 0,
+            "state_bytes": states.nbytes // states.slots * ranks if states is not None else 0,
             "kv_bytes": self.nbytes * ranks,
             "kv_dtype": self.row.name,
             "kv_token_bytes": self.token_bytes * ranks,
@@ -257,15 +257,15 @@ class KVCache:
         size, window = self.block_size, self._windows[group]
         return window.first(row // size, size) * size if window is not None else 0
 
+    def _first_block(self, span: Span, group: int) -> int:
+        """Return the index of the first block of a span that its rows see in a group."""
+        if self.states is not None and span.states is not None and group == self.log:
+            return max(span.states.row - self.states.tail, 0) // self.block_size
+        return self.first_seen(span.start, group) // self.block_size
+
     def seen_table(self, span: Span, group: int) -> list[int]:
         """Return the slots of a span's blocks in the pool of a group, the blank one for those that it does not see."""
-        first = self.first_seen(span.start, group) // self.block_size
-        if (
-            self.states is not None
-            and span.states is not None
-            and group == self.groups[min(self.states.layers)]
-        ):
-            first = max(span.states.row - self.states.tail, 0) // self.block_size
+        first = self._first_block(span, group)
         return [self.pools[group - 1].blank] * first + list(self.table(span.blocks[first:], group))
 
     def seen_slots(self, batch: StepBatch) -> list[dict[int, int]]:
@@ -274,7 +274,7 @@ class KVCache:
             {
                 block: pool.slot(block)
                 for span in batch.spans
-                for block in span.blocks[self.first_seen(span.start, group) // self.block_size :]
+                for block in span.blocks[self._first_block(span, group) :]
             }
             for group, pool in enumerate(self.pools, 1)
         ]

@@ -94,7 +94,8 @@ def size_up(
     blocks = options.num_blocks or plan.num_blocks
     if group is not None:  # rank 0 may need room for a draft model
         agreed = tuple(map(group.least, plan.slots))
-        plan = replace(plan, context_length=group.least(plan.context_length), slots=agreed)
+        states = group.least(plan.states)
+        plan = replace(plan, context_length=group.least(plan.context_length), slots=agreed, states=states)
         blocks = group.least(blocks)
     return Sized(plan.with_blocks(blocks), rows, draft.with_blocks(blocks) if draft is not None else None)
 

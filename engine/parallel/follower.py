@@ -22,7 +22,14 @@ from engine.execute.cuda.slots import DividedCheck, DividedStep
 from engine.execute.group import Group
 from engine.execute.loading import load_here, plan_here
 from engine.parallel.link import hear, receive, tell
-from engine.parallel.messages import GivenBlock, GivenCopy, GivenStep, Message, read_message
+from engine.parallel.messages import (
+    GivenBlock,
+    GivenCopy,
+    GivenStates,
+    GivenStep,
+    Message,
+    read_message,
+)
 from engine.parallel.ranks import decode_load, failure
 from engine.parallel.ring import Ring
 
@@ -81,6 +88,10 @@ def _carry_out(message: Message, pieces: Pieces) -> None:
         case GivenBlock(copy, slot):
             if copy.group:
                 pieces.cache.pools[copy.group - 1].mirror({copy.block: slot})
+            pieces.cache.carry_out(copy)
+        case GivenStates(copy, slots):
+            assert pieces.cache.log is not None
+            pieces.cache.pools[pieces.cache.log - 1].mirror(slots)
             pieces.cache.carry_out(copy)
         case GivenCopy(source, target, group):
             pieces.cache.copy_rows(source, target, group)

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from engine.batch import Span, StepBatch
-from engine.cache.copies import Offload, Restore
+from engine.batch import NONE, Span, StateMoves, StepBatch
+from engine.cache.copies import Logged, Offload, OffloadStates, Restore, RestoreStates
 from engine.cache.kv_cache import Runs
 from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep
 
-STEP, COPY, DECODE, CHECK, OFFLOAD, RESTORE, END = 1, 2, 3, 4, 5, 6, 7
-_SPAN = 7
+STEP, COPY, DECODE, CHECK, OFFLOAD, RESTORE, END, OFFLOAD_STATES, RESTORE_STATES = range(1, 10)
+_SPAN = 8
 """How many numbers come before the lists of a span."""
 
 
@@ -40,9 +40,17 @@ class GivenBlock:
     slot: int
 
 
-Message = GivenStep | GivenCopy | GivenBlock | DividedStep | DividedCheck | None
-"""A step to compute; KV rows to copy; a step of the decode runner; a block to copy from or to host memory; None: free
-that memory."""
+@dataclass(frozen=True, slots=True)
+class GivenStates:
+    """A copy of states from or to host memory, and where its blocks lie in the log."""
+
+    copy: OffloadStates | RestoreStates
+    slots: Mapping[int, int]
+
+
+Message = GivenStep | GivenCopy | GivenBlock | GivenStates | DividedStep | DividedCheck | None
+"""A step to compute; KV rows to copy; a step of the decode runner; a block or states to copy from or to host memory;
+None: free that memory."""
 
 
 def of_step(step: GivenStep) -> bytes:
@@ -53,7 +61,9 @@ def of_step(step: GivenStep) -> bytes:
         numbers.extend(slots)
         numbers.extend(slots.values())
     for span in step.batch.spans:
-        lists = (span.blocks, span.tokens, span.positions)
+        moves = span.states
+        states = () if moves is None else (moves.source, moves.row, *chain(*moves.saves))
+        lists = (span.blocks, span.tokens, span.positions, states)
         numbers.extend((span.start, span.count, span.wanted, span.answer, *map(len, lists)))
         for each in lists:
             numbers.extend(each)
@@ -80,11 +90,18 @@ def of_decode(step: DividedStep | DividedCheck) -> bytes:
     return numbers.tobytes()
 
 
-def of_host(given: GivenBlock | None) -> bytes:
-    """Encode a copy of a block from or to host memory; None: there will be no more."""
+def of_host(given: GivenBlock | GivenStates | None) -> bytes:
+    """Encode a copy of a block or of states from or to host memory; None: there will be no more."""
     if given is None:
         return array("q", (END, 0)).tobytes()
     copy = given.copy
+    if isinstance(copy, OffloadStates | RestoreStates):
+        assert isinstance(given, GivenStates)
+        kind, states = OFFLOAD_STATES if isinstance(copy, OffloadStates) else RESTORE_STATES, copy.states
+        places = [given.slots.get(block, NONE) for block in states.blocks]
+        numbers = (kind, len(places), states.state, states.row, *states.blocks, *places, *copy.slots)
+        return array("q", numbers).tobytes()
+    assert isinstance(given, GivenBlock)
     kind = OFFLOAD if isinstance(copy, Offload) else RESTORE
     return array("q", (kind, copy.block, copy.group, given.slot, *copy.slots)).tobytes()
 
@@ -114,9 +131,20 @@ def read_message(message: bytes) -> Message:
     if kind in (OFFLOAD, RESTORE):
         make = Offload if kind == OFFLOAD else Restore
         return GivenBlock(make(block=count, slots=tuple(numbers[4:]), group=numbers[2]), numbers[3])
+    if kind in (OFFLOAD_STATES, RESTORE_STATES):
+        return _given_states(kind, numbers[2:], count)
     if kind == END:
         return None
     raise ValueError(f"a message of kind {kind}")
+
+
+def _given_states(kind: int, numbers: "array[int]", count: int) -> GivenStates:
+    state, row, *rest = numbers
+    blocks, places, slots = tuple(rest[:count]), rest[count : 2 * count], tuple(rest[2 * count :])
+    states = Logged(state, blocks, row)
+    copy = OffloadStates(states, slots) if kind == OFFLOAD_STATES else RestoreStates(slots, states)
+    found = {block: place for block, place in zip(blocks, places, strict=True) if block != NONE}
+    return GivenStates(copy, found)
 
 
 def _changes(numbers: "array[int]", words: int) -> Changes:
@@ -136,6 +164,13 @@ def _pairs(numbers: "array[int]") -> dict[int, int]:
     return dict(zip(numbers[:half], numbers[half:], strict=True))
 
 
+def _moves(numbers: Sequence[int]) -> StateMoves | None:
+    if not numbers:
+        return None
+    source, row, *saves = numbers
+    return StateMoves(source, row, tuple(zip(saves[::2], saves[1::2], strict=True)))
+
+
 def _spans(numbers: "array[int]") -> list[Span]:
     found, at = list[Span](), 0
     while at < len(numbers):
@@ -145,6 +180,6 @@ def _spans(numbers: "array[int]") -> list[Span]:
         for size in sizes:
             lists.append(tuple(numbers[at : at + size]))
             at += size
-        blocks, tokens, positions = lists
-        found.append(Span(blocks, start, rows, tokens, positions, wanted, answer))
+        blocks, tokens, positions, states = lists
+        found.append(Span(blocks, start, rows, tokens, positions, wanted, answer, _moves(states)))
     return found

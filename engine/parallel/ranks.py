@@ -17,16 +17,25 @@ from typing import Any
 
 import torch
 
-from engine.batch import StepBatch
+from engine.batch import NONE, StepBatch
 from engine.build import Pieces
-from engine.cache.copies import Offload, Restore
+from engine.cache.copies import HostCopy, OffloadStates, RestoreStates
 from engine.cache.kv_cache import KVCache, Runs
 from engine.errors import EngineError
 from engine.execute.cuda.slots import DividedCheck, DividedStep
 from engine.execute.faults import explain
 from engine.execute.group import LOST, PATIENCE, Group
 from engine.parallel.link import hear, send, tell
-from engine.parallel.messages import GivenBlock, GivenCopy, GivenStep, of_copy, of_decode, of_host, of_step
+from engine.parallel.messages import (
+    GivenBlock,
+    GivenCopy,
+    GivenStates,
+    GivenStep,
+    of_copy,
+    of_decode,
+    of_host,
+    of_step,
+)
 from engine.parallel.ring import LARGEST, Ring, open_file
 from engine.params import LoadOptions
 from models.files import ModelFiles
@@ -122,10 +131,14 @@ class Ranks:
         """Have the other ranks copy KV rows; the caller then copies its own. Raises EngineError if a rank is lost."""
         self._broadcast(of_copy(GivenCopy(source, target, group)))
 
-    def host_copy(self, cache: KVCache, copy: Offload | Restore | None) -> None:
-        """Like `copy`, for a block from or to host memory; None: free that memory."""
-        given = None
-        if copy is not None:
+    def host_copy(self, cache: KVCache, copy: HostCopy | None) -> None:
+        """Like `copy`, for a block or states from or to host memory; None: free that memory."""
+        given: GivenBlock | GivenStates | None = None
+        if isinstance(copy, OffloadStates | RestoreStates):
+            assert cache.log is not None
+            blocks = [block for block in copy.states.blocks if block != NONE]
+            given = GivenStates(copy, dict(zip(blocks, cache.table(blocks, cache.log), strict=True)))
+        elif copy is not None:
             given = GivenBlock(copy, *cache.table((copy.block,), copy.group))
         self._broadcast(of_host(given))
 

@@ -12,7 +12,7 @@ def recurrent_parts(share: Share, spec: Recurrence, part: str) -> Parts | None:
 
     These are columns of the output's weight, and rows of all others.
     """
-    return (_of_mamba2 if isinstance(spec, Mamba2) else _of_delta_net)(share, spec, part)
+    return _of_mamba2(share, spec, part) if isinstance(spec, Mamba2) else _of_delta_net(share, spec, part)
 
 
 def _of_delta_net(share: Share, spec: DeltaNet, part: str) -> Parts | None:

@@ -88,7 +88,7 @@ def _part(tensor: StoredTensor, part: Sequence[SharePart], axis: int) -> StoredT
 
     def copy_into(out: Tensor) -> None:
         if cut is not None:  # reads no other rows
-            for each, rows in zip(part, out.split([each.size for each in part]), strict=True):
+            for each, rows in zip(part, torch.split(out, [each.size for each in part]), strict=True):
                 rows[each.count :] = 0
                 if each.count:
                     cut(each.start, each.count).copy_into(rows[: each.count])
@@ -133,7 +133,7 @@ def _taken(stored: Tensor, part: Sequence[SharePart], axis: int) -> Tensor:
     shape = list(stored.shape)
     shape[axis] = sum(each.size for each in part)
     wide = stored.new_zeros(shape)
-    for each, run in zip(part, wide.split([each.size for each in part], axis), strict=True):
+    for each, run in zip(part, torch.split(wide, [each.size for each in part], axis), strict=True):
         run.narrow(axis, 0, each.count).copy_(stored.narrow(axis, each.start, each.count))
     return wide
 
