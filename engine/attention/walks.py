@@ -15,7 +15,6 @@ from engine.kernels.walks import Walks
 from models.network import DeltaNetWeights, Mamba2Weights
 from models.recurrences import DeltaNet, Recurrence
 from models.reference.attention import Attention, Walk
-from models.reference.mamba2 import multiplied
 
 
 def walks(cache: KVCache, spans: tuple[Span, ...], group: int) -> Walks:
@@ -89,9 +88,9 @@ class WalkStep(RecurringStep):
             z, rows = projected[:, spec.conv_size :], (projected, gates)
         else:
             sizes = [spec.output_size, spec.conv_size, spec.heads]
-            z, inner, gates = torch.split(multiplied(spec, projected), sizes, dim=-1)
+            z, inner, gates = torch.split(projected, sizes, dim=-1)
             rows = inner, gates
-        return gated_norm(spec, weights, self._walk_over(layer_index, rows, spec, weights), z)
+        return gated_norm(spec, weights, self._walk_over(layer_index, rows, spec, weights, True), z)
 
     def _walk_over(
         self,
@@ -99,6 +98,7 @@ class WalkStep(RecurringStep):
         rows: tuple[Tensor, Tensor],
         spec: Recurrence,
         weights: DeltaNetWeights | Mamba2Weights,
+        multiplies: bool = False,
     ) -> Tensor:
         from engine.kernels.triton.recurrence import walk_rows
 
@@ -107,7 +107,7 @@ class WalkStep(RecurringStep):
         if group not in self._walks:  # the same in all such layers
             self._walks[group] = walks(self.cache, self._spans, group)
         log = self.cache.k[layer].flatten(1)
-        return walk_rows(spec, weights, self._walks[group], rows, log, states.layers[layer])
+        return walk_rows(spec, weights, self._walks[group], rows, log, states.layers[layer], multiplies)
 
 
 def recurrence_step(device: torch.device) -> type[RecurringStep]:

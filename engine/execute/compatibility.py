@@ -4,9 +4,10 @@ It reads only the description and imports neither torch nor triton.
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from models.features import Feature, features, of_feed_forward
-from models.recurrences import Mamba2, Recurrence
+from models.recurrences import Recurrence
 from models.spec import Attention, Experts, LatentAttention, ModelSpec, ShortConvolution
 
 DRAFTS_NEED = "draft models need the native kernels of a CPU or the fused kernels of a GPU"
@@ -37,7 +38,6 @@ FUSED = NATIVE - {
     Feature.PARALLEL,
     Feature.LATENT,
     Feature.EXPERT_GROUPS,
-    Feature.BESIDE,
 }
 """Features that the fused GPU kernels compute."""
 
@@ -121,9 +121,8 @@ def not_native(spec: ModelSpec) -> str | None:
                 return f"there are no native kernels for states of {rows} x {columns} numbers"
         elif isinstance(mixer, Attention) and mixer.head_dim % 8:
             return f"there are no native kernels for a head_dim of {mixer.head_dim}"
-    for index, layer in enumerate(spec.layers):
-        if layer.beside and not (index and _fits_beside(spec, index)):
-            return "the native kernels support two mixers beside each other only in layers without more"
+    if not _fit_beside(spec):
+        return "the native kernels support two mixers beside each other only in layers without more"
     for layer in set(spec.layers):
         feed = layer.feed_forward
         if not isinstance(feed, Experts):
@@ -135,12 +134,16 @@ def not_native(spec: ModelSpec) -> str | None:
     return None
 
 
-def _fits_beside(spec: ModelSpec, index: int) -> bool:
-    """Return whether the native kernels can compute a layer beside the one before, to whose result nothing is done."""
-    before, layer = spec.layers[index - 1 : index + 1]
-    has_one_mixer = before.mixer is not None and before.feed_forward is None and not before.beside
-    is_bare = not before.scalar and spec.layer_inputs is None
-    return has_one_mixer and is_bare and layer.mixer is not None and not layer.parallel
+def _fit_beside(spec: ModelSpec) -> bool:
+    """Return whether kernels can compute layers beside the ones before them, to whose results nothing is done."""
+    for before, layer in pairwise((None, *spec.layers)):
+        if layer is None or not layer.beside:
+            continue
+        if before is None or before.mixer is None or before.feed_forward is not None or before.beside:
+            return False
+        if before.scalar or spec.layer_inputs is not None or layer.mixer is None or layer.parallel:
+            return False
+    return True
 
 
 def not_fused(spec: ModelSpec) -> str | None:
@@ -157,6 +160,8 @@ def not_fused(spec: ModelSpec) -> str | None:
             return reason
     if spec.layer_inputs is not None and spec.layer_inputs.vocab_size is not None:
         return "the fused kernels do not support embeddings for every layer of some tokens alone"
+    if not _fit_beside(spec):
+        return "the fused kernels support two mixers beside each other only in layers without more"
     return _not_fused_experts(spec)
 
 
@@ -191,8 +196,6 @@ def _not_fused_recurrence(spec: Recurrence) -> str | None:
     if not set(spec.state_shape[1:]) <= set(FUSED_STATES):
         rows, columns = spec.state_shape[1:]
         return f"there are no fused kernels for states of {rows} by {columns}"
-    if isinstance(spec, Mamba2) and spec.multipliers is not None:
-        return "the fused kernels do not support Mamba-2 with multipliers"
     return None
 
 

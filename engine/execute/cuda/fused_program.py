@@ -17,7 +17,8 @@ with more than four rows, a launch of its own adds it.
 
 In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no experts.
 A short convolution is one launch in place of the attention and its combination (`convolution.py`), as is a recurrence
-(`recurrence.py`). Gates of either are a product beside the first, which runs at the same time.
+(`recurrence.py`). Gates of either are a product beside the first, which runs at the same time, as does the first
+product of a mixer beside another (`first_products.py`).
 A layer may be a mixer or a feed-forward alone (`step_order.py`).
 A second input of every layer is computed first, and added to each layer's result in two launches (`step_inputs.py`).
 
@@ -44,6 +45,7 @@ from engine.execute.cuda.add_norm import AddNorm, Normed, add_norm, normed
 from engine.execute.cuda.all_reduce import AllReduce
 from engine.execute.cuda.decode_attention import Partials
 from engine.execute.cuda.experts import ExpertStep, apart, has_post_norms, inner_norm, join, norm_rows
+from engine.execute.cuda.first_products import FirstProducts
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.kernel_configs import KernelConfigs, table_cuts
 from engine.execute.cuda.many_row_linear import WideProducts
@@ -131,14 +133,11 @@ class FusedDecoder:
 
         self._x = buffer(most, size)
         self._parts = step_parts(network)
-        mixers = [layer for layer in network.layers if layer.mixer is not None]
-        self._projected = buffer(few * max(layer.projections.rows for layer in mixers))
-        gates = [layer.gates.rows for layer in network.layers if layer.gates is not None]
-        self._gates = buffer(few * max(gates, default=0))
         self._inner = buffer(few * _largest(spec))
         self._experts = ExpertStep(network, few, pdl) if has_experts(spec) else None
         self._logits = buffer(most if deterministic else few, vocab)
         self._products = StepProducts(network, few, pdl, cuts, exchange)
+        self._first = FirstProducts(network, few, self._products)
         self._attention = StepAttention(network, cache, (few, most), pdl, cuts, small, not deterministic)
         self._inputs: StepInputs | None = None
         if spec.layer_inputs is not None and network.layer_inputs is not None:
@@ -219,12 +218,14 @@ class FusedDecoder:
         for part in self._parts:
             layer = network.layers[part.layer]
             if part.is_mixer:
-                projected = self._project(part, x, rows, prepared)
+                if part.reads is not None:
+                    self._first.run(part.layer, part.reads, x, rows, prepared)
+                projected = self._first.found(part.layer, rows)
                 left = self._attention.run(given, part.layer, projected, limit, own, alone)
                 prepared = self._add_mixed(part, x, rows, left)
             elif isinstance(layer.feed_forward, ExpertWeights):
                 factor = layer.scalar if inputs is None else None
-                self._mix(given, x, rows, part.layer, part.reads.norm, factor)
+                self._mix(given, x, rows, part.layer, _norm(part), factor)
                 prepared = 0
             else:
                 prepared = self._feed(part, x, rows, prepared)
@@ -233,19 +234,6 @@ class FusedDecoder:
         scale, cap = spec.logit_scale, spec.logit_cap or 0.0
         norm = spec.final_norm, network.final_norm
         self._products.run(rows, x, network.head, logits, norm=norm, scale=scale, cap=cap, prepared=prepared)
-
-    def _project(self, part: Part, x: Tensor, rows: int, prepared: int) -> Projected:
-        """Compute what a mixer begins with. So many programs have prepared x."""
-        layer = self._network.layers[part.layer]
-        first, second = layer.projections, layer.gates
-        projected = self._projected[: rows * first.rows].view(rows, first.rows)
-        gates, beside = None, None
-        if second is not None:
-            gates = self._gates[: rows * second.rows].view(rows, second.rows)
-            beside = second, gates
-        norm = part.reads.norm
-        self._products.run(rows, x, first, projected, norm=norm, prepared=prepared, beside=beside)
-        return Projected(projected, gates)
 
     def _add_mixed(self, part: Part, x: Tensor, rows: int, left: Partials | None) -> int:
         """Add the output of a mixer to x, and return by how many programs x is prepared for what reads it next."""
@@ -262,7 +250,7 @@ class FusedDecoder:
         assert isinstance(feed, FeedForward)
         assert isinstance(weights, FeedForwardWeights)
         inner = self._inner[: rows * feed.size].view(rows, feed.size)
-        norm = part.reads.norm
+        norm = _norm(part)
         self._products.run(rows, x, weights.gate_up, inner, norm=norm, gate=feed, prepared=prepared)
         between, reader = self._between(
             part, normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
@@ -272,11 +260,10 @@ class FusedDecoder:
     def _between(self, part: Part, after: Normed | None) -> tuple[AddNorm, Linear | None]:
         """Return how the output of a part, normed by `after`, is added to x, and what may have x prepared for it."""
         scale, then = self._network.spec.layers[part.layer].residual_scale, part.then
-        if not part.is_last:
-            return AddNorm(after, scale, then.norm), then.product
-        if self._inputs is not None:  # which are added first
-            return AddNorm(after, scale, then.norm), None
-        return AddNorm(after, scale, then.norm, self._network.layers[part.layer].scalar), then.product
+        factor = self._network.layers[part.layer].scalar if part.is_last and self._inputs is None else None
+        if then is None or (part.is_last and self._inputs is not None):  # something else is added first
+            return AddNorm(after, scale, None, factor), None
+        return AddNorm(after, scale, then.norm, factor), then.product
 
     def _mix(
         self,
@@ -309,7 +296,7 @@ class FusedDecoder:
         gates = None if weights.shared_gate is None else experts.shared_gates[:rows]
         if shared is not None and spec.shared is not None:
             inner = inner[: rows * spec.shared.size].view(rows, spec.shared.size)
-            gate = None if gates is None or weights.shared_gate is None else (weights.shared_gate, gates)
+            gate = [] if gates is None or weights.shared_gate is None else [(weights.shared_gate, gates)]
             how = spec.shared
             products.run(rows, x, shared.gate_up, inner, norm=beside, gate=how, beside=gate, leads=True)
         experts.route(spec, weights, routed, given.active, x, rows, follows=shared is not None)
@@ -364,6 +351,12 @@ class FusedDecoder:
             inputs = self._reference.layer_inputs(token, x)
         hidden = run_layers(self._network, x, attend, on_host, self._wide, self._exchange, inputs)
         return self._reference.logits(hidden)
+
+
+def _norm(part: Part) -> Normed | None:
+    """Return the norm of x that a part which reads it begins with; None if there is none."""
+    assert part.reads is not None
+    return part.reads.norm
 
 
 def _largest(spec: ModelSpec) -> int:

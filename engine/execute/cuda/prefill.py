@@ -143,7 +143,7 @@ def run_layers(
     if on_host is not None and on_host.fetches:
         on_host.experts.fetched.begin()
     spec = network.spec
-    residual: Tensor | None = None
+    given, residual = x, None
     post, scale, factor = None, 1.0, None
 
     def place() -> Tensor | None:
@@ -152,7 +152,8 @@ def run_layers(
     for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
         if weights.mixer is not None:
             between = AddNorm(post, scale, normed(layer.attention_norm, weights.attention_norm), factor)
-            given, residual = _add_norm(x, residual, between, by.pdl, sums)
+            seen, residual = _add_norm(x, residual, between, by.pdl, sums)
+            given = given if layer.beside else seen
             gates = None if weights.gates is None else by.product(weights.gates, given)
             mixed = attend(index, Projected(by.product(weights.projections, given), gates))
             x = by.parts(weights.out, mixed, place())

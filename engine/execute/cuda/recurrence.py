@@ -94,5 +94,18 @@ def _sizes(spec: Recurrence) -> Recurring:
         return Recurring(*heads, *sizes, True, spec.alternating, eps=spec.norm_eps)
     sizes = spec.state_size, spec.head_dim, spec.conv_width
     least, most = spec.step_limits
-    gates = not _is_apart(spec)
-    return Recurring(spec.groups, spec.heads, *sizes, False, least=least, most=most, gates=gates)
+    z, x, b, c, dt = spec.multipliers or (1.0,) * 5
+    return Recurring(
+        spec.groups,
+        spec.heads,
+        *sizes,
+        False,
+        least=least,
+        most=most,
+        gates=not _is_apart(spec),
+        z_factor=z,
+        q_factor=c,
+        k_factor=b,
+        v_factor=x,
+        dt_factor=dt,
+    )

@@ -27,9 +27,10 @@ class Part:
 
     layer: int
     is_mixer: bool
-    reads: Reader
-    then: Reader
-    """What reads x next."""
+    reads: Reader | None
+    """None: what the part before read, which has computed its first product, too."""
+    then: Reader | None
+    """What reads x next; None if the next part adds to x without reading it."""
     is_last: bool
     """Whether nothing of its layer follows."""
 
@@ -44,11 +45,12 @@ def step_parts(network: Network) -> tuple[Part, ...]:
     )
 
 
-def _readers(network: Network) -> Iterator[tuple[int, bool, Reader]]:
-    """Yield the layer of each part, whether it is a mixer, and what it begins with."""
+def _readers(network: Network) -> Iterator[tuple[int, bool, Reader | None]]:
+    """Yield the layer of each part, whether it is a mixer, and what it begins with, unless that is not its own."""
     for index, (spec, layer) in enumerate(zip(network.spec.layers, network.layers, strict=True)):
         if layer.mixer is not None:
-            yield index, True, Reader(normed(spec.attention_norm, layer.attention_norm), layer.projections)
+            norm = normed(spec.attention_norm, layer.attention_norm)
+            yield index, True, None if spec.beside else Reader(norm, layer.projections)
         if (feed := layer.feed_forward) is not None:
             product = feed.gate_up if isinstance(feed, FeedForwardWeights) else None
             yield index, False, Reader(normed(spec.feed_forward_norm, layer.feed_forward_norm), product)

@@ -3,7 +3,7 @@
 The plain twin is `Decoder` in `models/reference/decoder.py`. `fused_program.py` calls them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import triton
@@ -125,7 +125,7 @@ class StepProducts:
         prepared: int = 0,
         following: Normed | None = None,
         parts: Partials | None = None,
-        beside: tuple[Linear, Tensor] | None = None,
+        beside: Sequence[tuple[Linear, Tensor]] = (),
         row_gates: Tensor | None = None,
         leads: bool = False,
         follows: bool = False,
@@ -135,15 +135,15 @@ class StepProducts:
 
         With `prepared`, that many programs have prepared x for the norm. With `up` [rows, outputs], its rows any
         distance apart, the product is not halved but gates that. A layer of one part prepares its output for the norm
-        `following`. With `parts`, x is not read but combined from them. `beside` is another layer that reads the same
-        x, and its output, which is not gated. The sigmoid of row_gates [rows] multiplies each row. If it `leads`, the
-        next launch may run beside it; if it `follows`, it runs beside the one before, which lets it.
+        `following`. With `parts`, x is not read but combined from them. `beside` are other layers that read the
+        same x, and their outputs, which are not gated. The sigmoid of row_gates [rows] multiplies each row. If it
+        `leads`, the next launch may run beside it; if it `follows`, it runs beside the one before, which lets it.
         """
         programs, weighs = 0, norm or following
         added = residual if up is None else up
         jobs = [(layer, *each, out, gate) for each in _places(layer)]
-        if beside is not None:
-            jobs += [(beside[0], *each, beside[1], None) for each in _places(beside[0])]
+        for other, into in beside:
+            jobs += [(other, *each, into, None) for each in _places(other)]
         for number, (own, weight, place, into, how) in enumerate(jobs):
             gated = how is not None and how.gated and up is None
             outputs = weight.rows // (2 if gated else 1)

@@ -17,8 +17,9 @@ def gated_norm_kernel(
     y, z, weight, out, count,
     HEADS: tl.constexpr, V: tl.constexpr, VALUES: tl.constexpr, STRIDE: tl.constexpr, EPS: tl.constexpr,
     LINES: tl.constexpr, DELTA: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr = False,
+    FACTOR: tl.constexpr = 1.0,
 ):  # fmt: skip
-    """Norm each head of y [count, HEADS, V] and gate it with SiLU of z [count, STRIDE]: out [count, HEADS, V].
+    """Norm each head of y [count, HEADS, V] and gate it with SiLU of FACTOR * z [count, STRIDE]: out [count, HEADS, V].
 
     With DELTA all heads have one weight [V], and what is normed is rounded; otherwise weight is [HEADS, V], or None
     without a norm. FIRST says that y is normed before it is gated. VALUES is V rounded up to a power of two. The grid
@@ -35,7 +36,10 @@ def gated_norm_kernel(
         scales = tl.load(weight + (column if DELTA else at), mask=real, other=0.0)
     gdc_wait(PDL)
     found = tl.load(y + row * (HEADS * V) + at, mask=inside, other=0.0).to(tl.float32)
-    gate = activate(tl.load(z + row * STRIDE + at, mask=inside, other=0.0).to(tl.float32), None)
+    gate = tl.load(z + row * STRIDE + at, mask=inside, other=0.0)
+    if FACTOR != 1.0:
+        gate = (gate.to(tl.float32) * FACTOR).to(gate.dtype)
+    gate = activate(gate.to(tl.float32), None)
     if not FIRST:
         found *= gate
     if weight is not None:

@@ -10,7 +10,7 @@ from engine.kernels.triton.recurrence_inputs import delta_inputs_kernel, mamba_i
 from engine.kernels.triton.recurrence_rows import COLUMNS, walk_kernel
 from engine.kernels.walks import Walks, walk_inputs, walk_shape
 from models.network import DeltaNetWeights, Mamba2Weights
-from models.recurrences import DeltaNet, Recurrence
+from models.recurrences import DeltaNet, Mamba2, Recurrence
 
 LINES = 16
 """Rows of a program before and after the recurrence."""
@@ -30,13 +30,15 @@ def walk_rows(
     rows: tuple[Tensor, Tensor],
     log: Tensor,
     states: Tensor,
+    multiplies: bool = False,
 ) -> Tensor:
     """Enqueue what `walk` of `models.reference.delta_net` or `mamba2` does for the spans of a step -> y
     [T, output_size].
 
     `rows` are what the log rows of the step begin with, [T, conv_size or more], and their gates [T, all]; they are
     written into log [slots, log_size], which has the rows before them. `states` fp32 [slots, *state_shape] are read and
-    saved as `walks` say. y has the dtype of the rows, and that of Mamba-2 is fp32.
+    saved as `walks` say. With `multiplies`, the multipliers of Mamba-2 are applied to the rows. y has the dtype of the
+    rows, and that of Mamba-2 is fp32.
     """
     (own, gates), (count, width), shape = rows, walks.places.shape, walk_shape(spec)
     sizes = {"HEADS": shape.heads, "K": shape.keys, "V": shape.values, "KEYS": shape.padded_keys}
@@ -53,6 +55,8 @@ def walk_rows(
         assert not isinstance(spec, DeltaNet)
         least, most = spec.step_limits
         limits = {"LEAST": least, "MOST": most}
+        factors = spec.multipliers if multiplies and spec.multipliers is not None else (1.0,) * 5
+        limits |= dict(zip(("X", "B", "C", "DT"), factors[1:], strict=True))
         mamba_inputs_kernel[grid](
             *given, weights.conv_bias, *rest, GROUPS=shape.key_heads, **sizes, **cut, **limits, num_warps=4
         )
@@ -88,7 +92,7 @@ def gated_norm(
     out: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """Enqueue what `gated_norm` of `models.reference.delta_net` or `mamba2` does.
+    """Enqueue what `gated_norm` of `models.reference.delta_net` or `mamba2` does, for z before its multiplier.
 
     z may be columns of a larger tensor. With `out`, that is written, and a row has the bits that it has alone.
     """
@@ -113,6 +117,7 @@ def gated_norm(
         DELTA=is_delta,
         FIRST=isinstance(spec, DeltaNet) or spec.norms_first,
         PDL=pdl,
+        FACTOR=spec.multipliers[0] if isinstance(spec, Mamba2) and spec.multipliers is not None else 1.0,
         num_warps=4,
         launch_pdl=pdl,
     )

@@ -17,9 +17,12 @@ _LENGTH_EPS = tl.constexpr(1e-6)
 
 
 @triton.jit
-def _number(rows, log, place, column, inside, STRIDE: tl.constexpr):
-    """Load numbers of the rows at `place` (see `Walks`), fp32; those of the step's `rows` start at their column."""
+def _number(rows, log, place, column, inside, STRIDE: tl.constexpr, FACTOR: tl.constexpr):
+    """Load numbers of the rows at `place` (see `Walks`), fp32; those of the step's `rows` start at their column, and
+    FACTOR multiplies them, rounded to their dtype."""
     own = tl.load(rows + (_NONE - 1 - place) * STRIDE + column, mask=inside & (place < _NONE), other=0.0)
+    if FACTOR != 1.0:
+        own = (own.to(tl.float32) * FACTOR).to(own.dtype)
     earlier = tl.load(log + column, mask=inside & (place >= 0), other=0.0)
     return tl.where(place >= 0, earlier.to(tl.float32), own.to(tl.float32))
 
@@ -34,9 +37,11 @@ def _keep(number, log, slots, place, column, inside, SIZE: tl.constexpr):
 
 @triton.jit
 def _convolved(
-    given, filters, bias, column, real, row, there, STRIDE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr
+    given, filters, bias, column, real, row, there, STRIDE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    FACTOR: tl.constexpr = 1.0,
 ):  # fmt: skip
-    """Convolve columns [1, n] of rows [m, 1] and apply SiLU, rounded to the dtype of the rows: fp32 [m, n].
+    """Convolve columns [1, n] of rows [m, 1] and apply SiLU, rounded to the dtype of the rows: fp32 [m, n]. FACTOR
+    multiplies the step's own first.
 
     `given` is rows, log, places and slots; `real` and `there` say which columns and rows there are. The step's own are
     written into the log.
@@ -48,7 +53,7 @@ def _convolved(
     for tap in tl.static_range(WIDTH):
         place = tl.load(places + row * WIDTH + tap, mask=there, other=_NONE).to(tl.int64)
         weight = tl.load(filters + column * WIDTH + tap, mask=real, other=0.0).to(tl.float32)
-        number = _number(rows, log + place * SIZE, place, column, there & real, STRIDE)
+        number = _number(rows, log + place * SIZE, place, column, there & real, STRIDE, FACTOR)
         total += weight * number
         if tap == WIDTH - 1:
             _keep(number, log, slots, place, column, there & real, SIZE)
@@ -58,7 +63,8 @@ def _convolved(
 
 @triton.jit
 def _gate(
-    given, gates, first, number, row, there, GATES: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr
+    given, gates, first, number, row, there, GATES: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    FACTOR: tl.constexpr = 1.0,
 ):  # fmt: skip
     """Load a gate of rows [m, 1], fp32, and write the step's own into the log, where the gates begin at column `first`.
 
@@ -66,7 +72,7 @@ def _gate(
     """
     _, log, places, slots = given
     place = tl.load(places + row * WIDTH + WIDTH - 1, mask=there, other=_NONE).to(tl.int64)
-    found = _number(gates, log + place * SIZE + first, place, number, there, GATES)
+    found = _number(gates, log + place * SIZE + first, place, number, there, GATES, FACTOR)
     _keep(found, log, slots, place, first + number, there, SIZE)
     return found
 
@@ -149,13 +155,14 @@ def mamba_inputs_kernel(
     rows, gates, log, places, slots, filters, bias, dt_bias, rates, queries, keys, values, factors, steps, count,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr,
     STRIDE: tl.constexpr, GATES: tl.constexpr, WIDTH: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr,
-    VALUES: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+    VALUES: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, X: tl.constexpr, B: tl.constexpr,
+    C: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """Make what `walk_kernel` reads of `count` rows. The grid is [cdiv(count, LINES), GROUPS + HEADS].
 
     rows begin with x, B and C, gates with dt; bias [x, B and C] or None. queries and keys fp32 [count, GROUPS, KEYS]
-    are C and B; steps fp32 [count, HEADS] are t, from LEAST to MOST. All else is as in
-    `delta_inputs_kernel`.
+    are C and B; steps fp32 [count, HEADS] are t, from LEAST to MOST. X, B, C and DT multiply the step's numbers. All
+    else is as in `delta_inputs_kernel`.
     """
     row = (tl.program_id(0) * LINES + tl.arange(0, LINES))[:, None].to(tl.int64)
     head = tl.program_id(1)
@@ -165,8 +172,9 @@ def mamba_inputs_kernel(
         key = tl.arange(0, KEYS)[None, :]
         real = key < K
         column = HEADS * V + head * K + key
-        b = _convolved(given, filters, bias, column, real, row, there, STRIDE, SIZE, WIDTH)
-        c = _convolved(given, filters, bias, GROUPS * K + column, real, row, there, STRIDE, SIZE, WIDTH)
+        b = _convolved(given, filters, bias, column, real, row, there, STRIDE, SIZE, WIDTH, B)
+        column += GROUPS * K
+        c = _convolved(given, filters, bias, column, real, row, there, STRIDE, SIZE, WIDTH, C)
         own = (row * GROUPS + head) * KEYS + key
         tl.store(queries + own, c, mask=there)
         tl.store(keys + own, b, mask=there)
@@ -174,14 +182,15 @@ def mamba_inputs_kernel(
         value_head = head - GROUPS
         number = tl.arange(0, VALUES)[None, :]
         inside = number < V
-        x = _convolved(given, filters, bias, value_head * V + number, inside, row, there, STRIDE, SIZE, WIDTH)
+        channel = value_head * V + number
+        x = _convolved(given, filters, bias, channel, inside, row, there, STRIDE, SIZE, WIDTH, X)
         tl.store(
             values + (row * HEADS + value_head) * V + number,
             x.to(values.dtype.element_ty),
             mask=there & inside,
         )
         first = HEADS * V + 2 * GROUPS * K
-        dt = _gate(given, gates, first, value_head, row, there, GATES, SIZE, WIDTH)
+        dt = _gate(given, gates, first, value_head, row, there, GATES, SIZE, WIDTH, DT)
         step = tl.minimum(tl.maximum(softplus(dt + tl.load(dt_bias + value_head)), LEAST), MOST)
         tl.store(steps + row * HEADS + value_head, step, mask=there)
         tl.store(factors + row * HEADS + value_head, tl.exp(step * tl.load(rates + value_head)), mask=there)

@@ -48,6 +48,12 @@ class Recurring(NamedTuple):
     most: float = float("inf")
     gates: bool = True
     """Whether the output is multiplied by silu(z)."""
+    z_factor: float = 1.0
+    """Multiplies z where it is projected."""
+    q_factor: float = 1.0
+    k_factor: float = 1.0
+    v_factor: float = 1.0
+    dt_factor: float = 1.0
 
 
 @jit
@@ -75,6 +81,14 @@ def _inputs(log, table, first, channel, BLOCK: tl.constexpr, LOG: tl.constexpr, 
         there = (channel >= 0) & (row >= 0)
         found += (gl.load(log + _place(table, row, BLOCK) * LOG + channel, mask=there, other=0.0),)
     return found
+
+
+@jit
+def _multiplied(x, FACTOR: tl.constexpr):
+    """Return x * FACTOR, rounded to the dtype of x."""
+    if FACTOR != 1.0:
+        x = (x.to(tl.float32) * FACTOR).to(x.dtype)
+    return x
 
 
 @jit
@@ -199,10 +213,15 @@ def recur_kernel(
         k_new = gl.load(line + k_at)
         v_new = gl.load(line + v_at)
         a = gl.load(pair + GATES - HEADS + head)  # dt of Mamba-2
-        z = gl.load(given + Z + head * VALUES + column, mask=(column >= 0) & is_own, other=0.0).to(tl.float32)
+        z = gl.load(given + Z + head * VALUES + column, mask=(column >= 0) & is_own, other=0.0)
+        z = _multiplied(z, SIZES.z_factor).to(tl.float32)
         if DELTA:
             b = gl.load(pair + head)
         if is_own:
+            q_new = _multiplied(q_new, SIZES.q_factor)
+            k_new = _multiplied(k_new, SIZES.k_factor)
+            v_new = _multiplied(v_new, SIZES.v_factor)
+            a = _multiplied(a, SIZES.dt_factor)
             gl.store(kept + q_at, q_new, mask=(q_at >= 0) & is_first)
             gl.store(kept + k_at, k_new, mask=(k_at >= 0) & is_first)
             gl.store(kept + v_at, v_new)

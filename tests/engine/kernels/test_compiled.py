@@ -339,7 +339,8 @@ TYPES.update(moves="*i32", states="*fp32", dt_bias="*fp32", decay="*fp32", skip=
 cases = [(capability, Recurring(16, 32, 128, 128, 4, True, eps=1e-6)) for capability in (80, 86, 90, 120)]
 cases += [(90, Recurring(4, 8, 32, 64, 4, True)), (86, Recurring(1, 48, 128, 64, 4, False)),
           (90, Recurring(1, 48, 128, 64, 4, False)), (90, Recurring(8, 64, 64, 64, 4, False, most=0.1)),
-          (90, Recurring(8, 64, 128, 64, 4, False, gates=False))]
+          (90, Recurring(8, 64, 128, 64, 4, False, gates=False)),
+          (90, Recurring(1, 24, 128, 64, 4, False, z_factor=0.35, q_factor=0.5, v_factor=0.25, dt_factor=0.1))]
 found = []
 for capability, sizes in cases:
     warps = sizes.values // 16

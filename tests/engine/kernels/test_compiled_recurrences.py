@@ -25,7 +25,8 @@ for capability in (86, 90):
         text, shared = ptx(walk_kernel, WARPS, shape | cut, capability=capability, maxnreg=REGISTERS)
         found.append([shared, ".local" in text, text.count("bar.sync"), text.count("shfl.sync") // TILE])
         shape |= dict(VALUES=shape["V"], SIZE=10336, STRIDE=16384, GATES=96, WIDTH=4, LINES=LINES)
-        shape |= dict(KEY_HEADS=16) if delta else dict(GROUPS=16, LEAST=0.0, MOST=float("inf"), bias="pointer")
+        space = dict(GROUPS=16, LEAST=0.0, MOST=float("inf"), bias="pointer", X=0.5, B=1.0, C=0.3, DT=2.0)
+        shape |= dict(KEY_HEADS=16) if delta else space
         text, shared = ptx(delta_inputs_kernel if delta else mamba_inputs_kernel, 4, shape, ASTSource, capability)
         found.append([shared, ".local" in text])
 print(json.dumps(found))

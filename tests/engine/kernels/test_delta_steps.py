@@ -57,6 +57,17 @@ HALVES = [replace(each, feed_forward=None, feed_forward_norm=None) for each in (
 ]
 GROUPED = replace(NET, mixer=Mamba2(6, 16, 32, 3))
 FIRST = replace(NET, mixer=Mamba2(4, 32, 16, 2, norms_first=True))
+BESIDE = [
+    replace(HALVES[0], mixer=Mamba2(6, 16, 32, multipliers=(0.3, 1.5, 2.0, 0.7, 1.2)), residual_scale=0.75),
+    replace(HALVES[1], beside=True, attention_norm=None),
+    replace(HALVES[1], attention_norm=Norm(1e-5)),
+    replace(
+        HALVES[0],
+        mixer=replace(FIRST.mixer, multipliers=(0.3, 1.0, 1.0, 1.0, 1.2)),
+        beside=True,
+        attention_norm=None,
+    ),
+]
 SQUARED = Experts(
     6,
     2,
@@ -73,6 +84,7 @@ SPECS = {
     "alternating": ModelSpec("Hybrid", 272, 64, 1024, (TURNED, PLAIN), NORM),
     "mamba": ModelSpec("Hybrid", 272, 64, 1024, (SPACES, PLAIN, BARE), NORM),
     "groups": ModelSpec("Hybrid", 272, 64, 1024, (GROUPED, PLAIN, FIRST), NORM),
+    "beside": ModelSpec("Hybrid", 272, 64, 1024, (*BESIDE[:2], HALVES[2], *BESIDE[2:]), NORM),
     "halves": ModelSpec(
         "Hybrid", 272, 64, 1024, (*HALVES, HALVES[0], replace(HALVES[2], feed_forward=SQUARED)), NORM
     ),
