@@ -41,7 +41,7 @@ STEPS = (
 """A prompt; what follows it, from an earlier state and beside another; and one more row."""
 
 
-@pytest.fixture(scope="module", params=["usual", "mamba"])
+@pytest.fixture(scope="module", params=["usual", "mamba", "groups", "halves", "beside"])
 def network(request: pytest.FixtureRequest) -> Network:
     return hybrid_network(SPECS[request.param])
 
