@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from models.network import (
@@ -30,6 +29,7 @@ from models.reference.activations import ACTIVATIONS, activated, rounded, xielu
 from models.reference.attention import Attention, ConvolutionRows, LatentRows, RecurrentRows
 from models.reference.collective import Collective
 from models.reference.divided_norms import group_squares, head_squares
+from models.reference.norms import apply_norm, scaled
 from models.reference.products import choose_product
 from models.reference.rope import StepPositions, rotate
 from models.reference.tiled import TiledProduct, embed
@@ -40,7 +40,6 @@ from models.spec import (
     LatentAttention,
     Laurel,
     Layer,
-    Norm,
     ShortConvolution,
 )
 
@@ -108,7 +107,7 @@ class Decoder:
                 x = x * weights.scalar
         if network.streams is not None:
             x = self._join(network.streams, x)
-        return _norm(spec.final_norm, network.final_norm, x)
+        return apply_norm(spec.final_norm, network.final_norm, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the head: [n, hidden_size] -> [n, vocab_size], in the model's dtype."""
@@ -124,7 +123,7 @@ class Decoder:
         network = self.network
         x = self._look_up(network.embedding, token_ids)
         if self.spec.embedding_norm is not None:
-            x = _scaled(self.spec.embedding_norm, x, None)
+            x = scaled(self.spec.embedding_norm, x, None)
         if self.spec.embedding_scale != 1.0:
             x = x * rounded(self.spec.embedding_scale, x)
         if network.position_embedding is not None:
@@ -154,7 +153,7 @@ class Decoder:
             token_ids = torch.where(token_ids < spec.vocab_size, token_ids, 0)
         looked_up = self._look_up(weights.embedding, token_ids)
         looked_up = looked_up * rounded(spec.size**0.5, x)
-        return (_norm(spec.norm, weights.norm, projected.view(shape)) + looked_up.view(shape)) * 2**-0.5
+        return (apply_norm(spec.norm, weights.norm, projected.view(shape)) + looked_up.view(shape)) * 2**-0.5
 
     def _of_input(self, weights: LayerWeights, x: Tensor, given: Tensor) -> Tensor:
         """Return what a layer's own input [T, size] adds to its result x [T, hidden_size]."""
@@ -162,7 +161,7 @@ class Decoder:
         assert spec is not None
         assert parts is not None
         gated = ACTIVATIONS[spec.activation](self._linear(parts.gate, x)) * given
-        return _norm(spec.post_norm, parts.post_norm, self._linear(parts.out, gated))
+        return apply_norm(spec.post_norm, parts.post_norm, self._linear(parts.out, gated))
 
     def _spread(self, weights: StreamWeights, x: Tensor) -> Tensor:
         """Make the streams [count, T, hidden_size] of AltUp from the first [T, hidden_size]."""
@@ -179,7 +178,7 @@ class Decoder:
     def _route(self, weights: AltUpWeights, x: Tensor) -> Tensor:
         """Return one number from -1 to 1 for each row and stream: [T, hidden_size] -> [T, count]."""
         assert self.spec.altup is not None
-        given = _norm(self.spec.altup.norm, weights.norm, x) * self.spec.hidden_size**-1.0
+        given = apply_norm(self.spec.altup.norm, weights.norm, x) * self.spec.hidden_size**-1.0
         return self._linear(weights.router, given).float().tanh().to(x.dtype)
 
     def _predict(self, weights: AltUpWeights, streams: Tensor) -> Tensor:
@@ -216,7 +215,7 @@ class Decoder:
         """Compute a layer, with what the mixer of the one before has read: return the result and what its mixer has
         read, all of them [T, hidden_size]."""
         if not spec.beside or read is None:
-            read = _norm(spec.attention_norm, weights.attention_norm, x)
+            read = apply_norm(spec.attention_norm, weights.attention_norm, x)
         given = read
         if isinstance(spec.mixer, ShortConvolution):
             assert isinstance(weights.mixer, ConvolutionWeights)
@@ -230,12 +229,12 @@ class Decoder:
         elif isinstance(spec.mixer, AttentionSpec):
             out = self._attend(index, spec.mixer, weights.attention, given, step, attention)
         if spec.mixer is not None:
-            out = _norm(spec.attention_post_norm, weights.attention_post_norm, self._sum(out))
+            out = apply_norm(spec.attention_post_norm, weights.attention_post_norm, self._sum(out))
             x = x + _scale(out, spec.residual_scale)
         if spec.laurel is not None and weights.laurel is not None:
             x = (x + self._beside(spec.laurel, weights.laurel, given)) / math.sqrt(2)
         if not spec.parallel:
-            given = _norm(spec.feed_forward_norm, weights.feed_forward_norm, x)
+            given = apply_norm(spec.feed_forward_norm, weights.feed_forward_norm, x)
         feed, parts = spec.feed_forward, weights.feed_forward
         if isinstance(feed, Experts):
             assert isinstance(parts, ExpertWeights)
@@ -245,12 +244,14 @@ class Decoder:
             out = self._sum(self._feed(feed, parts, given))
         else:
             return x, read
-        out = _norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, out)
+        out = apply_norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, out)
         return x + _scale(out, spec.residual_scale), read
 
     def _beside(self, spec: Laurel, weights: LaurelWeights, x: Tensor) -> Tensor:
         """Compute the residual beside a mixer from the mixer's input: [T, hidden_size] -> the same shape."""
-        return x + _norm(spec.norm, weights.norm, self._linear(weights.right, self._linear(weights.left, x)))
+        return x + apply_norm(
+            spec.norm, weights.norm, self._linear(weights.right, self._linear(weights.left, x))
+        )
 
     def _attend(
         self,
@@ -267,7 +268,7 @@ class Decoder:
         qk = heads[:, :count]
         v = heads[:, spec.heads if spec.v_is_k else count :]
         if spec.v_norm is not None:
-            v = _scaled(spec.v_norm, v, None)
+            v = scaled(spec.v_norm, v, None)
         if not spec.norms_rotated:
             qk = self._norm_heads(index, spec, weights.head_norm, qk)
         if weights.rotary is not None:
@@ -294,23 +295,9 @@ class Decoder:
         backend: Attention,
     ) -> Tensor:
         assert isinstance(backend, LatentRows)
-        q = self._linear(weights.q, x)
-        if weights.q_b is not None:
-            q = self._linear(weights.q_b, _norm(spec.norm, weights.q_norm, q))
-        q = q.view(len(x), spec.heads, spec.head_dim)
-        latents, k = torch.split(self._linear(weights.kv_a, x), [spec.kv_rank, spec.rope_dim], dim=-1)
-        latents = _norm(spec.norm, weights.kv_norm, latents)
-        if weights.rotary is not None:
-            assert spec.rope is not None
-            first, last = torch.split(q, [spec.nope_dim, spec.rope_dim], dim=-1)
-            heads = torch.cat((last, k.unsqueeze(1)), dim=1)
-            heads = rotate(heads, step.rotation(weights.rotary), spec.rope.interleaved)
-            q, k = torch.cat((first, heads[:, :-1]), dim=-1), heads[:, -1]
-        outs, start, expands = [], 0, latent.expansions(spec, weights, x.dtype)
-        for count, rows in backend.latent_rows(index, torch.cat((latents, k), dim=-1)):
-            outs.append(latent.attend(spec, expands, q[start : start + count], rows, self._product))
-            start += count
-        return self._linear(weights.out, torch.cat(outs).flatten(1))
+        q, row = self._linear(weights.q, x), self._linear(weights.kv_a, x)
+        out = latent.between(spec, weights, index, (q, row), step, backend, self._linear)
+        return self._linear(weights.out, out)
 
     def _convolve(
         self,
@@ -353,14 +340,14 @@ class Decoder:
         if norm is None:
             return qk
         if weight is None:
-            return _scaled(norm, qk, None)
+            return scaled(norm, qk, None)
         if not spec.norms_all_heads:
-            return _norm(norm, NormWeights(weight), qk)
+            return apply_norm(norm, NormWeights(weight), qk)
         sizes = [spec.heads * spec.head_dim, spec.own_kv_heads * spec.head_dim]
         q, k = torch.split(qk.flatten(1), sizes, -1)
         squares = None if self._peers is None else head_squares(self.network, self._peers, index, q, k)
         parts = zip((q, k), torch.split(weight, sizes), squares or (None, None), strict=True)
-        return torch.cat([_norm(norm, NormWeights(part), x, mean) for x, part, mean in parts], -1).view(
+        return torch.cat([apply_norm(norm, NormWeights(part), x, mean) for x, part, mean in parts], -1).view(
             qk.shape
         )
 
@@ -375,7 +362,7 @@ class Decoder:
         """Compute the chosen experts of each token, one expert after the other, and add the shared one."""
 
         def normed(name: str, given: Tensor) -> Tensor:
-            return _norm(spec.norms.get(name), weights.norms.get(name), given)
+            return apply_norm(spec.norms.get(name), weights.norms.get(name), given)
 
         given = normed("router_norm", x).to(weights.router.weight.dtype)
         scores = _scale(self._linear(weights.router, given).float(), spec.router_scale)
@@ -449,29 +436,3 @@ def _of_magnitude(x: Tensor, like: Tensor) -> Tensor:
 
 def _scale(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1.0 else x * factor
-
-
-def _norm(spec: Norm | None, weights: NormWeights | None, x: Tensor, squares: Tensor | None = None) -> Tensor:
-    """Norm [..., size] -> the same shape, with a weight [size], or [heads, size] for the heads of [T, heads, size].
-
-    Computed in fp32, cast back, then multiplied by the weight, as networks were trained. `squares` fp32 [..., 1] is the
-    mean square for an RMSNorm of which x is only a part.
-    """
-    if spec is None or weights is None:
-        return x
-    size, weight = x.shape[-1:], weights.weight
-    if spec.offset or spec.rounds_last:  # checkpoints that store an offset multiply before they cast back
-        out = (_scaled(spec, x.float(), squares) * (weight.float() + spec.offset)).to(x.dtype)
-    elif spec.kind == "layer" and weight.shape == size:
-        return F.layer_norm(x, size, weight, weights.bias, spec.eps)
-    else:
-        out = _scaled(spec, x, squares) * weight
-    return out if weights.bias is None else out + weights.bias
-
-
-def _scaled(spec: Norm, x: Tensor, squares: Tensor | None) -> Tensor:
-    """Apply a norm without its weight."""
-    if squares is not None:
-        return (x.float() * torch.rsqrt(squares + spec.eps)).to(x.dtype)
-    norm = F.layer_norm if spec.kind == "layer" else F.rms_norm
-    return norm(x, x.shape[-1:], eps=spec.eps)

@@ -34,7 +34,8 @@ from models.families.registry import spec_of_hf
 from models.loading.load import fill_network, load_model
 from models.loading.plan import Target, plan_tensors, read_tensors
 from models.network import ExpertWeights, NormWeights
-from models.reference.decoder import Decoder, _norm
+from models.reference.decoder import Decoder
+from models.reference.norms import apply_norm
 from models.reference.products import _native_linear, _upcast_linear, choose_product
 from models.reference.rope import rotary_table
 from models.spec import Experts, FeedForward, ModelSpec, Norm
@@ -576,7 +577,7 @@ def test_rms_norm_rounds_before_it_multiplies_by_the_weight() -> None:
     x, weight = (torch.randn(50, 64, generator=torch.Generator().manual_seed(n)).bfloat16() for n in range(2))
     theirs = LlamaRMSNorm(64, 1e-6)
     theirs.weight = torch.nn.Parameter(weight[0] * 40, requires_grad=False)
-    assert torch.equal(_norm(Norm(1e-6), NormWeights(theirs.weight), x), theirs(x))
+    assert torch.equal(apply_norm(Norm(1e-6), NormWeights(theirs.weight), x), theirs(x))
 
 
 @pytest.mark.parametrize("product", [_native_linear, _upcast_linear])

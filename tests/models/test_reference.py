@@ -585,7 +585,7 @@ def test_few_rows_attend_to_latents_and_many_to_expanded_keys(monkeypatch: pytes
     def found(absorbs: bool, at_once: int = latent.AT_ONCE) -> Tensor:
         monkeypatch.setattr(latent, "AT_ONCE", at_once)
         monkeypatch.setattr(latent, "_absorbs", lambda *_: absorbs)
-        return latent.attend(spec, expands, q, rows, torch.nn.functional.linear).flatten(1)
+        return latent.attend(spec, expands, q, rows, lambda layer, x: x @ layer.weight.mT).flatten(1)
 
     assert_close(found(True), found(False))
     assert_close(found(False, at_once=9 * 3 * 320), found(False))  # three heads, then one

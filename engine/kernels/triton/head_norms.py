@@ -1,6 +1,6 @@
 """Device functions that norm heads, each by itself.
 
-The plain twin is `_norm` in `models/reference/decoder.py`.
+The plain twin is `models/reference/norms.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"

@@ -1,6 +1,6 @@
 """Device functions for single numbers, and for the columns of a head.
 
-The plain twins: the activations and `_norm` in `models/reference/decoder.py`, `rotate` in `models/reference/rope.py`.
+The plain twins: `activations.py`, `norms.py`, and `rotate` in `rope.py`, all in `models/reference/`.
 Features that the flags turn off leave no code in a kernel.
 """
 
