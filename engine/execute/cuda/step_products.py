@@ -4,6 +4,7 @@ The plain twin is `Decoder` in `models/reference/decoder.py`. `fused_program.py`
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import triton
@@ -19,7 +20,7 @@ from engine.execute.cuda.tiles import FEW, SMALLEST_OUTPUTS
 from engine.kernels.triton.columns import SPAN
 from engine.kernels.triton.fused_norm import add_prepared_kernel
 from engine.kernels.triton.launch import split_alike
-from engine.kernels.triton.linear import linear_kernel
+from engine.kernels.triton.linear import HeadInputs, linear_kernel
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.network import Linear, Network, Weight
 from models.spec import FeedForward
@@ -38,6 +39,7 @@ class StepProducts:
             return torch.zeros(shape, dtype=dtype, device=network.device)
 
         self.cuts = cuts
+        self.rows = rows
         self._pdl = pdl
         self._exchange = exchange
         # With inputs of layers (Gemma 4 E2B), norms of whole rows are faster, on an H200.
@@ -129,6 +131,7 @@ class StepProducts:
         row_gates: Tensor | None = None,
         leads: bool = False,
         follows: bool = False,
+        heads: HeadInputs | None = None,
     ) -> int:
         """Run `linear_kernel` for each part of the layer, gated or activated as `gate` says; return its number of
         programs.
@@ -138,6 +141,7 @@ class StepProducts:
         `following`. With `parts`, x is not read but combined from them. `beside` are other layers that read the
         same x, and their outputs, which are not gated. The sigmoid of row_gates [rows] multiplies each row. If it
         `leads`, the next launch may run beside it; if it `follows`, it runs beside the one before, which lets it.
+        `heads` says that outputs are products of other columns of x for each head.
         """
         programs, weighs = 0, norm or following
         added = residual if up is None else up
@@ -150,6 +154,10 @@ class StepProducts:
             first = place // (2 if gated else 1)
             kind = weight.format if weight.planes is not None else None
             tile = self.cuts.product(rows, outputs, weight.columns, gated, kind)
+            while heads is not None and heads.outputs % tile.outputs(
+                gated
+            ):  # a program computes those of one head
+                tile = replace(tile, tiles=tile.tiles // 2)
             limit = {}
             if kind is None:
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
@@ -191,6 +199,7 @@ class StepProducts:
                 LEADS=number == 0 and not follows and (leads or len(jobs) > 1),
                 FOLLOWS=number > 0 or follows,
                 row_gates=row_gates,
+                HEADS=heads,
                 num_warps=tile.warps,
                 launch_pdl=self._pdl,
                 **limit,

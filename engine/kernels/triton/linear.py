@@ -18,6 +18,8 @@ within a warp, of weights and rows alike.)
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated"
+from typing import NamedTuple
+
 import triton.language as tl
 
 from engine.kernels.triton.columns import SPAN, along, load, tile_columns
@@ -34,6 +36,17 @@ from engine.kernels.triton.pointwise import activate, capped, gated
 
 UNROLLED = tl.constexpr(6)
 """The most tiles of x that are multiplied without a loop."""
+
+
+class HeadInputs(NamedTuple):
+    """Where in x the inputs of each head of a product lie."""
+
+    outputs: int
+    """How many outputs each head has, a multiple of 16."""
+    apart: int
+    """How far apart the inputs of two heads are."""
+    row: int
+    """How far apart two rows are."""
 
 
 @jit
@@ -230,6 +243,12 @@ def wait_for_input(PDL: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr
 
 
 @jit
+def head_input(x, first, HEADS: tl.constexpr):
+    """Return where the input of a program whose outputs begin with `first` begins; for HEADS see `linear_kernel`."""
+    return x if HEADS is None else x + first // HEADS.outputs * HEADS.apart
+
+
+@jit
 def linear_kernel(
     x,
     weight,
@@ -267,6 +286,7 @@ def linear_kernel(
     FOLLOWS: tl.constexpr = False,
     BESIDE: tl.constexpr = 0,
     row_gates=None,
+    HEADS: tl.constexpr = None,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
 
@@ -283,6 +303,8 @@ def linear_kernel(
 
     With ATTENDED, the one row of x is not read but `combined` from the parts that the attention has left in partial and
     lse.
+
+    With HEADS, the outputs of each head, a multiple of those of a program, are a product of K other columns of x.
 
     A tile has 16 lines. Each row of weights takes FOLDS of them, adjacent in memory, so that a warp reads 64 * FOLDS
     bytes at once. Every line is multiplied with the columns of every fold, and products with the wrong fold are
@@ -348,7 +370,8 @@ def linear_kernel(
             there = (n + j * OUTPUTS < N) & (b < COUNT)
             at = residual + b * (BESIDE if BESIDE else N) + n + j * OUTPUTS
             carried += (gl.load(at, mask=there, other=0.0).to(tl.float32),)
-    rows, given = x + along(2, ROWS, X) * K, along(2, ROWS, X) < COUNT
+    rows, given = head_input(x, first, HEADS), along(2, ROWS, X) < COUNT
+    rows += along(2, ROWS, X) * (K if HEADS is None else HEADS.row)
     squares = gl.zeros([WARPS, SPAN, ROWS], tl.float32, layout=X)
     sums, parts = (), ()
     for _ in tl.static_range(TILES * FOLDS):

@@ -30,7 +30,7 @@ from engine.kernels.triton.gluon import (
 )
 from engine.kernels.triton.lanes import lane_columns, load_lanes, own, together
 from engine.kernels.triton.launch import gdc_wait
-from engine.kernels.triton.linear import begin, finish, wait_for_input
+from engine.kernels.triton.linear import begin, finish, head_input, wait_for_input
 from engine.kernels.triton.packed import (
     COLUMNS,
     copy_codes,
@@ -247,13 +247,14 @@ def packed_linear_kernel(
     FOLLOWS: tl.constexpr = False,
     BESIDE: tl.constexpr = 0,
     row_gates=None,
+    HEADS: tl.constexpr = None,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
 
     Rows of `out` and of the residual are STRIDE apart. With GATED, the planes are those of gate, in whole tiles,
     followed by those of up. CODES describes the planes (see `Codes`). A program computes 16 * TILES outputs, half as
-    many with GATED. LANES is 1, or 4 if each group has a scale. ATTENDED (for a row in lanes), BESIDE, LEADS,
-    FOLLOWS and row_gates are as in `linear_kernel`. Pointers that the flags leave unused may be anything. order, int32
+    many with GATED. LANES is 1, or 4 if each group has a scale. ATTENDED (for a row in lanes), BESIDE, LEADS, FOLLOWS,
+    row_gates and HEADS are as in `linear_kernel`. Pointers that the flags leave unused may be anything. order, int32
     [K], is the column of x for each column of the planes; None: the same.
 
     With experts, the indices of CHOSEN matrices whose planes lie one after the other, and shares fp32 [CHOSEN], x is
@@ -342,9 +343,9 @@ def packed_linear_kernel(
             there = (n + j * OUTPUTS < N) & (b < COUNT)
             at = residual + b * (BESIDE if BESIDE else STRIDE) + n + j * OUTPUTS
             carried += (gl.load(at, mask=there, other=0.0).to(tl.float32),)
-    rows, given = x, None
+    rows, given = head_input(x, first, HEADS), None
     if FOUND > 1:
-        rows += along(2, ROWS, X) // RUN * K
+        rows += along(2, ROWS, X) // RUN * (K if HEADS is None else HEADS.row)
     if FOUND > COUNT:
         given = along(2, ROWS, X) // RUN < COUNT
     squares, sums = (), ()
