@@ -90,6 +90,7 @@ SHAPES = {
     "Gemma-4-12B": known_shape("gemma4:12b"),
     "Gemma-4-26B-A4B": known_shape("gemma4:26b-a4b"),
     "LFM2.5-1.2B": known_shape("lfm2.5:1.2b"),
+    "GLM-4.7-Flash": known_shape("glm4.7-flash"),
     "Llama-3.2-1B": known_shape("llama3.2:1b"),
     "Mistral-7B-v0.1": each_attention(
         known_shape("mistral:7b"), lambda _, attention: replace(attention, window=4096)

@@ -255,9 +255,10 @@ def _tell(pieces: Pieces, reason: str | None) -> None:
 
 
 def _attention_name(spec: ModelSpec, options: BuildOptions) -> str:
-    """Return the attention backend to use: without fused kernels, only torch's attends to rows that differ."""
-    lacks = lacking(spec, ONE_ROW_FORMAT)
-    if lacks is None or options.attention == "sdpa" or not_fused(spec) is None:
+    """Return the attention backend to use: only torch's attends to latents, and without fused kernels to rows that
+    differ."""
+    lacks, attends = lacking(spec, ONE_ROW_FORMAT), bool(spec.attentions)
+    if lacks is None or options.attention == "sdpa" or (attends and not_fused(spec) is None):
         return options.attention
     if options.attention != "auto":
         raise EngineError(

@@ -305,15 +305,19 @@ class LayerWeights:
 
     @property
     def projections(self) -> Linear:
-        """The first product of the mixer: q, k and v, or those of a convolution or a recurrence."""
+        """The first product of the mixer: q, k and v, that of a convolution or a recurrence, or q for latents."""
+        if isinstance(self.mixer, LatentWeights):
+            return self.mixer.q
         if isinstance(self.mixer, ConvolutionWeights | DeltaNetWeights | Mamba2Weights):
             return self.mixer.inputs
         return self.attention.qkv
 
     @property
     def gates(self) -> Linear | None:
-        """A second product of what the first one of the mixer reads: the gate of an attention, or b and a."""
+        """A second product of what the first one of the mixer reads: the gate of an attention, b and a, or kv_a."""
         mixer = self.mixer
+        if isinstance(mixer, LatentWeights):
+            return mixer.kv_a
         if isinstance(mixer, DeltaNetWeights):
             return mixer.gates
         return mixer.gate if isinstance(mixer, AttentionWeights) else None

@@ -36,7 +36,6 @@ FUSED = NATIVE - {
     Feature.LEARNED_ACTIVATION,
     Feature.LAYER_NORM,
     Feature.PARALLEL,
-    Feature.LATENT,
     Feature.EXPERT_GROUPS,
 }
 """Features that the fused GPU kernels compute."""
@@ -57,6 +56,7 @@ NOT_DIVIDED = frozenset(
         Feature.LAYER_INPUTS,
         Feature.EXPERT_NORMS,
         Feature.GATE,
+        Feature.LATENT,
         Feature.RECURRENCE,
     }
 )
@@ -156,6 +156,11 @@ def not_fused(spec: ModelSpec) -> str | None:
         if attention.head_dim not in FUSED_HEADS:
             return f"there are no fused kernels for a head_dim of {attention.head_dim}"
     for mixer in {layer.mixer for layer in spec.layers}:
+        if isinstance(mixer, LatentAttention) and not _fits_latents(mixer):
+            sizes = (
+                f"{mixer.kv_rank} + {mixer.rope_dim} numbers, and heads of {mixer.nope_dim} and {mixer.v_dim}"
+            )
+            return f"there are no fused kernels for latent attention of {sizes}"
         if isinstance(mixer, Recurrence) and (reason := _not_fused_recurrence(mixer)) is not None:
             return reason
     if spec.layer_inputs is not None and spec.layer_inputs.vocab_size is not None:
@@ -189,6 +194,12 @@ def not_on_host(spec: ModelSpec) -> str | None:
     if (lacks := _listed(asked - NATIVE)) is not None:
         return f"the native kernels do not support {lacks}"
     return None
+
+
+def _fits_latents(spec: LatentAttention) -> bool:
+    """Return whether there are fused kernels for latents of these sizes; they are cut into pieces as wide as keys."""
+    sizes = spec.kv_rank % spec.rope_dim, spec.nope_dim % 16, spec.v_dim % 16
+    return spec.rope_dim in (32, 64) and not any(sizes)
 
 
 def _not_fused_recurrence(spec: Recurrence) -> str | None:

@@ -21,7 +21,7 @@ from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.plain_modules import plain_modules
 from engine.kernels.native.library import NativeError, Pool
-from models.features import Feature
+from models.features import Feature, features
 from models.network import Network
 from models.reference.attention import Attention
 from models.reference.collective import Collective
@@ -125,11 +125,12 @@ class Runner:
         from engine.execute.cuda.padded_prefill import PaddedPrefill
         from engine.execute.cuda.prefill import FusedPrefill
 
-        reason = unsupported(network)
-        if reason is None and deterministic and cache.states is not None:
-            reason = (
-                f"the fused kernels compute no prompts of {Feature.RECURRENCE.value} in one order of sums"
-            )
+        reason, found = unsupported(network), features(network.spec)
+        kinds = [feature.value for feature in (Feature.RECURRENCE, Feature.LATENT) if feature in found]
+        if reason is None and deterministic and kinds:
+            reason = f"the fused kernels compute no prompts of {kinds[0]} in one order of sums"
+        if reason is None and Feature.LATENT in found and cache.row.is_quantized:
+            reason = f"there are no fused kernels for latents in {cache.row.kind}; use --kv-dtype auto"
         if reason is not None:
             return reason
         self._model = FusedPrefill(network, self._on_host, self._peers, sums)
@@ -140,7 +141,7 @@ class Runner:
             trial = StepBatch((Span((0,), 0, count, states=moves),))
             hidden = self._model.forward(ids, ids, self._backend.plan(trial))
             self._model.logits(hidden[-1:])
-        if self._peers is not None:
+        if self._peers is not None or Feature.LATENT in found:
             return None
         if deterministic:
             self._padded = PaddedPrefill(network, cache, None, rows, graphs, self._on_host)

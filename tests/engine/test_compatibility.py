@@ -134,7 +134,7 @@ ASKING: dict[Feature, ModelSpec] = {
             replace(a_spec().layers[0], mixer=Attention(2, 2, 64, rope=Rope())),
         ),
     ),
-    Feature.LATENT: changed(a_spec(), mixer=LatentAttention(2, None, 32, 16, 8, 16, rope=Rope())),
+    Feature.LATENT: changed(a_spec(), mixer=LatentAttention(2, None, 64, 16, 32, 16, rope=Rope())),
     Feature.CONVOLUTION: replace(
         a_spec(), layers=(a_spec().layers[0], replace(a_spec().layers[0], mixer=ShortConvolution(64, 3)))
     ),
@@ -154,6 +154,15 @@ def test_every_feature_is_noticed_and_kernels_refuse_what_they_do_not_know() -> 
             assert (features(spec) <= known) == (said is None), feature
             assert said is None or feature in known or feature.value in said, feature
     assert not features(a_spec())
+
+
+def test_the_fused_kernels_know_latents_in_whole_pieces() -> None:
+    for sizes in ((512, 128, 64, 128), (256, 64, 32, 96)):
+        assert not_fused(changed(a_spec(), mixer=LatentAttention(2, None, *sizes, rope=Rope()))) is None
+    for sizes in ((500, 128, 64, 128), (512, 128, 48, 128), (512, 100, 64, 128), (512, 128, 64, 100)):
+        said = not_fused(changed(a_spec(), mixer=LatentAttention(2, None, *sizes, rope=Rope())))
+        assert said is not None
+        assert "no fused kernels for latent attention of" in said
 
 
 def test_the_native_kernels_know_experts_in_any_layer() -> None:

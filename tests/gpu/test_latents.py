@@ -1,4 +1,4 @@
-"""Latent attention on a GPU, by plain PyTorch: against transformers, for prompts and for answers after many rows."""
+"""Latent attention on a GPU: decode steps in fused kernels, and prompts, against transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -7,12 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.gpu.engines import DEVICE, SIZES, an_engine, random_tokens
+from benchmarks.stepping import forced_logits
+from engine import SamplingParams
+from tests.engine.speculation import speculate
+from tests.gpu.engines import DEVICE, SIZES, alone, an_engine, at_once, random_tokens
 from tests.gpu.test_logits import errors, logits_of, prefilled_logits
 from tests.models.checkpoints import reference_model, write_checkpoint
 from tests.models.families import tiny_deepseek, tiny_glm_lite
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytest.importorskip("triton")
 
 BF16 = torch.bfloat16
 COUNT = 24
@@ -24,14 +28,19 @@ LATENT: dict[str, Any] = SIZES | {
     "q_lora_rank": 96,
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
+    "n_group": 1,
+    "topk_group": 1,
 }
 """Rows of 576 numbers, as in the published models."""
 DENSE = {"first_k_dense_replace": 4, "mlp_layer_types": ["dense"] * 4}
 """Without experts: their choice would magnify every difference."""
+GLM = {"qk_nope_head_dim": 192, "v_head_dim": 256, "hidden_size": 320, "num_attention_heads": 20}
+DEEPSEEK = {"qk_nope_head_dim": 128, "v_head_dim": 128}
 CONFIGS = {
-    "glm": tiny_glm_lite(**LATENT | DENSE, qk_nope_head_dim=192, v_head_dim=256),
-    "deepseek": tiny_deepseek(**LATENT | DENSE, qk_nope_head_dim=128, v_head_dim=128),
+    "glm": tiny_glm_lite(**LATENT | DENSE | GLM | {"num_key_value_heads": 20}),
+    "deepseek": tiny_deepseek(**LATENT | DENSE | DEEPSEEK),
 }
+"""With heads of the published sizes, and in one case as many of them."""
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
@@ -39,10 +48,21 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_checkpoint(tmp_path_factory.mktemp(request.param), CONFIGS[request.param], dtype=BF16)
 
 
+@pytest.fixture(scope="module")
+def logits(folder: Path) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the logits of each text by transformers, in fp32 and in bf16."""
+    exact, less = reference_model(folder).to(DEVICE), reference_model(folder, BF16).to(DEVICE)
+    wanted, rounded = ([logits_of(model, text) for text in TEXTS] for model in (exact, less))
+    return wanted, rounded
+
+
 def no_larger(found: list[Tensor], wanted: list[Tensor], rounded: list[Tensor]) -> None:
     """Assert that logits are no further from `wanted` than transformers' are in the same dtype."""
     ours, theirs = (
         torch.cat([errors(*pair) for pair in zip(each, wanted, strict=True)]) for each in (found, rounded)
+    )
+    print(
+        f"median {ours.median():.3e} of {theirs.median():.3e}, maximum {ours.max():.3e} of {theirs.max():.3e}"
     )
     assert ours.median() <= 1.05 * theirs.median()
     assert ours.max() <= 1.5 * theirs.max()
@@ -54,14 +74,54 @@ def cuts_in(text: list[int]) -> list[int]:
     return [0, *(cut for cut in (17, 170, 300) if cut < last.start), *last]
 
 
-def test_no_error_is_larger_than_that_of_transformers(folder: Path) -> None:
-    exact, less = reference_model(folder).to(DEVICE), reference_model(folder, BF16).to(DEVICE)
-    wanted, rounded = ([logits_of(model, text) for text in TEXTS] for model in (exact, less))
+def test_no_error_of_prompts_is_larger_than_that_of_transformers(
+    folder: Path, logits: tuple[list[Tensor], list[Tensor]]
+) -> None:
     with an_engine(folder, num_blocks=120) as engine:
-        assert engine.figures().decode.startswith("plain modules"), engine.figures().notes
         found = [prefilled_logits(engine, text, cuts_in(text)) for text in TEXTS]
-        no_larger(found, wanted, rounded)
-        no_larger(*([logits[-COUNT:] for logits in each] for each in (found, wanted, rounded)))
+    no_larger(found, *logits)
+    no_larger(*([logits[-COUNT:] for logits in each] for each in (found, *logits)))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 12, 24])
+def test_no_error_of_decode_steps_is_larger_either(
+    folder: Path, logits: tuple[list[Tensor], list[Tensor]], rows: int
+) -> None:
+    with an_engine(folder, num_blocks=1000, streams=24) as engine:
+        assert engine.figures().decode.startswith("fused kernels"), engine.figures().notes
+        if rows == 1:
+            found = [forced_logits(engine, [text], COUNT)[0] for text in TEXTS]
+        else:
+            found = list(forced_logits(engine, TEXTS * (rows // 3), COUNT)[-3:])
+    no_larger(found, *([each[-COUNT:] for each in some] for some in logits))
+
+
+def test_up_to_eight_rows_have_the_bits_that_each_has_alone(folder: Path) -> None:
+    texts = [random_tokens(60 + 131 * number, number) for number in range(8)]
+    with an_engine(folder, num_blocks=400) as engine:
+        each = torch.cat([forced_logits(engine, [text], COUNT) for text in texts])
+        for rows in (2, 5, 8):
+            assert torch.equal(forced_logits(engine, texts[:rows], COUNT), each[:rows])
+
+
+@pytest.mark.parametrize("make", [tiny_glm_lite, tiny_deepseek], ids=["glm", "deepseek"])
+def test_with_experts_answers_are_the_same_together_and_with_guesses(make: Any, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, make(**LATENT | DEEPSEEK), dtype=BF16)
+    greedy = SamplingParams(temperature=0.0, max_tokens=80, speculation="auto")
+    jobs = [(text, greedy) for text in TEXTS]
+    with an_engine(folder, num_blocks=400) as engine:
+        assert engine.figures().decode.startswith("fused kernels"), engine.figures().notes
+        expected = [alone(engine, job) for job in jobs]
+        assert at_once(engine, jobs) == expected
+        speculate(engine)
+        assert [alone(engine, job) for job in jobs] == expected
+
+
+def test_quantised_latents_are_left_to_pytorch(folder: Path) -> None:
+    with an_engine(folder, num_blocks=120, kv_dtype="int8") as engine:
+        assert engine.figures().decode.startswith("plain modules")
+        assert any("no fused kernels for latents in int8" in note for note in engine.figures().notes)
+        assert len(alone(engine, (TEXTS[0], SamplingParams(temperature=0.0, max_tokens=8)))) == 8
 
 
 @pytest.mark.parametrize("make", [tiny_glm_lite, tiny_deepseek], ids=["glm", "deepseek"])

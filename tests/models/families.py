@@ -693,6 +693,27 @@ FUSED: dict[str, Any] = {
 }
 """Configs with head sizes that the fused kernels know, and as many layers as differ from each other."""
 
+_LATENT = _SMALL | {
+    "hidden_size": 144,
+    "num_attention_heads": 18,
+    "num_key_value_heads": 18,
+    "num_hidden_layers": 2,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 32,
+    "n_group": 1,
+    "topk_group": 1,
+}
+"""As many heads as two programs share."""
+FUSED_LATENTS: dict[str, Any] = {
+    "glm4 moe lite": tiny_glm_lite(**_LATENT),
+    "deepseek v2 lite": tiny_deepseek_v2(**_LATENT | {"q_lora_rank": None}, topk_method="greedy"),
+    "deepseek v3 biases": tiny_deepseek(
+        **_LATENT, attention_bias=True, rope_interleave=False, first_k_dense_replace=2
+    ),
+}
+
 GEMMA4_PARTIAL = {kind: {"rope_type": "default", "rope_theta": 1000.0} for kind in _TYPES}
 MULTIPLIERS = [name for name in GRANITE if name != "attention_bias"]
 PLAINER: dict[str, Any] = {

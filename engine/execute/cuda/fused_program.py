@@ -17,8 +17,8 @@ with more than four rows, a launch of its own adds it.
 
 In layers with experts, other kernels replace the last two (`experts.py`). A row without a sequence chooses no experts.
 A short convolution is one launch in place of the attention and its combination (`convolution.py`), as is a recurrence
-(`recurrence.py`). Gates of either are a product beside the first, which runs at the same time, as does the first
-product of a mixer beside another (`first_products.py`).
+(`recurrence.py`). Latent attention takes up to three products more (`latent_step.py`). Gates of any, kv_a, and the
+first product of a mixer beside another (`first_products.py`) are products beside the first, which run at the same time.
 A layer may be a mixer or a feed-forward alone (`step_order.py`).
 A second input of every layer is computed first, and added to each layer's result in two launches (`step_inputs.py`).
 
@@ -138,7 +138,9 @@ class FusedDecoder:
         self._logits = buffer(most if deterministic else few, vocab)
         self._products = StepProducts(network, few, pdl, cuts, exchange)
         self._first = FirstProducts(network, few, self._products)
-        self._attention = StepAttention(network, cache, (few, most), pdl, cuts, small, not deterministic)
+        self._attention = StepAttention(
+            network, cache, (few, most), pdl, self._products, small, not deterministic
+        )
         self._inputs: StepInputs | None = None
         if spec.layer_inputs is not None and network.layer_inputs is not None:
             parts = spec.layer_inputs, network.layer_inputs
@@ -151,7 +153,7 @@ class FusedDecoder:
 
     @cuts.setter
     def cuts(self, cuts: KernelConfigs) -> None:
-        self._products.cuts = self._attention.cuts = cuts
+        self._products.cuts = cuts
 
     @property
     def kv(self) -> KVShape | None:

@@ -27,17 +27,19 @@ from models.network import (
     DeltaNetWeights,
     ExpertWeights,
     FeedForwardWeights,
+    LatentWeights,
     Linear,
     Mamba2Weights,
     Network,
 )
 from models.recurrences import DeltaNet, Mamba2, Recurrence
-from models.reference import delta_net, mamba2
-from models.reference.attention import Attention, RecurrentRows
+from models.reference import delta_net, latent, mamba2
+from models.reference.attention import Attention, LatentRows, RecurrentRows
 from models.reference.collective import Collective
 from models.reference.decoder import Decoder
+from models.reference.rope import StepPositions
 from models.spec import Attention as AttentionSpec
-from models.spec import Experts, FeedForward, LayerInputs
+from models.spec import Experts, FeedForward, LatentAttention, LayerInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,11 @@ class FusedPrefill:
             fetches = self._on_host.fetches(len(token_ids) if real is None else real)
             on_host = OnHost(self._on_host, fetches, active)
 
+        step = StepPositions(positions)
+
         def attend(index: int, projected: Projected) -> Tensor:
+            if isinstance(weights := self._network.layers[index].mixer, LatentWeights):
+                return self._attend_to_latents(index, weights, projected, step, attention)
             return self._attend(index, projected, positions, attention)
 
         x = self._reference.embed(token_ids, positions)
@@ -233,6 +239,16 @@ class FusedPrefill:
         assert isinstance(spec, DeltaNet)
         assert given.gates is not None
         return delta_net.between(spec, weights, index, given.first, given.gates, step)
+
+    def _attend_to_latents(
+        self, index: int, weights: LatentWeights, given: Projected, step: StepPositions, backend: Attention
+    ) -> Tensor:
+        spec = self._network.spec.layers[index].mixer
+        assert isinstance(spec, LatentAttention)
+        assert isinstance(backend, LatentRows)
+        assert given.gates is not None
+        both = given.first, given.gates
+        return latent.between(spec, weights, index, both, step, backend, LIBRARY.product)
 
     def _attend(self, index: int, given: Projected, positions: Tensor, step: Attention) -> Tensor:
         mixer, projected = self._network.layers[index].mixer, given.first

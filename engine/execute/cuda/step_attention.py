@@ -18,11 +18,12 @@ from engine.execute.cuda.attend_mma import (
 )
 from engine.execute.cuda.convolution import convolution_groups, convolve, most_seen, seen_in_step
 from engine.execute.cuda.decode_attention import AttentionInput, AttentionShape, Partials, attend, parts_left
-from engine.execute.cuda.kernel_configs import KernelConfigs
+from engine.execute.cuda.latent_step import StepLatents
 from engine.execute.cuda.prefill import Projected
 from engine.execute.cuda.prefix_groups import KVShape, choose_sharing
 from engine.execute.cuda.recurrence import recur
 from engine.execute.cuda.slots import StepInput
+from engine.execute.cuda.step_products import StepProducts
 from engine.execute.cuda.tiles import (
     FEW,
     MOST_CHUNKS,
@@ -31,9 +32,9 @@ from engine.execute.cuda.tiles import (
     choose_chunkings,
     most_chunks,
 )
-from models.network import ConvolutionWeights, DeltaNetWeights, Mamba2Weights, Network
+from models.network import ConvolutionWeights, DeltaNetWeights, LatentWeights, Mamba2Weights, Network
 from models.recurrences import Recurrence
-from models.spec import same_heads
+from models.spec import LatentAttention, same_heads
 
 
 class StepAttention:
@@ -45,7 +46,7 @@ class StepAttention:
         cache: KVCache,
         sizes: tuple[int, int],
         pdl: bool,
-        cuts: KernelConfigs,
+        products: StepProducts,
         small: bool,
         shares: bool,
     ) -> None:
@@ -58,7 +59,7 @@ class StepAttention:
         def buffer(*shape: int, dtype: torch.dtype = network.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=network.device)
 
-        self.cuts = cuts
+        self._products = products
         self._network = network
         self._cache = cache
         self._pdl = pdl
@@ -67,9 +68,13 @@ class StepAttention:
         if network.device.type == "cuda":
             device = torch.cuda.get_device_properties(network.device)
             self._machine = device.multi_processor_count, device.shared_memory_per_multiprocessor
-        kv = KVShape(spec.attention.groups, cache.block_size, 2 * cache.row.nbytes)
-        self.kv = kv if shares and same_heads(spec) else None
+        self.kv: KVShape | None = None
         """See `DecodeProgram`."""
+        if shares and spec.attentions and same_heads(spec):
+            self.kv = KVShape(spec.attention.groups, cache.block_size, 2 * cache.row.nbytes)
+        self._latents: StepLatents | None = None
+        if any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
+            self._latents = StepLatents(network, cache, most, products, pdl)
         self.mixed = buffer(
             most * max(layer.out.columns for layer in network.layers if layer.mixer is not None)
         )
@@ -83,9 +88,10 @@ class StepAttention:
             for rows in {few, min(most, 31), min(most, 127), most}
         )
         attentions = spec.attentions.values()
-        width = max(each.heads * each.head_dim for each in attentions)
+        width = max((each.heads * each.head_dim for each in attentions), default=0)
         self._partial = buffer(parts * width, dtype=torch.float32)
-        self._lse = buffer(parts * max(each.heads for each in attentions), dtype=torch.float32)
+        heads = max((each.heads for each in attentions), default=0)
+        self._lse = buffer(parts * heads, dtype=torch.float32)
         self._alone = buffer(most, dtype=torch.int32), buffer(16, dtype=torch.int32).fill_(-1)
 
     def begin(self, given: StepInput, rows: int) -> None:
@@ -111,6 +117,10 @@ class StepAttention:
         projected, gates, rows = projections.first, projections.gates, len(projections.first)
         if isinstance(mixer, ConvolutionWeights):
             convolve(mixer, projected, self._cache.k[index], self._seen[group], self.mixed, self._pdl)
+            return None
+        if isinstance(mixer, LatentWeights):
+            assert self._latents is not None
+            self._latents.run(given, index, projections, limit, self.mixed, alone)
             return None
         if isinstance(mixer, DeltaNetWeights | Mamba2Weights):
             net = self._network.spec.layers[index].mixer
@@ -144,7 +154,8 @@ class StepAttention:
             attend_mma(shape, step, self.mixed, rows, sharing, cut, given.shared, given.members)
             return None
         usual = by_tensor_cores(shape, step, rows, limit)
-        split = self.cuts.split(rows, spec, shape.dim, usual, possible)
+        cuts = self._products.cuts
+        split = cuts.split(rows, spec, shape.dim, usual, possible)
         by_tensor = usual if split is None else split.tensor_cores
 
         def launch(step: AttentionInput, out: Tensor | None, limit: int, overlaps: bool) -> None:
@@ -152,14 +163,14 @@ class StepAttention:
                 cut = choose_own_cut(shape, rows, limit, itemsize, split)
                 attend_mma(shape, step, out, rows, None, cut, *self._alone, overlaps=overlaps)
             else:
-                cuts = choose_chunkings(rows, limit, shape.programs, spec.window, split)
-                attend(shape, step, out, rows, cuts, overlaps)
+                chunkings = choose_chunkings(rows, limit, shape.programs, spec.window, split)
+                attend(shape, step, out, rows, chunkings, overlaps)
 
         if alone is not None and spec.kv_from is None:
             written = replace(step, tables=alone.tables[group], counters=alone.counters)
             launch(written, None, SMALLEST, True)
         parts = None
-        if rows == 1 and not by_tensor and self.cuts.combines(layer.out):
+        if rows == 1 and not by_tensor and cuts.combines(layer.out):
             parts = parts_left(step, spec, choose_chunking(limit, shape.programs, split))
         launch(step, self.mixed if parts is None else None, limit, alone is None)
         return parts

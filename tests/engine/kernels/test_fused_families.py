@@ -32,10 +32,11 @@ from models.network import Network
 from models.reference.decoder import Decoder
 from models.spec import kv_sources
 from tests.models.checkpoints import files_of, write_checkpoint
-from tests.models.families import FUSED
+from tests.models.families import FUSED, FUSED_LATENTS
 
 CPU = torch.device("cpu")
 BLOCK, LENGTHS = 16, [170, 40, 3]
+CONFIGS = FUSED | FUSED_LATENTS
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="tests/gpu runs them; fp32 is known in the interpreter only"
 )
@@ -65,11 +66,11 @@ def cache_of(network: Network, blocks: int, window: Window | None = None) -> KVC
     return cache
 
 
-@pytest.fixture(scope="module", params=list(FUSED))
+@pytest.fixture(scope="module", params=list(CONFIGS))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("families")
     network = load_model(
-        files_of(write_checkpoint(folder, FUSED[request.param])), dtype=torch.float32, device=CPU
+        files_of(write_checkpoint(folder, CONFIGS[request.param])), dtype=torch.float32, device=CPU
     )
     random = torch.Generator().manual_seed(1)
     blocks = iter(torch.randperm(48, generator=random).tolist())
@@ -125,7 +126,7 @@ def test_a_step_of_families_gives_what_the_plain_modules_give(case: Case) -> Non
 
 @pytest.mark.parametrize(
     "case",
-    ["phi3 longrope", "olmo3", "granite moe", "gemma2", "gpt-oss", "hunyuan", "lfm2 biases"],
+    ["phi3 longrope", "olmo3", "granite moe", "gemma2", "gpt-oss", "hunyuan", "lfm2 biases", "glm4 moe lite"],
     indirect=True,
 )
 def test_a_row_of_families_gets_the_bits_that_it_gets_alone(case: Case) -> None:
@@ -143,6 +144,7 @@ FEWEST = {
     "gemma4": 11,
     "gemma4 unified": 8,
     "gemma4 moe": 11,
+    "deepseek v3 biases": 10,
 }
 
 
@@ -164,7 +166,9 @@ def test_norms_and_inputs_of_layers_take_few_launches_of_their_own(
     assert len(launched) == around + most * len(case.network.layers), launched
 
 
-@pytest.mark.parametrize("case", ["lfm2", "lfm2 biases", "lfm2 moe", "gemma4"], indirect=True)
+@pytest.mark.parametrize(
+    "case", ["lfm2", "lfm2 biases", "lfm2 moe", "gemma4", "glm4 moe lite"], indirect=True
+)
 def test_a_row_may_see_rows_of_its_own_step(case: Case) -> None:
     """As where guesses are checked: rows of one text follow each other, and get the bits of steps of one row."""
     cache = cache_of(case.network, 48)
@@ -194,7 +198,9 @@ def test_a_row_may_see_rows_of_its_own_step(case: Case) -> None:
     torch.testing.assert_close(found[0][0], case.last[0], rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("case", ["gemma3", "olmo3", "lfm2 biases", "gemma4"], indirect=True)
+@pytest.mark.parametrize(
+    "case", ["gemma3", "olmo3", "lfm2 biases", "gemma4", "glm4 moe lite", "deepseek v2 lite"], indirect=True
+)
 def test_a_large_step_of_families_gives_what_the_plain_modules_give(case: Case) -> None:
     slots = [1, 0, 2]
     agrees(case, slots, *decoded(case, slots, 32))
