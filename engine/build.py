@@ -14,6 +14,7 @@ from engine.cache.blocks import BlockManager
 from engine.cache.group_pool import GroupPool
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
+from engine.cache.kv_needs import MOST_GUESSED, STREAM_STATES
 from engine.cache.kv_rows import KVRow, attention_row, layer_rows
 from engine.cache.marks import LOG_ROWS, Marks
 from engine.cache.offload import HostTier
@@ -94,7 +95,7 @@ class Pieces:
 def build(network: Network, device: torch.device, options: BuildOptions) -> Pieces:
     """Build an engine around `network`. Raises EngineError if nothing fits or the attention backend cannot run here."""
     spec, dtype, notes = network.spec, network.dtype, options.notes
-    if (refused := _no_states(spec, options)) is not None:
+    if (refused := _no_states(spec)) is not None:
         raise EngineError(refused)
     asked = kinds(spec.attentions.values())
     rows = layer_rows(spec, dtype, device, options.kv_dtype)
@@ -102,7 +103,8 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     if row.is_quantized and device.type == "cuda" and (reason := on_gpu.problem(device)) is not None:
         raise EngineError(f"--kv-dtype {row.kind} cannot be used: {reason}. Use --kv-dtype auto.")
     head_dim = asked[0].head_dim if asked else 0  # without attention heads, any backend will do
-    most_rows = maxsize if Feature.RECURRENCE not in features(spec) else LOG_ROWS
+    beside = () if options.drafter is None else features(options.drafter.spec)
+    most_rows = LOG_ROWS if Feature.RECURRENCE in {*features(spec), *beside} else maxsize
     choice = choose_attention(
         _attention_name(spec, options), device, dtype, head_dim, asked, options.kv_dtype, most_rows
     )
@@ -116,7 +118,7 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     cache.host = _host_memory(cache, options, device)
     tier = HostTier(cache.host.grow, cache.host.size) if cache.host is not None else None
     manager = BlockManager(
-        plan.num_blocks, block_size, cache.carry_out, tier, window, cache.pools, _marks(plan, cache)
+        plan.num_blocks, block_size, cache.carry_out, tier, window, cache.pools, _marks(plan, cache, options)
     )
     backend = make_backend(choice.name, cache, unusual_layers(network))
     pieces = Pieces(
@@ -166,7 +168,7 @@ def build(network: Network, device: torch.device, options: BuildOptions) -> Piec
     return pieces
 
 
-def _no_states(spec: ModelSpec, options: BuildOptions) -> str | None:
+def _no_states(spec: ModelSpec) -> str | None:
     """Return why the recurrent layers of a network cannot be computed, in a sentence; None if they can or there are
     none."""
     found = features(spec)
@@ -177,16 +179,16 @@ def _no_states(spec: ModelSpec, options: BuildOptions) -> str | None:
     widths = {layer.mixer.conv_width for layer in spec.layers if isinstance(layer.mixer, Recurrence)}
     if len(widths) > 1:
         return "This model has recurrent layers with different convolutions; choose another model."
-    if options.drafts_for:
-        return "This model has recurrent layers, so it cannot be a draft model."
     return None
 
 
-def _marks(plan: KVPlan, cache: KVCache) -> Marks | None:
-    """Return the marks of recurrent layers, whose log is one of the groups; None without such layers."""
+def _marks(plan: KVPlan, cache: KVCache, options: BuildOptions) -> Marks | None:
+    """Return the marks of recurrent layers, whose log is one of the groups; None without such layers. In a draft model
+    the last slots are for states after guesses."""
     for group, pool in zip(plan.needs.groups, cache.pools, strict=True):
         if group.tail is not None:
-            return Marks(plan.states, group.tail, pool, plan.needs.block_size)
+            guessed = min(plan.states // STREAM_STATES, MOST_GUESSED) if options.drafts_for else 0
+            return Marks(plan.states - guessed, group.tail, pool, plan.needs.block_size)
     return None
 
 
@@ -219,6 +221,7 @@ def _build_draft(
     if device.type == "cuda" and not isinstance(runner, DraftRunner):
         raise EngineError(own.notes[-1] if own.notes else DRAFTS_NEED)
     make = partial(SlotDrafting, decode_runner=runner) if isinstance(runner, DraftRunner) else Drafting
+    marks, states = own.blocks.marks, own.cache.states
     drafting: Drafting = make(
         options.draft_name,
         own.runner,
@@ -229,6 +232,7 @@ def _build_draft(
         draft.spec.vocab_size >= network.whole.vocab_size,
         draft.nbytes + own.cache.nbytes,
         draft.nbytes / network.nbytes,
+        None if marks is None or states is None else range(marks.num_slots, states.slots),
     )
     return drafting
 

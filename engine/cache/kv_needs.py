@@ -21,6 +21,8 @@ of the memory."""
 
 STREAM_STATES = 3
 """Slots of states that a sequence takes: one, and the marks to go a few rows back."""
+MOST_GUESSED = 8
+"""The most slots of a draft model for states after guesses, one for each text; at most a third of all its slots."""
 MOST_MARKS = 48
 """The most marks beside those, in a quarter of the memory: message starts and ends of some conversations."""
 
@@ -40,9 +42,10 @@ class KVNeeds:
     """Bytes of the states of all recurrent layers at one row; 0: there are no such layers."""
 
     def beside(self, draft: "KVNeeds") -> "KVNeeds":
-        """Return the needs of this network and a draft model, whose cache has as many blocks; its groups come last."""
-        total = self.token_bytes + draft.token_bytes
-        return replace(self, token_bytes=total, groups=(*self.groups, *draft.groups))
+        """Return the needs of this network and a draft model, whose cache has as many blocks and states; its groups
+        come last."""
+        total, states = self.token_bytes + draft.token_bytes, self.state_bytes + draft.state_bytes
+        return replace(self, token_bytes=total, groups=(*self.groups, *draft.groups), state_bytes=states)
 
     def slots(self, streams: int, context: int, windows: int) -> tuple[int, ...]:
         """Return the blocks of each group for `streams` contexts, a copy, and branches with `windows` windows."""

@@ -66,8 +66,8 @@ class KVPlan:
         """Split a plan for `own` beside `draft` into the plans of the two caches."""
         at = len(own.groups)
         return (
-            replace(self, needs=own, slots=self.slots[:at]),
-            replace(self, needs=draft, slots=self.slots[at:], states=0),
+            replace(self, needs=own, slots=self.slots[:at], states=self.states * bool(own.state_bytes)),
+            replace(self, needs=draft, slots=self.slots[at:], states=self.states * bool(draft.state_bytes)),
         )
 
     @property

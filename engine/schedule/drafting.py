@@ -7,6 +7,9 @@ It has a KV cache of its own, in which texts that begin alike share their rows, 
 
 A chain of guesses begins with the rows of the tokens drawn since the last chain. Rows of guesses that held are already
 computed; rows of wrong guesses lie beyond the end of the table, and are overwritten.
+
+The states of recurrent layers are those after the tokens of the text. Rows of guesses leave theirs in a slot of their
+own, and those that held are read from the log.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -17,13 +20,14 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from engine.batch import Span, StepBatch
+from engine.batch import Span, StateMoves, StepBatch
 from engine.cache.block_table import BlockTable, OutOfBlocksError
 from engine.cache.blocks import BlockManager
 from engine.cache.offload import common_prefix
 from engine.errors import EngineError
 from engine.execute.runner import Runner
 from engine.schedule.idle_pace import IdlePace
+from engine.schedule.state_plan import BEFORE_ANSWER, answer_plan, reading_plan
 from engine.speculation.cost_model import MOST_ROWS
 from engine.speculation.sources import NOTHING, DraftRequest, GoesOn, Guess
 from models.units import bytes_text
@@ -65,6 +69,9 @@ class Drafting:
     """Bytes of its weights and its KV cache."""
     cost: float = 0.0
     """The estimated time of one of its steps, in steps of the model that it guesses for."""
+    guess_states: Sequence[int] | None = None
+    """Of recurrent layers, the slots of the states after rows of guesses: one for each text that is guessed at a time.
+    None: there are no such layers."""
     pace: IdlePace = field(default_factory=IdlePace)
     _readings: dict[Hashable, ReadProgress] = field(default_factory=dict)
     _wish: list[int] = field(default_factory=list)
@@ -83,10 +90,19 @@ class Drafting:
     ) -> list[Guess]:
         self._let_go()
         guesses = [NOTHING] * len(asked)
-        going = {at: reading for at, one in enumerate(asked) if (reading := self._caught_up(one)) is not None}
-        while going := {at: one for at, one in going.items() if goes_on(at, guesses[at], len(going))}:
+        going = self._all_caught_up(asked)
+        spare = dict(zip(going, self.guess_states or (), strict=False))
+        while going := {
+            at: one
+            for at, one in going.items()
+            if goes_on(at, guesses[at], len(going))
+            and self._plan(one, len(asked[at].tokens) - one.table.length)
+        }:
             began = perf_counter()
-            spans = [self._span(reading, asked[at].tokens, guesses[at]) for at, reading in going.items()]
+            spans = [
+                self._span(reading, asked[at].tokens, guesses[at], spare.get(at))
+                for at, reading in going.items()
+            ]
             logits = self.runner.run(StepBatch(tuple(spans)))
             for (at, reading), span, row in zip(going.items(), spans, logits, strict=True):
                 self._wrote(reading, asked[at].tokens, span)
@@ -111,6 +127,14 @@ class Drafting:
         if not self._read(self._wished, self._wish, self.pace.rows, idle=True):
             self._let_go()
         return True
+
+    def _all_caught_up(self, asked: Sequence[DraftRequest]) -> dict[int, ReadProgress]:
+        """Return what `_caught_up` does for each of these texts, by its number; of recurrent layers, for as many as
+        there are states for their guesses."""
+        found = [
+            (at, reading) for at, one in enumerate(asked) if (reading := self._caught_up(one)) is not None
+        ]
+        return dict(found if self.guess_states is None else found[: len(self.guess_states)])
 
     def _caught_up(self, asked: DraftRequest) -> ReadProgress | None:
         """Return the reading of a text that is nearly complete and has room for guesses. Otherwise read more of it if
@@ -148,11 +172,14 @@ class Drafting:
             return False
         try:
             self.blocks.reserve(table, stop - start, idle)
+            at = (len(tokens) - BEFORE_ANSWER,)
+            self.blocks.states.plan(table, reading_plan(start, stop - start, at, idle))
         except OutOfBlocksError:
             return False
         fresh, rows = tokens[start:stop], range(start, stop)
         began = perf_counter()
-        self.runner.run(StepBatch((Span(tuple(table.blocks), start, len(rows), fresh, rows),)))
+        moves = None if table.state is None else table.state.moves
+        self.runner.run(StepBatch((Span(tuple(table.blocks), start, len(rows), fresh, rows, states=moves),)))
         self._wait()
         self.blocks.commit(table, fresh)
         self.pace.saw(stop - start, perf_counter() - began, self.max_chunk, idle=True)
@@ -161,12 +188,29 @@ class Drafting:
     def _wait(self) -> None:
         """Wait until the device has computed the rows, because their time decides how many are read at once."""
 
-    def _span(self, reading: ReadProgress, tokens: Sequence[int], guess: Guess) -> Span:
-        """Return the span of the missing rows of a text and its guesses, with logits for the last row."""
-        start = reading.rows
+    def _plan(self, reading: ReadProgress, rows: int) -> bool:
+        """Plan the state after the next `rows` rows of a text, if there are any. Return whether there is room."""
+        try:
+            if rows:
+                table = reading.table
+                self.blocks.states.plan(table, answer_plan(table, table.length, rows))
+        except OutOfBlocksError:
+            return False
+        return True
+
+    def _span(self, reading: ReadProgress, tokens: Sequence[int], guess: Guess, spare: int | None) -> Span:
+        """Return the span of the missing rows of a text, or of one of its guesses, with logits for the last row.
+
+        `spare` is the slot for the state after a guess.
+        """
+        start, state = reading.rows, reading.table.state
         missing = [*tokens[start:], *guess.tokens[max(start - len(tokens), 0) :]]
         rows = range(start, start + len(missing))
-        return Span(tuple(reading.table.blocks), start, len(missing), missing, rows, 1)
+        moves = None if state is None else state.moves
+        if state is not None and spare is not None and start >= len(tokens):
+            source, row = (spare, start) if reading.ahead else (state.slot, state.row)
+            moves = StateMoves(source, row, ((start + 1, spare),))
+        return Span(tuple(reading.table.blocks), start, len(missing), missing, rows, wanted=1, states=moves)
 
     def _wrote(self, reading: ReadProgress, tokens: Sequence[int], span: Span) -> None:
         """Record the rows of a span as written: commit those of the text, keep those of guesses in `ahead`."""

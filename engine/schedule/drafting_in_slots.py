@@ -13,7 +13,7 @@ from statistics import median
 from time import perf_counter
 
 from engine.cache.block_table import BlockTable
-from engine.execute.cuda.draft_runner import DraftRunner
+from engine.execute.cuda.draft_runner import Chain, DraftRunner
 from engine.execute.cuda.verify import DraftStart
 from engine.kernels.recording import wait_for
 from engine.params import SamplingParams
@@ -92,15 +92,20 @@ class SlotDrafting(Drafting):
     ) -> list[Guess]:
         self._let_go()
         guesses = [NOTHING] * len(asked)
-        there = {at: reading for at, one in enumerate(asked) if (reading := self._caught_up(one)) is not None}
+        there = self._all_caught_up(asked)
         counts = {at: self._count(at, asked[at].most, len(there), goes_on) for at in there}
-        going = [at for at, count in counts.items() if count]
+        # A step in slots leaves the state after its first row.
+        going = [at for at, count in counts.items() if count and self._plan(there[at], 1)]
         if not going:
             return guesses
         self._chains += 1
         began, firsts = perf_counter(), self.decode_runner.firsts
         whom = {asked[at].whom for at in going}
-        chains = [(self._start(asked[at], there[at], whom), there[at].table, counts[at]) for at in going]
+        spare = dict(zip(going, self.guess_states or (), strict=False))
+        chains = [
+            Chain(self._start(asked[at], there[at], whom), there[at].table, counts[at], spare.get(at))
+            for at in going
+        ]
         for at, drawn in zip(going, self.decode_runner.chain(chains), strict=True):
             reading, tokens = there[at], asked[at].tokens
             guesses[at] = self._guessed(asked[at], drawn)

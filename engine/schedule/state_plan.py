@@ -1,5 +1,6 @@
 """The rows of a sequence after which marks of recurrent states are taken (see `engine/cache/marks.py`)."""
 
+from engine.cache.block_table import BlockTable
 from engine.cache.live_state import StatePlan
 from engine.cache.marks import LOG_ROWS
 from engine.schedule.sequence import Sequence
@@ -19,12 +20,24 @@ def state_plan(sequence: Sequence, rows: int) -> StatePlan:
     start = sequence.computed
     stop = start + rows
     if sequence.joined or sequence.decodes:
-        at = {row for row in range(start + 1, stop + 1) if row % BACK == 0}
-        state = sequence.table.state if sequence.table is not None else None
-        if state is not None and state.row // BACK < start // BACK:  # right guesses have passed such a row
-            at.add(start + 1)
         # In a slot, a token that is drawn again and differs takes back the step after it, which was launched already.
-        return StatePlan(rows, tuple(at), is_brief=True, keeps=bool(sequence.known))
+        return answer_plan(sequence.table, start, rows, keeps=bool(sequence.known))
     edges = (row for row in sequence.rows.edges if start < row <= stop)
-    spaced = range((start // INTERVAL + 1) * INTERVAL, stop + 1, INTERVAL)
-    return StatePlan(rows, (*edges, sequence.prompt_tokens - BEFORE_ANSWER), spaced=tuple(spaced))
+    return reading_plan(start, rows, (*edges, sequence.prompt_tokens - BEFORE_ANSWER))
+
+
+def answer_plan(table: BlockTable | None, start: int, rows: int, keeps: bool = False) -> StatePlan:
+    """Return the plan of a step that computes `rows` rows of an answer from row `start` on. `keeps` is as in
+    `StatePlan`."""
+    at = {row for row in range(start + 1, start + rows + 1) if row % BACK == 0}
+    state = table.state if table is not None else None
+    if state is not None and state.row // BACK < start // BACK:  # right guesses have passed such a row
+        at.add(start + 1)
+    return StatePlan(rows, tuple(at), is_brief=True, keeps=keeps)
+
+
+def reading_plan(start: int, rows: int, at: tuple[int, ...], idle: bool = False) -> StatePlan:
+    """Return the plan of a step that computes `rows` rows of a prompt from row `start` on, with marks `at` some rows.
+    `idle` is as in `StatePlan`."""
+    spaced = range((start // INTERVAL + 1) * INTERVAL, start + rows + 1, INTERVAL)
+    return StatePlan(rows, at, idle=idle, spaced=tuple(spaced))

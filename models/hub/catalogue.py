@@ -215,6 +215,7 @@ HUB_FILES = {
 
 DRAFTS = {
     "qwen3:0.6b": ("qwen3:1.7b", "qwen3:4b", "qwen3:8b", "qwen3:14b", "qwen3:32b", "qwen3:30b-a3b"),
+    "qwen3.5:0.8b": ("qwen3.5:4b", "qwen3.5:9b", "qwen3.5:35b-a3b"),
     "qwen2.5:0.5b": ("qwen2.5:1.5b", "qwen2.5-coder:1.5b"),
     "llama3.2:1b": ("llama3.2:3b",),
     "granite3.1-moe:1b": ("granite3.1-moe:3b",),

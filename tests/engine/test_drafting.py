@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from tokenizers import AddedToken
 
 from engine import Engine, SamplingParams
 from engine.batch import StepBatch
-from engine.cache.kv_needs import KVNeeds
+from engine.cache.kv_needs import KVNeeds, kv_needs
 from engine.cache.kv_rows import token_bytes
 from engine.cache.layer_groups import LayerGroup, layer_groups
 from engine.cache.rows import Rows
-from engine.cache.sizing import USEFUL_CONTEXT, KVPlan, plan_with_draft
+from engine.cache.sizing import USEFUL_CONTEXT, KVPlan, _least_bytes, plan_with_draft
 from engine.errors import OutOfRoomError
 from engine.events import TokenEvent
 from engine.kernels.native import library as native
@@ -52,29 +53,47 @@ from tests.engine.tiny import tiny_parts, tiny_tokenizer
 from tests.fresh import examples
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 from tests.models.families import tiny_gpt_oss
+from tests.models.hybrids import tiny_qwen3_5
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60, speculation="draft")
 
 
-@pytest.fixture(scope="module", params=["int8", "none", "windows"])
+def tiny_hybrid(**changes: Any) -> Any:
+    """Two layers, the first of them recurrent, with matrices that can be quantised."""
+    kinds = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    return tiny_qwen3_5(**changes | kinds, linear_key_head_dim=32, linear_value_head_dim=32)
+
+
+KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "windows": (tiny_gpt_oss, tiny_gpt_oss),
+    "hybrid": (tiny_hybrid, tiny_hybrid),
+    "hybrid model": (tiny_hybrid, tiny_qwen3),
+    "hybrid draft": (tiny_qwen3, tiny_hybrid),
+}
+
+
+@pytest.fixture(scope="module", params=["int8", "none", *KINDS])
 def models(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> tuple[Network, Network]:
     """A network, and one that has nothing in common with it but the tokens: more of them, even. "windows": most layers
-    of both have one, which is short."""
+    of both have one, which is short. "hybrid": most layers of one of them or both are recurrent."""
     if (reason := native.problem()) is not None:
         pytest.skip(reason)
 
-    has_windows = request.param == "windows"
-    make, quantize = (tiny_gpt_oss, "int8") if has_windows else (tiny_qwen3, request.param)
+    make, make_small = KINDS.get(request.param, (tiny_qwen3, tiny_qwen3))
+    quantize = request.param if request.param not in KINDS else "int8"
 
-    def network(name: str, seed: int, **changes: int) -> Network:
+    def network(name: str, seed: int, config: Any) -> Network:
         folder = tmp_path_factory.mktemp(name)
-        write_checkpoint(folder, make(max_position_embeddings=512, **changes), seed=seed)
+        write_checkpoint(folder, config, seed=seed)
         return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize=quantize)
 
-    large = network("large", 0, vocab_size=272, hidden_size=64)
-    return large, network("small", 1, vocab_size=288, hidden_size=32, num_hidden_layers=1 + has_windows)
+    given = {"max_position_embeddings": 512}
+    large = network("large", 0, make(**given, vocab_size=272, hidden_size=64))
+    layers = 1 + (make_small is not tiny_qwen3)
+    small = make_small(**given, vocab_size=288, hidden_size=32, num_hidden_layers=layers)
+    return large, network("small", 1, small)
 
 
 @pytest.fixture(scope="module", params=["random", "itself"])
@@ -258,6 +277,45 @@ def test_a_long_text_is_read_in_part_before_each_step(engine: Engine) -> None:
     engine.loop.call(job)
 
 
+def test_what_it_guesses_does_not_depend_on_what_it_guessed_before(engine: Engine) -> None:
+    """Whatever of that held, however much was said since, and wherever an answer was taken back to."""
+    if not engine.pieces.runner.all_native:
+        pytest.skip("torch computes what it reads, in whatever pieces")
+    drafts, rng = drafting(engine), Random(5)
+    texts: dict[str, list[int]] = {
+        whom: rng.choices(range(256), k=count) for whom, count in (("a", 40), ("b", 9))
+    }
+
+    def guess(whom: str, most: int) -> Guess:
+        found = NOTHING
+        while not found.tokens:  # until all is read
+            asked = DraftRequest(whom, texts[whom.strip("*")], most)
+            (found,) = drafts.guess([asked], lambda at, guess, texts: len(guess.tokens) < most, saw)
+        return found
+
+    def job() -> None:
+        for _ in range(30):
+            whom, most = rng.choice(list(texts)), rng.randint(1, 7)
+            found = guess(whom, most)
+            drafts.blocks.check()
+            assert guess(f"{whom}*", most) == found, "by one who knows nothing of it"
+            drafts.end(f"{whom}*")
+            text = texts[whom]
+            if rng.random() < 0.2:
+                del text[rng.randint(5, len(text)) :]
+            else:
+                text += [
+                    *found.tokens[: rng.randint(0, most)],
+                    *rng.choices(range(256), k=rng.choice([1, 1, 12])),
+                ]
+        for whom in texts:
+            drafts.end(whom)
+        drafts.blocks.check()
+        assert drafts.blocks.num_held == 0
+
+    engine.loop.call(job)
+
+
 def saw(texts: int, seconds: float) -> None:
     """Nobody counts."""
 
@@ -348,8 +406,8 @@ def test_a_draft_model_that_does_not_fit_is_left_out() -> None:
 
 def test_one_line_says_that_there_is_no_room(models: tuple[Network, Network]) -> None:
     large, small = models
-    each = 2 * 3 * 2 * 16 * 4  # of the large one: K and V, layers, heads, numbers, bytes
-    room = {"context": 200, "num_blocks": None, "free": 2 * each * 230}
+    needs = kv_needs(large.spec, large.dtype, step=16, block_size=4)
+    room = {"context": 200, "num_blocks": None, "free": 2 * _least_bytes(needs, 250)}
     with a_native_engine(large, **room, drafter=small, draft_name="small") as engine:
         assert engine.figures().notes == (
             "No draft model is used: there is too little memory for the KV cache of a draft model.",

@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 
 import pytest
-import torch
 from transformers import PretrainedConfig
 
 from chatterm.conversation.cache_map import cache_lines
@@ -17,8 +16,7 @@ from chatterm.conversation.cache_why import _reason
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.stats import stats_lines
 from chatterm.markdown.lines import line_text
-from engine import ContextFullError, EngineError, SamplingParams
-from engine.build import build
+from engine import ContextFullError, SamplingParams
 from engine.cache import kv_needs
 from engine.cache.block_map import BlockMap
 from engine.cache.prefix_hit import PrefixHit
@@ -26,11 +24,10 @@ from engine.cache.rows import Rows
 from engine.conversation.cache_explainer import Explainer, Question
 from engine.conversation.chat import Turn
 from engine.events import Cause, Parting, TurnStats
-from engine.execute.build_options import BuildOptions
 from engine.kernels.native import library
 from models.reference.decoder import Decoder
 from models.units import counted
-from tests.engine.hybrid import hybrid_engine, hybrid_network
+from tests.engine.hybrid import hybrid_engine
 from tests.engine.inside import offload
 from tests.engine.keeping import GREEDY, answer, heard
 from tests.engine.speculation import Oracle, speculate
@@ -323,8 +320,3 @@ def test_why_a_prompt_was_computed_again_is_told_in_words() -> None:
     assert line == (
         "Message 1 was computed again from token 9 on: what recurrent layers remembered there was no longer kept."
     )
-
-
-def test_what_recurrent_layers_cannot_do_is_told_in_words() -> None:
-    with pytest.raises(EngineError, match="recurrent layers, so it cannot be a draft model"):
-        build(hybrid_network(), torch.device("cpu"), BuildOptions(drafts_for=272))

@@ -9,10 +9,11 @@ begins, and rows of wrong guesses are overwritten.
 
 from collections.abc import Sequence as Items
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from engine.batch import StateMoves
 from engine.cache.block_table import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.device import has_pdl
@@ -28,8 +29,26 @@ from engine.sampling.device_sampler import DeviceSampler
 from engine.sampling.sampler import SampledToken
 from models.network import Network
 
-Chain = tuple[DraftStart, BlockTable, int]
-"""Where the chain begins, the block table of its text, and the number of tokens to draft."""
+
+class Chain(NamedTuple):
+    """A chain of tokens to draft."""
+
+    start: DraftStart
+    table: BlockTable
+    """That of its text. Of recurrent layers, the state after the first row of `start` is planned."""
+    length: int
+    """How many tokens."""
+    guess_state: int | None = None
+    """Of recurrent layers, the slot for the state after a guess."""
+
+    def moves(self, number: int) -> StateMoves | None:
+        """Return what the step of its row `number` does with states, counted from 0 for the rows of `start`."""
+        state = self.table.state
+        if state is None or self.guess_state is None or number == 0:
+            return None if state is None else state.moves
+        row = _newest(self.start) + number
+        source, seen = (self.guess_state, row) if number > 1 else (state.target, state.stop)
+        return StateMoves(source, seen, ((row + 1, self.guess_state),))
 
 
 class DraftRunner(DecodeRunner[Any]):
@@ -57,22 +76,35 @@ class DraftRunner(DecodeRunner[Any]):
         A chain begins with at most FEW missing rows, and its table has room for the rows of all tokens except the last.
         Raises EngineError if an output is not a number.
         """
-        for start, table, _ in chains:
-            self.slots.show(start.slot, table.blocks, table.first, table.firsts)
+        for chain in chains:
+            table = chain.table
+            self.slots.show(chain.start.slot, table.blocks, table.first, table.firsts)
+            self._move(chain, 0)
         self.slots.send()
-        for group in _groups([start for start, _, _ in chains]):
+        for group in _groups([chain.start for chain in chains]):
             self._begin(group)
-        for more in range(1, max(count for _, _, count in chains)):
-            going = [start for start, _, count in chains if count > more]
-            self.step([start.slot for start in going], max(_newest(start) for start in going) + more)
+        for more in range(1, max(chain.length for chain in chains)):
+            going = [chain for chain in chains if chain.length > more]
+            for chain in going:
+                self._move(chain, more)
+            furthest = max(_newest(chain.start) for chain in going) + more
+            self.step([chain.start.slot for chain in going], furthest)
         self._wait()
         found = [
-            self.sampler.drawn([(start.slot, start.said + number, 0) for number in range(count)])
-            for start, _, count in chains
+            self.sampler.drawn(
+                [(chain.start.slot, chain.start.said + number, 0) for number in range(chain.length)]
+            )
+            for chain in chains
         ]
         if any(token.token_id < 0 for drawn in found for token in drawn):
             raise EngineError("its output is not a number")
         return found
+
+    def _move(self, chain: Chain, number: int) -> None:
+        """Tell the device what the next step of a chain does with states (see `Chain.moves`)."""
+        if (moves := chain.moves(number)) is not None:
+            row = chain.start.row if number == 0 else _newest(chain.start) + number
+            self.slots.move(chain.start.slot, moves, row)
 
     def _begin(self, starts: list[DraftStart]) -> None:
         """Enqueue the step that draws the first token of each chain."""

@@ -1,6 +1,7 @@
 """A draft model in slots, in Triton's interpreter: its chains are what the same model drafts token by token."""
 
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,10 +11,16 @@ import torch
 
 pytest.importorskip("triton")
 
+from engine import build
 from engine.attention.choose import make_backend
+from engine.attention.unusual import unusual_layers
 from engine.cache.blocks import BlockManager
 from engine.cache.kv_cache import KVCache
+from engine.cache.kv_needs import kv_needs
+from engine.cache.kv_rows import layer_rows
+from engine.cache.sizing import KVPlan
 from engine.errors import EngineError
+from engine.execute.build_options import BuildOptions
 from engine.execute.cuda.draft_runner import make_draft_runner
 from engine.execute.runner import Runner
 from engine.params import SamplingParams
@@ -23,6 +30,8 @@ from engine.schedule.drafting_in_slots import SlotDrafting
 from engine.speculation.sources import NOTHING, DraftRequest, Drawing, Guess
 from models.loading.load import load_model
 from models.network import Network
+from tests.engine.hybrid import hybrid_network
+from tests.engine.kernels.test_delta_steps import SPECS
 from tests.engine.test_decode_runner import Event
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
@@ -37,8 +46,12 @@ HOW = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Network:
+@pytest.fixture(scope="module", params=["plain", "hybrid", "mamba"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Network:
+    """The first layer of those that are not plain is recurrent."""
+    if request.param != "plain":
+        spec = SPECS["usual" if request.param == "hybrid" else "mamba"]
+        return hybrid_network(replace(spec, vocab_size=VOCAB, layers=spec.layers[:2]))
     folder: Path = tmp_path_factory.mktemp("drafts")
     config = tiny_qwen3(
         num_hidden_layers=1, head_dim=64, num_attention_heads=2, num_key_value_heads=1,
@@ -48,13 +61,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Network:
 
 
 def parts(network: Network) -> tuple[KVCache, dict[str, Any]]:
-    heads = network.spec.attention
-    shape = (len(network.spec.layers), BLOCKS, BLOCK, heads.kv_heads, heads.head_dim)
-    cache = KVCache.uniform(*shape, torch.float32, DEVICE)
-    runner = Runner(network, make_backend("sdpa", cache), DEVICE)
-    blocks = BlockManager(BLOCKS, BLOCK, cache.carry_out)
+    needs = kv_needs(network.spec, torch.float32, step=64, block_size=BLOCK)
+    slots, states = tuple(BLOCKS for _ in needs.groups), 24 * bool(needs.state_bytes)
+    plan = KVPlan(ROWS, BLOCKS, needs, slots=slots, states=states)
+    cache = build._allocate(plan, layer_rows(network.spec, torch.float32, DEVICE), network, "auto")
+    for states in cache.states.layers.values() if cache.states is not None else ():
+        states.fill_(float("nan"))
+    marks = build._marks(plan, cache, BuildOptions(drafts_for=VOCAB))
+    runner = Runner(network, make_backend("sdpa", cache, unusual_layers(network)), DEVICE)
+    blocks = BlockManager(BLOCKS, BLOCK, cache.carry_out, None, None, cache.pools, marks)
     return cache, {
         "name": "small", "runner": runner, "blocks": blocks, "vocab_size": VOCAB, "most_rows": ROWS, "max_chunk": 64,
+        "guess_states": None if marks is None else range(marks.num_slots, plan.states),
     }  # fmt: skip
 
 
