@@ -32,8 +32,9 @@ CHUNK = 64
 """Rows of the smallest chunk of a sequence."""
 MOST_CHUNKS, MOST_PARTS = 64, 512
 """The most chunks of each of up to FEW sequences, and of all sequences of a larger step."""
-LARGE = 170 << 10
-"""Bytes of shared memory in which two tiles of CHUNK rows fit, and the queries."""
+TILE, LARGE = 64, 170 << 10
+"""Rows that a program holds at once, and the bytes of shared memory in which two such tiles fit, and the queries; with
+less, half as many rows."""
 WARPS = 4
 
 
@@ -126,7 +127,7 @@ class StepLatents:
         tables, rope = given.tables[self._cache.groups[index]], spec.rope
         rows, kept = len(inputs[0]), self._cache.k[index]
         chunks, groups = most_chunks(rows), triton.cdiv(spec.heads, LANES.value)
-        tile = CHUNK if self._is_large else CHUNK // 2
+        tile = min(TILE if self._is_large else TILE // 2, CHUNK)
         kernel = latent_kernel[(groups, min(triton.cdiv(limit, CHUNK), chunks), rows)](
             *inputs,
             weights.kv_norm.weight,
