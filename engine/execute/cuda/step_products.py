@@ -42,6 +42,8 @@ class StepProducts:
         self.rows = rows
         self._pdl = pdl
         self._exchange = exchange
+        # So that 12B's gate and up keep what they hold in registers; other networks keep their order of sums.
+        self._by_span = any(layer.attention_post_norm is not None for layer in network.spec.layers)
         # With inputs of layers (Gemma 4 E2B), norms of whole rows are faster, on an H200.
         self._adds_prepared = network.layer_inputs is None
         self._out = buffer(rows, size)
@@ -161,6 +163,7 @@ class StepProducts:
             limit = {}
             if kind is None:
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
+                matrix["BY_SPAN"] = self._by_span and norm is not None
             else:
                 launch = packed_linear_kernel
                 matrix = {**ordered_plane_args(weight), "STRIDE": into.shape[1], "LANES": tile.lanes}

@@ -117,6 +117,15 @@ def _coming(
 
 
 @jit
+def _squares(part, WARPS: tl.constexpr, ROWS: tl.constexpr, SUMMED: tl.constexpr):
+    """Return the squares of a part of x [WARPS, SPAN, ROWS] in fp32; if SUMMED, the sums of those that a thread has."""
+    found = part.to(tl.float32) * part.to(tl.float32)
+    if SUMMED:
+        found = gl.sum(gl.sum(gl.reshape(found, [WARPS, SPAN // 32, 4, 8, ROWS]), 3), 1)
+    return found
+
+
+@jit
 def _span(
     i,
     held,
@@ -142,6 +151,7 @@ def _span(
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     OFFSET: tl.constexpr,
+    SUMMED: tl.constexpr,
     MMA: tl.constexpr,
     W: tl.constexpr,
     X: tl.constexpr,
@@ -155,7 +165,7 @@ def _span(
     for fold in tl.static_range(FOLDS):
         part = parts[fold]
         if NORM:
-            squares += part.to(tl.float32) * part.to(tl.float32)
+            squares += _squares(part, WARPS, ROWS, SUMMED)
             part = apply_weight(part, scales[fold], OFFSET)
         normed += (part,)
     async_copy.wait_group(STAGES - 1)
@@ -287,6 +297,7 @@ def linear_kernel(
     BESIDE: tl.constexpr = 0,
     row_gates=None,
     HEADS: tl.constexpr = None,
+    BY_SPAN: tl.constexpr = False,
 ):
     """Write out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
 
@@ -300,6 +311,9 @@ def linear_kernel(
     norm_weight [N] + OFFSET: it sets prepared [COUNT, N] to `out` times that, and square_sums fp32 [COUNT, PREPARES] to
     the sum of the squares of each program's outputs. With NORM and PREPARED, x has been prepared like this, and
     square_sums fp32 [COUNT, PREPARED] has the sums of the programs that did it; the weight is not applied again.
+
+    With BY_SPAN, a thread that goes over spans in a loop adds up the squares of each span, which takes fewer registers
+    than a sum for each of its places in a span.
 
     With ATTENDED, the one row of x is not read but `combined` from the parts that the attention has left in partial and
     lse.
@@ -331,6 +345,8 @@ def linear_kernel(
     STEP: tl.constexpr = WARPS * FOLDS * SPAN
     SPANS: tl.constexpr = (K + STEP - 1) // STEP
     WHOLE: tl.constexpr = SPANS * STEP == K
+    LOOPS: tl.constexpr = SPANS * FOLDS > UNROLLED
+    SUMMED: tl.constexpr = BY_SPAN and LOOPS
     STAGES: tl.constexpr = AHEAD if AHEAD < SPANS else SPANS
 
     first = gl.program_id(0) * (TILES * OUTPUTS)
@@ -372,7 +388,7 @@ def linear_kernel(
             carried += (gl.load(at, mask=there, other=0.0).to(tl.float32),)
     rows, given = head_input(x, first, HEADS), along(2, ROWS, X) < COUNT
     rows += along(2, ROWS, X) * (K if HEADS is None else HEADS.row)
-    squares = gl.zeros([WARPS, SPAN, ROWS], tl.float32, layout=X)
+    squares = _squares(gl.zeros([WARPS, SPAN, ROWS], tl.float32, layout=X), WARPS, ROWS, SUMMED)
     sums, parts = (), ()
     for _ in tl.static_range(TILES * FOLDS):
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
@@ -382,18 +398,18 @@ def linear_kernel(
         total = gather_sums(square_sums, PREPARED, COUNT, WARPS, ROWS)
     source = weights, column, first + output
     # fmt: off
-    if SPANS * FOLDS <= UNROLLED:
+    if not LOOPS:
         for i in tl.static_range(SPANS):
             sums, squares, parts, scales = _span(
                 i, held, source, rows, given, attended, norm_weight, sums, squares, parts, scales,
-                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET,
+                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, SUMMED,
                 MMA, W, X, ATTENDED,
             )
     else:
         for i in range(SPANS):
             sums, squares, parts, scales = _span(
                 i, held, source, rows, given, attended, norm_weight, sums, squares, parts, scales,
-                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET,
+                N, K, SQUARES, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, SUMMED,
                 MMA, W, X, ATTENDED,
             )
     # fmt: on
