@@ -164,10 +164,12 @@ class StepProducts:
             if kind is None:
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
                 matrix["BY_SPAN"] = self._by_span and norm is not None
+                if norm is None and rows <= FEW and (tile.folds, tile.warps, tile.tiles) == (2, 8, 1):
+                    limit = {"maxnreg": 128}  # so that two programs fit
             else:
                 launch = packed_linear_kernel
                 matrix = {**ordered_plane_args(weight), "STRIDE": into.shape[1], "LANES": tile.lanes}
-                if rows > FEW // 2 and tile.lanes > 1 and tile.warps >= 8:  # so that two programs fit
+                if rows > FEW // 2 and tile.lanes > 1 and tile.warps >= 8:  # as above
                     limit = {"maxnreg": 128}
             programs = triton.cdiv(outputs, tile.outputs(gated))
             kernel = launch[(programs,)](
