@@ -98,7 +98,9 @@ class Eviction:
             path = self._index.chain(keys)
             own = list(marks.along([self._index.root, *path], keys))
             named.append((degree, own[::-1], len(keys)))
-            for block in [block for mark in own for block in marks.needed(mark, path) if block.id in log]:
+            ends = [block for mark in own for block in marks.needed(mark)]
+            around = [block for mark in own for block in marks.needed(mark, path)]
+            for block in [block for block in (*ends, *around) if block.id in log]:
                 if found.get(block.id, 0.0) < WANTED:
                     found[block.id] = degree if room > 0 else WANTED
                     room -= 1

@@ -58,18 +58,26 @@ class KVNeeds:
             )
         return tuple(found)
 
-    def slots_within(self, usable: int, streams: int, context: int) -> tuple[int, ...]:
+    def slots_within(self, usable: int, streams: int, context: int, states: int = 0) -> tuple[int, ...]:
         """Return what `slots` returns for as much as suits `usable` bytes, but at least for one context.
 
         There are fewer than `streams` contexts if they would take more than half of the memory, and as many windows
-        for branches as leave most of it to the primary group (see BRANCH_WINDOWS).
+        for branches as leave most of it to the primary group (see BRANCH_WINDOWS). With slots for so many `states`, the
+        log has a block more for each mark, as far as that does.
         """
         while streams > 1 and self.group_bytes(self.slots(streams, context, 0)) > usable // 2:
             streams //= 2
+        most = usable // BRANCH_PART
         for windows in BRANCH_WINDOWS:
             found = self.slots(streams, context, windows)
-            if self.group_bytes(found) <= usable // BRANCH_PART:
-                return found
+            if (left := most - self.group_bytes(found)) >= 0:
+                marks = max(states - STREAM_STATES * streams, 0)
+                return tuple(
+                    count + min(marks, left // (group.token_bytes * self.block_size))
+                    if group.tail is not None
+                    else count
+                    for group, count in zip(self.groups, found, strict=True)
+                )
         return self.slots(streams, context, 0)
 
     def states_within(self, usable: int, streams: int) -> int:

@@ -115,7 +115,7 @@ def plan_kv(
     size, limit = needs.block_size, requested or model_limit
     states = needs.states_within(usable, streams)
     room = max(usable - states * needs.state_bytes, 0)
-    slots = needs.slots_within(room, streams, limit)
+    slots = needs.slots_within(room, streams, limit, states)
     fits = needs.tokens_in(room, slots)
     slides = needs.window is not None and fits >= needs.window.most_blocks(size) * size
     if fits < min(requested or LEAST_CONTEXT, model_limit) and not slides:

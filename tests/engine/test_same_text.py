@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine import Engine, SamplingParams
+from engine.cache import kv_needs
 from engine.cache.blocks import Key
 from engine.cache.layer_groups import layer_groups
 from engine.conversation.chat import Chat, Turn
@@ -110,6 +111,7 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
             return found
 
         patch.setattr(Computing, "run", record)
+        patch.setattr(kv_needs, "MOST_MARKS", 8)
         options = {"dtype": torch.bfloat16, "context": CONTEXT}
         used = stack.enter_context(a_native_engine(model, num_blocks=BLOCKS, **options))
         fresh = stack.enter_context(a_native_engine(model, max_chunk=512, threads=1, **options))
