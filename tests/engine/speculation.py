@@ -33,7 +33,7 @@ def starts(whole: Sequence[int], first: Sequence[int]) -> bool:
 
 
 def speculate(engine: Engine, texts: Texts | None = None) -> Speculating:
-    """Have `engine` check every guess from now on."""
-    speculating = Speculating(engine.pieces.scheduler, Eager(), texts or Texts())
+    """Have `engine` check every guess from now on, those of its draft model included."""
+    speculating = Speculating(engine.pieces.scheduler, Eager(), texts or Texts(), drafts=engine.drafts)
     engine.engine_step.speculating = speculating
     return speculating

@@ -28,6 +28,7 @@ from engine.kernels.native.library import NativeLibrary
 from engine.schedule.computing import Computing
 from engine.schedule.scheduler import PromptChunk
 from engine.store.disk import DiskTier
+from models.features import Feature, features
 from models.loading.load import load_model
 from models.network import Network
 from tests.engine.inside import check_blocks, evict_all, offload
@@ -113,7 +114,9 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
         patch.setattr(Computing, "run", record)
         patch.setattr(kv_needs, "MOST_MARKS", 8)
         options = {"dtype": torch.bfloat16, "context": CONTEXT}
-        used = stack.enter_context(a_native_engine(model, num_blocks=BLOCKS, **options))
+        has_states = Feature.RECURRENCE in features(model.spec)
+        draft = {"drafter": model, "draft_name": "itself"} if has_states else {}
+        used = stack.enter_context(a_native_engine(model, num_blocks=BLOCKS, **options, **draft))
         fresh = stack.enter_context(a_native_engine(model, max_chunk=512, threads=1, **options))
         assert len(used.pieces.cache.pools) == len(layer_groups(model.spec, torch.bfloat16))
         speculate(used)
