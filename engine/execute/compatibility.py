@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from models.features import Feature, features, of_feed_forward
-from models.recurrences import Recurrence
+from models.recurrences import Mamba2, Recurrence
 from models.spec import Attention, Experts, LatentAttention, ModelSpec, ShortConvolution
 
 DRAFTS_NEED = "draft models need the native kernels of a CPU or the fused kernels of a GPU"
@@ -43,8 +43,11 @@ FUSED = NATIVE - {
 FUSED_HEADS = (64, 96, 128, 256, 512)
 """Head sizes that the fused GPU kernels support."""
 
-FUSED_STATES = (16, 32, 64, 128)
-"""Sizes of the states of a head of a recurrence that the fused GPU kernels support."""
+FUSED_KEYS = (16, 32, 64, 128, 256)
+"""Sizes of the keys of recurrences, which are B and C of Mamba-2, that the fused GPU kernels support."""
+
+FUSED_VALUES = range(16, 129, 8)
+"""Sizes of the values of a head of a recurrence, which are x of Mamba-2, that the fused GPU kernels support."""
 
 NOT_WITH_EXPERTS = frozenset({Feature.LAYER_INPUTS})
 """Features in `FUSED` that the fused kernels lack when the network has experts."""
@@ -204,8 +207,9 @@ def _fits_latents(spec: LatentAttention) -> bool:
 
 def _not_fused_recurrence(spec: Recurrence) -> str | None:
     """Return a limit of the fused kernels for recurrences that `Feature` does not express; None if there is none."""
-    if not set(spec.state_shape[1:]) <= set(FUSED_STATES):
-        rows, columns = spec.state_shape[1:]
+    rows, columns = spec.state_shape[1:]
+    keys, values = (columns, rows) if isinstance(spec, Mamba2) else (rows, columns)
+    if keys not in FUSED_KEYS or values not in FUSED_VALUES:
         return f"there are no fused kernels for states of {rows} by {columns}"
     return None
 

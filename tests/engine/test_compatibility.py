@@ -18,7 +18,7 @@ from models.loading.assemble import TensorStore
 from models.loading.assemble import assemble as network_of
 from models.loading.plan import LoadPlan, Target
 from models.network import Network
-from models.recurrences import DeltaNet
+from models.recurrences import DeltaNet, Mamba2, Recurrence
 from models.spec import (
     AltUp,
     Attention,
@@ -185,22 +185,24 @@ def test_norms_of_experts_that_the_native_kernels_do_not_know() -> None:
     )
 
 
-def test_mixers_beside_each_other_that_the_native_kernels_do_not_know() -> None:
+def test_mixers_beside_each_other_that_kernels_do_not_know() -> None:
     """What the second one reads must still be there."""
     spec = ASKING[Feature.BESIDE]
     first, second = spec.layers
-    assert not_native(replace(spec, layers=(first, replace(second, feed_forward_post_norm=Norm())))) is None
+    known = replace(spec, layers=(first, replace(second, feed_forward_post_norm=Norm())))
+    assert (not_native(known), not_fused(known)) == (None, None)
+    words = "kernels support two mixers beside each other only in layers without more"
+    parallel = replace(second, parallel=True, feed_forward_norm=None)
+    assert not_native(replace(spec, layers=(first, parallel))) == f"the native {words}"
     for layers in (
         (second,),
         (a_spec().layers[0], second),
         (first, second, second),
         (replace(first, scalar=True), second),
         (replace(first, mixer=None, feed_forward=FeedForward(64)), second),
-        (first, replace(second, parallel=True, feed_forward_norm=None)),
     ):
-        assert not_native(replace(spec, layers=layers)) == (
-            "the native kernels support two mixers beside each other only in layers without more"
-        )
+        asked = replace(spec, layers=layers)
+        assert (not_native(asked), not_fused(asked)) == (f"the native {words}", f"the fused {words}")
 
 
 def test_what_lacks_is_told_as_a_part_of_a_sentence() -> None:
@@ -267,6 +269,23 @@ def test_experts_that_the_fused_kernels_know(experts: Experts, words: str | None
         after, bare = replace(first, feed_forward_post_norm=Norm()), replace(first, feed_forward_norm=None)
         assert not_fused(replace(a_spec(), layers=(after, second))) is None
         assert "experts without a norm" in str(not_fused(replace(a_spec(), layers=(bare, second))))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "words"),
+    [
+        (Mamba2(4, 80, 128, 2, norms_first=True), None),
+        (Mamba2(2, 64, 256, multipliers=(0.5,) * 5), None),
+        (DeltaNet(2, 4, 128, 24), None),
+        (Mamba2(4, 64, 24), "states of 64 by 24"),
+        (Mamba2(4, 136, 64), "states of 136 by 64"),
+        (DeltaNet(2, 4, 64, 20), "states of 64 by 20"),
+    ],
+)
+def test_states_that_the_fused_kernels_know(mixer: Recurrence, words: str | None) -> None:
+    first, second = a_spec().layers
+    said = not_fused(replace(a_spec(), layers=(replace(first, mixer=mixer), second)))
+    assert said is None if words is None else words in str(said)
 
 
 def a_network(

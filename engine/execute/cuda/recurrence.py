@@ -1,13 +1,14 @@
 """Launches recurrences in decode steps."""
 
 import torch
+import triton
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.add_norm import Normed
 from engine.execute.cuda.prefill import Projected
 from engine.execute.cuda.slots import StepInput
-from engine.kernels.triton.delta_rule import WARP_VALUES
+from engine.kernels.triton.delta_rule import warp_values
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.recurrence import gated_norm
 from engine.kernels.triton.recurrence_step import Recurring, recur_kernel
@@ -49,6 +50,8 @@ def recur(
     tables, rows = given.tables[cache.groups[index]], len(projected.first)
     sizes = _sizes(spec)
     limit = {"maxnreg": 128} if sizes.heads * rows > AT_ONCE else {}  # so that two fit on a multiprocessor
+    padded = triton.next_power_of_2(sizes.values)
+    warps = padded // warp_values(sizes.keys)
     y = torch.empty(rows, spec.output_size, device=out.device) if _is_apart(spec) else out
     delta = weights if isinstance(weights, DeltaNetWeights) else None
     mamba = weights if isinstance(weights, Mamba2Weights) else None
@@ -71,9 +74,10 @@ def recur(
         tables.shape[1],
         SIZES=sizes,
         BLOCK=cache.block_size,
-        WARPS=sizes.values // WARP_VALUES,
+        PADDED=padded,
+        WARPS=warps,
         PDL=pdl,
-        num_warps=sizes.values // WARP_VALUES,
+        num_warps=warps,
         launch_pdl=pdl,
         **limit,
     )

@@ -10,17 +10,21 @@ import triton.language as tl
 
 from engine.kernels.triton.gluon import constexpr_function, gl, jit
 
-WARP_VALUES = 16
-"""The columns of a state that a warp has."""
+
+def warp_values(keys: int) -> int:
+    """Return how many columns of a state with so many keys a warp has, so that they fit in its registers."""
+    return 16 if keys <= 128 else 8
 
 
 @constexpr_function
 def state_layout(keys, warps, by_key=True):
-    """Return the layout of a state [keys, 16 * warps]: eight threads of a warp divide the keys, four the values.
+    """Return the layout of a state [keys, `warp_values` * warps]: eight threads of a warp divide the keys, four the
+    values.
 
     In memory the values of a key lie side by side or, unless `by_key`, the keys of a value.
     """
-    return gl.BlockedLayout([min(keys // 8, 4), 4], [8, 4], [1, warps], [1, 0] if by_key else [0, 1])
+    values = 4 if keys <= 128 else 2
+    return gl.BlockedLayout([min(keys // 8, 4), values], [8, 4], [1, warps], [1, 0] if by_key else [0, 1])
 
 
 @triton.jit

@@ -64,21 +64,33 @@ def _place(table, row, BLOCK: tl.constexpr):
 
 
 @jit
-def _taps(filters, channel, WIDTH: tl.constexpr):
-    """Load the filters of channels, by tap."""
-    found = ()
-    for tap in tl.static_range(WIDTH):
-        found += (gl.load(filters + channel * WIDTH + tap),)
+def _load(at, real):
+    """Load numbers, zeros where they are not real; `real` is None if all are."""
+    if real is None:  # noqa: SIM108 - this is known when the kernel is compiled
+        found = gl.load(at)
+    else:
+        found = gl.load(at, mask=real, other=0.0)
     return found
 
 
 @jit
-def _inputs(log, table, first, channel, BLOCK: tl.constexpr, LOG: tl.constexpr, WIDTH: tl.constexpr):
+def _taps(filters, channel, real, WIDTH: tl.constexpr):
+    """Load the filters of channels, by tap."""
+    found = ()
+    for tap in tl.static_range(WIDTH):
+        found += (_load(filters + channel * WIDTH + tap, real),)
+    return found
+
+
+@jit
+def _inputs(log, table, first, channel, real, BLOCK: tl.constexpr, LOG: tl.constexpr, WIDTH: tl.constexpr):
     """Load what the WIDTH - 1 rows before row `first` gave to channels; zeros before the first row of all."""
     found = ()
     for tap in tl.static_range(WIDTH - 1):
         row = first - (WIDTH - 1) + tap
         there = (channel >= 0) & (row >= 0)
+        if real is not None:
+            there = there & real
         found += (gl.load(log + _place(table, row, BLOCK) * LOG + channel, mask=there, other=0.0),)
     return found
 
@@ -117,6 +129,7 @@ def recur_kernel(
     table_stride,
     SIZES: tl.constexpr,
     BLOCK: tl.constexpr,
+    PADDED: tl.constexpr,
     WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -129,7 +142,7 @@ def recur_kernel(
     the layer's part of the cache, and receives the rows of the step. states fp32 [slots, heads, keys, values], of
     Mamba-2 [slots, heads, values, keys]. active, tables, counters and moves are those of a `StepInput`. Rows of one
     sequence are adjacent; of these, `moves` counts them in the first, and in the others there are none. SIZES is a
-    `Recurring`. WARPS is values // 16.
+    `Recurring`. PADDED is the number of values rounded up to a power of two, WARPS is PADDED // `warp_values`.
     """
     gdc_launch_dependents(PDL)
     head = gl.program_id(0)
@@ -165,35 +178,44 @@ def recur_kernel(
     table = tables + slot * table_stride
 
     key_row = gl.expand_dims(gl.arange(0, KEYS, layout=KEY), 1)
-    column = gl.arange(0, VALUES, layout=VALUE)
+    column = gl.arange(0, PADDED, layout=VALUE)
     value = gl.expand_dims(column, 0)
+    number = gl.arange(0, PADDED, layout=LINE)
+    v_real = None
+    if PADDED != VALUES:
+        v_real = number < VALUES
     within = head * KEYS * VALUES + (key_row * VALUES + value if DELTA else value * KEYS + key_row)
-    there = (within >= 0) & (source >= 0)
-    state = gl.load(states + source.to(tl.int64) * (SIZE * KEYS) + within, mask=there, other=0.0)
+    is_state = within >= 0
+    is_value = column >= 0
+    if PADDED != VALUES:
+        is_state = is_state & (value < VALUES)
+        is_value = column < VALUES
+    at_source = states + source.to(tl.int64) * (SIZE * KEYS) + within
+    state = gl.load(at_source, mask=is_state & (source >= 0), other=0.0)
 
     key_head = head % SIZES.key_heads if SIZES.alternating else head // EACH
     is_first = head < SIZES.key_heads if SIZES.alternating else head % EACH == 0
     key_at = key_head * KEYS + gl.arange(0, KEYS, layout=LINE)
     q_at = key_at if DELTA else SIZE + KEY_SIZE + key_at
     k_at = (KEY_SIZE if DELTA else SIZE) + key_at
-    v_at = (2 * KEY_SIZE if DELTA else 0) + head * VALUES + gl.arange(0, VALUES, layout=LINE)
-    q_filters = _taps(filters, q_at, WIDTH)
-    k_filters = _taps(filters, k_at, WIDTH)
-    v_filters = _taps(filters, v_at, WIDTH)
+    v_at = (2 * KEY_SIZE if DELTA else 0) + head * VALUES + number
+    q_filters = _taps(filters, q_at, None, WIDTH)
+    k_filters = _taps(filters, k_at, None, WIDTH)
+    v_filters = _taps(filters, v_at, v_real, WIDTH)
     q_bias, k_bias, v_bias = None, None, None
     if conv_bias is not None:
         q_bias, k_bias, v_bias = (
             gl.load(conv_bias + q_at),
             gl.load(conv_bias + k_at),
-            gl.load(conv_bias + v_at),
+            _load(conv_bias + v_at, v_real),
         )
-    q_before = _inputs(log, table, first, q_at, BLOCK, LOG, WIDTH)
-    k_before = _inputs(log, table, first, k_at, BLOCK, LOG, WIDTH)
-    v_before = _inputs(log, table, first, v_at, BLOCK, LOG, WIDTH)
+    q_before = _inputs(log, table, first, q_at, None, BLOCK, LOG, WIDTH)
+    k_before = _inputs(log, table, first, k_at, None, BLOCK, LOG, WIDTH)
+    v_before = _inputs(log, table, first, v_at, v_real, BLOCK, LOG, WIDTH)
     own_bias = gl.load(dt_bias + head)
     own_decay = gl.load(decay + head)
     if DELTA:
-        weight = gl.load(norm_weight + column)
+        weight = gl.load(norm_weight + column, mask=is_value, other=0.0)
     else:
         direct = gl.load(skip + head)
     gdc_wait(PDL)
@@ -211,9 +233,9 @@ def recur_kernel(
             pair = given + FIRST + CHANNELS if gates is None else gates + (batch + at).to(tl.int64) * GATES
         q_new = gl.load(line + q_at)
         k_new = gl.load(line + k_at)
-        v_new = gl.load(line + v_at)
+        v_new = _load(line + v_at, v_real)
         a = gl.load(pair + GATES - HEADS + head)  # dt of Mamba-2
-        z = gl.load(given + Z + head * VALUES + column, mask=(column >= 0) & is_own, other=0.0)
+        z = gl.load(given + Z + head * VALUES + column, mask=is_value & is_own, other=0.0)
         z = _multiplied(z, SIZES.z_factor).to(tl.float32)
         if DELTA:
             b = gl.load(pair + head)
@@ -224,7 +246,7 @@ def recur_kernel(
             a = _multiplied(a, SIZES.dt_factor)
             gl.store(kept + q_at, q_new, mask=(q_at >= 0) & is_first)
             gl.store(kept + k_at, k_new, mask=(k_at >= 0) & is_first)
-            gl.store(kept + v_at, v_new)
+            gl.store(kept + v_at, v_new, mask=v_real)
             gl.store(kept + LOG - HEADS + head, a)
             if DELTA:
                 gl.store(kept + CHANNELS + head, b)
@@ -246,7 +268,7 @@ def recur_kernel(
             step = tl.minimum(tl.maximum(softplus(a.to(tl.float32) + own_bias), SIZES.least), SIZES.most)
             state = add(state, k, v, step, tl.exp(step * own_decay))
         if (row == start) & (target >= 0):
-            gl.store(states + target.to(tl.int64) * (SIZE * KEYS) + within, state)
+            gl.store(states + target.to(tl.int64) * (SIZE * KEYS) + within, state, mask=is_state)
         if is_own:
             y = read_out(state, q)
             if DELTA:
@@ -258,4 +280,4 @@ def recur_kernel(
             if SIZES.gates:
                 y = y * (z / (1.0 + gl.exp(-z)))
             place = out + (batch + at).to(tl.int64) * SIZE + head * VALUES + column
-            gl.store(place, y.to(out.dtype.element_ty))
+            gl.store(place, y.to(out.dtype.element_ty), mask=is_value)

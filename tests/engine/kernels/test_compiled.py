@@ -333,6 +333,7 @@ print(json.dumps([[shared, ".local" in text] for text, shared in found]))
 RECURRENT_STEPS = """
 from engine.kernels.triton.combine import combine_kernel, combine_parts_kernel
 from engine.kernels.triton.gated_norm import gated_norm_kernel
+from engine.kernels.triton.delta_rule import warp_values
 from engine.kernels.triton.recurrence_step import Recurring, recur_kernel
 
 TYPES.update(moves="*i32", states="*fp32", dt_bias="*fp32", decay="*fp32", skip="*fp32")
@@ -340,17 +341,21 @@ cases = [(capability, Recurring(16, 32, 128, 128, 4, True, eps=1e-6)) for capabi
 cases += [(90, Recurring(4, 8, 32, 64, 4, True)), (86, Recurring(1, 48, 128, 64, 4, False)),
           (90, Recurring(1, 48, 128, 64, 4, False)), (90, Recurring(8, 64, 64, 64, 4, False, most=0.1)),
           (90, Recurring(8, 64, 128, 64, 4, False, gates=False)),
+          (90, Recurring(8, 128, 128, 80, 4, False, gates=False)), (90, Recurring(1, 48, 256, 64, 4, False)),
+          (90, Recurring(1, 24, 256, 128, 4, False)), (86, Recurring(1, 24, 256, 128, 4, False)),
           (90, Recurring(1, 24, 128, 64, 4, False, z_factor=0.35, q_factor=0.5, v_factor=0.25, dt_factor=0.1))]
 found = []
 for capability, sizes in cases:
-    warps = sizes.values // 16
+    padded = triton.next_power_of_2(sizes.values)
+    warps = padded // warp_values(sizes.keys)
     none = {"conv_bias": None, "skip": None} if sizes.is_delta else {"gates": None, "norm_weight": None}
-    constants = dict(SIZES=sizes, BLOCK=32, WARPS=warps, PDL=capability >= 90) | none
+    constants = dict(SIZES=sizes, BLOCK=32, PADDED=padded, WARPS=warps, PDL=capability >= 90) | none
     TYPES["out"] = "*bf16" if sizes.gates else "*fp32"
     text, shared = ptx(recur_kernel, warps, constants, capability=capability)
     early = text[: text.rindex("griddepcontrol.wait;")] if capability >= 90 else text
     loads = len(re.findall(r"ld\\.global\\.v4\\.b32 |ld\\.global\\.v4\\.f32 ", early))
-    found.append({"loads": loads, "wanted": sizes.keys // 8, "shared": shared, "spilled": ".local" in text})
+    wanted = sizes.keys * warp_values(sizes.keys) // 128
+    found.append({"loads": loads, "wanted": wanted, "shared": shared, "spilled": ".local" in text})
 shape = dict(HEADS=8, V=640, VALUES=1024, STRIDE=10304, EPS=1e-5, LINES=1, DELTA=False, FIRST=False, PDL=True)
 TYPES.update(count="i32", y="*fp32", out="*bf16")
 ptx(gated_norm_kernel, 4, shape, ASTSource)

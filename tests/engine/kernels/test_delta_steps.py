@@ -43,7 +43,7 @@ BLOCK, LENGTHS, STATES = 16, [78, 40, 3], 12
 NORM = Norm(offset=1.0)
 FEED = FeedForward(48)
 NET = Layer(DeltaNet(2, 4, 16, 32), FEED, NORM, feed_forward_norm=NORM)
-TURNED = replace(NET, mixer=DeltaNet(2, 6, 32, 16, conv_width=3, alternating=True))
+TURNED = replace(NET, mixer=DeltaNet(2, 6, 32, 24, conv_width=3, alternating=True))
 PLAIN = Layer(
     Attention(2, 1, 64, rope=Rope(dims=32), head_norm=NORM, gate="numbers"),
     FEED,
@@ -55,10 +55,10 @@ BARE = replace(NET, mixer=Mamba2(4, 16, 32, 2, conv_bias=False, norm_eps=None))
 HALVES = [replace(each, feed_forward=None, feed_forward_norm=None) for each in (SPACES, PLAIN)] + [
     replace(NET, mixer=None, attention_norm=None)
 ]
-GROUPED = replace(NET, mixer=Mamba2(6, 16, 32, 3))
+GROUPED = replace(NET, mixer=Mamba2(6, 24, 32, 3))
 FIRST = replace(NET, mixer=Mamba2(4, 32, 16, 2, norms_first=True))
 BESIDE = [
-    replace(HALVES[0], mixer=Mamba2(6, 16, 32, multipliers=(0.3, 1.5, 2.0, 0.7, 1.2)), residual_scale=0.75),
+    replace(HALVES[0], mixer=Mamba2(2, 40, 256, multipliers=(0.3, 1.5, 2.0, 0.7, 1.2)), residual_scale=0.75),
     replace(HALVES[1], beside=True, attention_norm=None),
     replace(HALVES[1], attention_norm=Norm(1e-5)),
     replace(
