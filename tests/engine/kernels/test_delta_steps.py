@@ -35,7 +35,7 @@ from tests.engine import fake_flash
 from tests.engine.hybrid import hybrid_network
 from tests.engine.kernels.test_tuned_steps import Watch
 from tests.models.checkpoints import files_of, write_checkpoint
-from tests.models.families import tiny_granite_hybrid
+from tests.models.families import tiny_falcon_h1, tiny_granite_hybrid, tiny_nemotron_h
 from tests.models.hybrids import tiny_qwen3_5
 
 CPU = torch.device("cpu")
@@ -288,17 +288,38 @@ def test_guesses_have_the_bits_of_single_steps_and_so_has_what_follows(case: Cas
             assert all(map(torch.equal, states(single, 9), states(cache, 6 + slot)))
 
 
-@pytest.mark.parametrize("config", [tiny_qwen3_5, tiny_granite_hybrid])
+KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+SIZES = {
+    "vocab_size": 272,
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+}
+SIZES |= {"intermediate_size": 128}
+PACKED: dict[Any, dict[str, Any]] = {
+    tiny_qwen3_5: KINDS
+    | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32}
+    | {"linear_value_head_dim": 32},
+    tiny_granite_hybrid: KINDS
+    | {"mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 16}
+    | {"num_local_experts": 0, "shared_intermediate_size": 128},
+    tiny_nemotron_h: {
+        "mamba_num_heads": 8,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+    | {"moe_intermediate_size": 128, "moe_shared_expert_intermediate_size": 128},
+    tiny_falcon_h1: {"num_hidden_layers": 1, "mamba_n_heads": 8, "mamba_n_groups": 2}
+    | {"mamba_d_ssm": 128, "mamba_d_state": 16},
+}
+
+
+@pytest.mark.parametrize("config", PACKED)
 def test_weights_may_be_packed(tmp_path: Path, config: Any) -> None:
-    sizes = {"vocab_size": 272, "hidden_size": 128, "num_hidden_layers": 2}
-    sizes |= {"layer_types": ["linear_attention", "full_attention"], "num_attention_heads": 2}
-    sizes |= {"num_key_value_heads": 1, "intermediate_size": 128}
-    if config is tiny_qwen3_5:
-        sizes |= {"head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
-        sizes |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
-    else:
-        sizes |= {"mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 16}
-        sizes |= {"num_local_experts": 0, "shared_intermediate_size": 128}
+    sizes = SIZES | PACKED[config]
     files = files_of(write_checkpoint(tmp_path, config(**sizes)))
     given: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "quantize": "int4"}
     blocks, packed = load_model(files, **given), load_model(files, packs=lambda spec: True, **given)

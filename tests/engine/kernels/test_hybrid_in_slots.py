@@ -25,7 +25,7 @@ from tests.engine.kernels.test_groups_in_slots import BLOCK, CONTEXT, in_slots
 from tests.engine.speculation import Oracle, speculate
 from tests.engine.test_hybrid_engine import expected, text
 from tests.engine.tiny import TinyEngine, tiny_engine
-from tests.models.families import tiny_granite_hybrid
+from tests.models.families import tiny_falcon_h1, tiny_granite_hybrid, tiny_nemotron_h
 from tests.models.hybrids import tiny_qwen3_5_moe, tiny_qwen3_next
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_hybrid.py does the same")
@@ -47,10 +47,15 @@ GRANITE: dict[str, Any] = KINDS | {
     "vocab_size": 272, "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1,
     "mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 16, "shared_intermediate_size": 48,
 }  # fmt: skip
+HEADS = {"vocab_size": 272, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+NEMOTRON: dict[str, Any] = HEADS | {"ssm_state_size": 16, "n_group": 1, "topk_group": 1}
+FALCON: dict[str, Any] = HEADS | {"num_hidden_layers": 2, "mamba_d_ssm": 96, "mamba_d_state": 16}
 FAMILIES: dict[str, Any] = {
     "qwen3.5 moe": tiny_qwen3_5_moe(**QWEN),
     "qwen3 next": tiny_qwen3_next(**QWEN),
     "granite": tiny_granite_hybrid(**GRANITE),
+    "nemotron 3": tiny_nemotron_h(**NEMOTRON),
+    "falcon h1": tiny_falcon_h1(**FALCON),
 }
 
 
