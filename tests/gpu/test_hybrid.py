@@ -26,7 +26,7 @@ from tests.engine.keeping import answer, keep, saved
 from tests.engine.speculation import Oracle, speculate
 from tests.gpu.engines import DEVICE, alone, an_engine, at_once, forget, one_after_the_other, random_tokens
 from tests.models.checkpoints import files_of, write_checkpoint
-from tests.models.families import tiny_granite_hybrid
+from tests.models.families import tiny_falcon_h1, tiny_granite_hybrid, tiny_nemotron_h
 from tests.models.hybrids import tiny_qwen3_5, tiny_qwen3_5_moe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -44,10 +44,23 @@ MAMBA: dict[str, Any] = {
     "num_key_value_heads": 1, "mamba_n_heads": 16, "mamba_n_groups": 1, "mamba_d_state": 128,
     "intermediate_size": 64, "shared_intermediate_size": 64,
 }  # fmt: skip
+HEADS: dict[str, Any] = {
+    "vocab_size": 272, "max_position_embeddings": 2048, "hidden_size": 512, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "head_dim": 128, "intermediate_size": 1024,
+}  # fmt: skip
+NEMOTRON: dict[str, Any] = HEADS | {
+    "mamba_num_heads": 16, "mamba_head_dim": 80, "ssm_state_size": 128, "n_groups": 4, "n_group": 1,
+    "topk_group": 1, "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 64,
+}  # fmt: skip
+FALCON: dict[str, Any] = HEADS | {
+    "mamba_d_ssm": 1024, "mamba_n_heads": 16, "mamba_n_groups": 1, "mamba_d_state": 256
+}  # fmt: skip
 CONFIGS: dict[str, Any] = {
     "dense": tiny_qwen3_5(**SIZES, intermediate_size=1024),
     "experts": tiny_qwen3_5_moe(**SIZES, moe_intermediate_size=64, shared_expert_intermediate_size=64),
     "mamba": tiny_granite_hybrid(**MAMBA),
+    "nemotron": tiny_nemotron_h(**NEMOTRON),
+    "falcon": tiny_falcon_h1(**FALCON),
 }
 GREEDY = SamplingParams(temperature=0.0, max_tokens=80, speculation="auto")
 
