@@ -35,7 +35,7 @@ def test_each_head_has_a_product_of_its_own_columns(kind: Kind | None, count: in
     x = torch.randn(count, heads, size, generator=generator)
     out = torch.full((count + 1, heads * outputs), 7.0)
     network: Any = SimpleNamespace(
-        spec=SimpleNamespace(hidden_size=64), dtype=torch.float32, device=CPU, layer_inputs=None
+        spec=SimpleNamespace(hidden_size=64, layers=()), dtype=torch.float32, device=CPU, layer_inputs=None
     )
     products = StepProducts(network, 16, False, KernelConfigs(), None)
     products.run(count, x, Linear((weight,)), out[:count], heads=HeadInputs(outputs, size, heads * size))
