@@ -28,7 +28,7 @@ from benchmarks.formats import FORMATS, random_quantized, read_bytes
 from benchmarks.machine import Budget, Record, copy_bandwidth, describe
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.llama_cpp import LlamaCpp
-from benchmarks.shapes import SHAPES, random_engine, random_prompt, shared_tensors
+from benchmarks.shapes import SHAPES, cache_bytes, random_engine, random_prompt, shared_tensors
 from engine import Engine
 from engine.cache.kv_rows import token_bytes
 from engine.execute.compatibility import has_experts
@@ -94,9 +94,9 @@ class Bench:
             kv_dtype=kv_dtype,
             **self.options,
         ) as (engine, model):
-            self.weights, self.row_bytes = read_bytes(model), token_bytes(spec, DTYPE, kv_dtype)
+            self.weights, self.cache = read_bytes(model), partial(cache_bytes, spec, DTYPE, kind=kv_dtype)
             self._note(self.weights, shape, "weight_bytes")
-            self._note(self.row_bytes, shape, "kv_bytes_per_token")
+            self._note(token_bytes(spec, DTYPE, kv_dtype), shape, "kv_bytes_per_token")
             print(
                 f"\n{shape}: {self.weights / 1e9:.3f} GB of weights a token, copy {self.bandwidth / 1e9:.0f} GB/s, "
                 f"floor {self.bandwidth / self.weights:.0f} tok/s; {engine.figures().decode}  "
@@ -216,7 +216,7 @@ class Bench:
 
     def _add(self, shape: str, context: int, name: str, rates: list[float]) -> None:
         rate = statistics.median(rates)
-        moved = rate * (self.weights + self.row_bytes * (context + (self.steps + 1) / 2))
+        moved = rate * (self.weights + self.cache(context + (self.steps + 1) / 2))
         where = (shape, "contexts", str(context), "peers", name)
         share = moved / self.bandwidth
         for key, value in (

@@ -23,7 +23,7 @@ from benchmarks.decode_rows import BLOCK, STEPS, kernel_times, step_seconds
 from benchmarks.formats import FORMATS, random_quantized, read_bytes
 from benchmarks.machine import copy_bandwidth, describe
 from benchmarks.prefill import warm_seconds
-from benchmarks.shapes import kv_bytes, random_engine, random_model, random_prompt
+from benchmarks.shapes import cache_bytes, random_engine, random_model, random_prompt
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.decode_runner import make_decode_runner
 from engine.execute.cuda.fused_program import FusedDecoder
@@ -59,7 +59,7 @@ SHAPES = {
 
 def moved_bytes(network: Network, context: int) -> float:
     """Return the bytes that a token reads after `context` others; of the experts, those that it uses."""
-    return read_bytes(network) + kv_bytes(network.spec, DTYPE) * (context + STEPS / 2)
+    return read_bytes(network) + cache_bytes(network.spec, DTYPE, context + STEPS / 2)
 
 
 def shallower(network: Network, layers: int) -> Network:

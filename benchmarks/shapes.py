@@ -14,6 +14,8 @@ from torch import Tensor
 
 from engine import Engine
 from engine.cache.kv_rows import token_bytes
+from engine.cache.layer_groups import layer_groups
+from engine.cache.states import state_sizes
 from engine.execute.build_options import BuildOptions
 from engine.machine.shapes import known_shape
 from engine.schedule.loop import Loop
@@ -208,20 +210,28 @@ def kv_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     return token_bytes(spec, dtype)
 
 
-def moved_bytes(spec: ModelSpec, dtype: torch.dtype, context: int, steps: int) -> float:
-    """Return the bytes (weights and KV) that each of `steps` tokens after `context` must move, on average."""
-    return weight_bytes(spec, dtype) + kv_bytes(spec, dtype) * (context + (steps + 1) / 2)
+def cache_bytes(spec: ModelSpec, dtype: torch.dtype, context: float, kind: str = "auto") -> float:
+    """Return the bytes of the KV cache that a decoded token moves after `context` others: the rows that its layers see
+    of K and V in `kind`, and states of recurrent layers, which are read and written."""
+    groups = layer_groups(spec, dtype, kind)
+    primary = token_bytes(spec, dtype, kind) - sum(group.token_bytes for group in groups)
+    total = primary * min(context, spec.window or context) + 2.0 * sum(state_sizes(spec).values())
+    for group in groups:
+        total += group.token_bytes * min(context, group.window if group.tail is None else group.tail)
+    return total
 
 
 def prefill_flops(spec: ModelSpec, tokens: int) -> float:
-    """Return 2 * parameters * T for the products of all layers, plus 2 * 2 * T^2 / 2 * Hq * D * L for causal attention.
+    """Return 2 * parameters * T for the products of all layers, plus 2 * 2 * T^2 / 2 * Hq * D for causal attention.
 
-    A layer with a window W < T counts T^2 - (T - W)^2 instead of T^2. The head is left out: only the prompt's last
-    position goes through it.
+    A layer with a window W < T counts T^2 - (T - W)^2 instead of T^2. Recurrences and convolutions are left out, and so
+    is the head: only the prompt's last position goes through it.
     """
-    windows = [layer.attention.window or tokens for layer in spec.layers]
-    seen = sum(tokens**2 - max(tokens - window, 0) ** 2 for window in windows)
-    return 2.0 * layer_parameters(spec) * tokens + 2 * seen * spec.attention.heads * spec.attention.head_dim
+    flops = 2.0 * layer_parameters(spec) * tokens
+    for each in spec.attentions.values():
+        seen = tokens**2 - max(tokens - (each.window or tokens), 0) ** 2
+        flops += 2 * seen * each.heads * each.head_dim
+    return flops
 
 
 class WordTokenizer:

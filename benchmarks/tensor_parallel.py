@@ -28,7 +28,7 @@ import torch
 from benchmarks.formats import BLOCK, FORMATS, random_quantized, read_bytes, stored_bytes
 from benchmarks.machine import Budget, Record, copy_bandwidth, describe
 from benchmarks.options import names, numbers, parse, parser_of
-from benchmarks.shapes import SHAPES, kv_bytes, random_model
+from benchmarks.shapes import SHAPES, cache_bytes, kv_bytes, random_model
 from engine.batch import Span, StepBatch
 from engine.build import Pieces, build
 from engine.device import has_pdl
@@ -140,7 +140,7 @@ def make(asked: Asked, rank: int, device: torch.device) -> Network:
 
 def moved(network: Network, context: int) -> float:
     """Return the bytes that a decoded token moves on one GPU."""
-    return read_bytes(network) + kv_bytes(network.spec, torch.bfloat16) * (context + _STEPS / 2)
+    return read_bytes(network) + cache_bytes(network.spec, torch.bfloat16, context + _STEPS / 2)
 
 
 def prompt_s(pieces: Pieces, asked: Asked, device: torch.device) -> float:

@@ -19,8 +19,8 @@ from benchmarks.peers.compiled import Step
 from benchmarks.profile_decode import Kernel, per_step
 from benchmarks.shapes import (
     SHAPES,
+    cache_bytes,
     kv_bytes,
-    moved_bytes,
     prefill_flops,
     random_engine,
     random_model,
@@ -81,13 +81,18 @@ def test_figures_of_the_published_shapes() -> None:
     head = large.vocab_size * large.hidden_size
     assert layer_parameters(large) + 2 * head == pytest.approx(8.19e9, rel=1e-3)
     assert weight_bytes(large, torch.bfloat16) == 2 * (layer_parameters(large) + head)
-    assert moved_bytes(small, torch.bfloat16, 100, 1) == weight_bytes(small, torch.bfloat16) + 101 * kv_bytes(
-        small, torch.bfloat16
-    )
+    assert cache_bytes(small, torch.bfloat16, 101) == 101 * kv_bytes(small, torch.bfloat16)
     assert prefill_flops(small, 1) == 2 * layer_parameters(small) + 2 * 16 * 128 * 28
     windowed = SHAPES["Mistral-7B-v0.1"]  # of its 8,192 tokens, each sees 4,096
     attended = prefill_flops(windowed, 8192) - 2 * layer_parameters(windowed) * 8192
     assert attended == 2 * (8192**2 - 4096**2) * 32 * 128 * 32
+    assert cache_bytes(windowed, torch.bfloat16, 8192) == 4096 * 2 * 32 * 8 * 128 * 2
+    hybrid = SHAPES[
+        "Qwen3.5-9B"
+    ]  # 8 of its 32 layers have attention; the others read three rows of their log
+    states, log = 24 * 32 * 128 * 128 * 4, 24 * (2 * 16 * 128 + 32 * 128 + 2 * 32) * 2
+    assert cache_bytes(hybrid, torch.bfloat16, 8192) == 8192 * 2 * 8 * 4 * 256 * 2 + 2 * states + 3 * log
+    assert prefill_flops(hybrid, 512) - 2 * layer_parameters(hybrid) * 512 == 2 * 512**2 * 16 * 256 * 8
 
 
 def test_llama_bench_and_greedy_are_read() -> None:
