@@ -32,9 +32,11 @@ def limits() -> Limits:
 @pytest.fixture(autouse=True)
 def _no_collector() -> Iterator[None]:
     gc.collect()
+    gc.freeze()  # what is there already is not looked at again and again
     gc.disable()
     yield
     gc.enable()
+    gc.unfreeze()
 
 
 def alive() -> Counter[str]:
