@@ -2,12 +2,14 @@
 
 import asyncio
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,14 @@ class Served:
         self.loop.call_soon_threadsafe(self.calls.ended.set)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _same_authorities() -> Iterator[None]:
+    """No client here needs the authorities of the web, which each would read from a file for 30 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
+        yield
+
+
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A runtime folder with a short name."""
@@ -129,7 +139,19 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tiny")
+    return written(tmp_path_factory, 1024)
+
+
+@pytest.fixture(scope="session")
+def roomy_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For long conversations."""
+    return written(tmp_path_factory, 4096)
+
+
+def written(factory: pytest.TempPathFactory, positions: int) -> Path:
+    """A model of one layer: what it computes does not matter here."""
+    config = tiny_qwen3(vocab_size=272, max_position_embeddings=positions, num_hidden_layers=1)
+    return write_checkpoint(factory.mktemp("tiny"), config)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from chatterm.backends.backend import ToolCall, ToolResult
 from chatterm.server.http.limits import Limits
 from tests.chatterm.server.agent_formats import FORMATS
 from tests.chatterm.server.conftest import Served, serving
-from tests.chatterm.server.test_agent_loops import CONFIG, prompts_of, settle
+from tests.chatterm.server.test_agent_loops import prompts_of, settle
 from tests.chatterm.server.test_remote_client import chat
 from tests.chatterm.server.test_remote_tools import ADD
 from tests.chatterm.server.test_whole_way import Site, site
@@ -25,8 +25,8 @@ def limits() -> Limits:
 
 
 @pytest.fixture
-def served(runtime: Path, tmp_path: Path) -> Iterator[Served]:
-    with serving(tmp_path, config=CONFIG, tokenizer=HERMES.tokenizer()) as found:
+def served(runtime: Path, roomy_checkpoint: Path) -> Iterator[Served]:
+    with serving(roomy_checkpoint, tokenizer=HERMES.tokenizer()) as found:
         yield found
 
 

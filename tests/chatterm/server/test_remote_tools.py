@@ -9,18 +9,16 @@ from chatterm.backends.backend import ChatOptions, EngineError, Tool, ToolResult
 from chatterm.backends.failover import attach
 from tests.chatterm.server.agent_formats import FORMATS
 from tests.chatterm.server.conftest import serving
-from tests.models.checkpoints import tiny_qwen3
 
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]})
 HERMES = FORMATS[0]
 
 
 def test_calls_go_over_the_channel_and_are_kept_once_the_server_has_ended(
-    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Path, roomy_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tool_calls.Calling, "constraint", lambda self, engine, given: given)
-    config = tiny_qwen3(vocab_size=272, max_position_embeddings=4096)
-    with serving(tmp_path, config=config, tokenizer=HERMES.tokenizer()) as served:
+    with serving(roomy_checkpoint, tokenizer=HERMES.tokenizer()) as served:
         backend, why = attach("tiny", ChatOptions(sampling={"max_tokens": 200}))
         assert backend is not None, why
         backend.open()
