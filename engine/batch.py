@@ -19,6 +19,16 @@ class StateMoves:
     saves: tuple[tuple[int, int], ...]
     """After how many rows the state is written to which slot, ascending."""
 
+    def cut(self, row: int) -> "tuple[StateMoves, StateMoves]":
+        """Split what a span does into that of its rows before `row` and that of the others. On the way, the state is in
+        the slot of a save there, or in that of the last save."""
+        before = tuple(save for save in self.saves if save[0] <= row)
+        after = self.saves[len(before) :]
+        if after and not (before and before[-1][0] == row):
+            before = (*before, (row, after[-1][1]))
+        seen, slot = before[-1] if before else (self.row, self.source)
+        return StateMoves(self.source, self.row, before), StateMoves(slot, seen, after)
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -46,13 +56,11 @@ class Span:
         return self.start + self.count
 
     def cut(self, row: int) -> "tuple[Span | None, Span | None]":
-        """Split the span into the rows before `row` and the rows from `row` on; None for an empty part.
-
-        What is really cut has no `states`.
-        """
+        """Split the span into the rows before `row` and the rows from `row` on; None for an empty part."""
         at = min(max(row - self.start, 0), self.count)
         if at in (0, self.count):
             return (self, None) if at else (None, self)
+        moves = (None, None) if self.states is None else self.states.cut(row)
         before, after = (
             Span(
                 self.blocks,
@@ -62,8 +70,9 @@ class Span:
                 self.positions[first:end],
                 min(max(self.wanted - (self.count - end), 0), end - first),
                 self.answer,
+                states,
             )
-            for first, end in ((0, at), (at, self.count))
+            for first, end, states in ((0, at, moves[0]), (at, self.count, moves[1]))
         )
         return before, after
 

@@ -126,9 +126,8 @@ class Runner:
         from engine.execute.cuda.prefill import FusedPrefill
 
         reason, found = unsupported(network), features(network.spec)
-        kinds = [feature.value for feature in (Feature.RECURRENCE, Feature.LATENT) if feature in found]
-        if reason is None and deterministic and kinds:
-            reason = f"the fused kernels compute no prompts of {kinds[0]} in one order of sums"
+        if reason is None and deterministic and Feature.LATENT in found:
+            reason = f"the fused kernels compute no prompts of {Feature.LATENT.value} in one order of sums"
         if reason is None and Feature.LATENT in found and cache.row.is_quantized:
             reason = f"there are no fused kernels for latents in {cache.row.kind}; use --kv-dtype auto"
         if reason is not None:

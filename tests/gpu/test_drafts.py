@@ -23,6 +23,7 @@ from tests.engine.speculation import Eager
 from tests.gpu.engines import DEVICE, SIZES, an_engine, forget
 from tests.gpu.test_speculation import asked, drawn, told
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+from tests.models.hybrids import tiny_qwen3_5
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytest.importorskip("triton")
@@ -31,15 +32,28 @@ LARGE = tiny_qwen3(**SIZES, hidden_size=320, intermediate_size=704, head_dim=128
 SMALL = tiny_qwen3(
     **{**SIZES, "vocab_size": 288}, hidden_size=256, head_dim=64, num_attention_heads=4, num_hidden_layers=1
 )
+NETS: dict[str, Any] = {
+    "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "hidden_size": 256, "head_dim": 128, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+}  # fmt: skip
+LARGE_NETS = tiny_qwen3_5(**SIZES | NETS)
+SMALL_NETS = tiny_qwen3_5(**SIZES | NETS | {"vocab_size": 288, "hidden_size": 128})
+KINDS = {
+    "plain": (LARGE, SMALL),
+    "hybrid": (LARGE_NETS, SMALL_NETS),
+    "hybrid draft": (LARGE, SMALL_NETS),
+    "hybrid model": (LARGE_NETS, SMALL),
+}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=120, speculation="draft")
 CASES = 10
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(scope="module", params=list(KINDS))
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A large and a small model; most layers of either or both may be recurrent."""
     large, small = tmp_path_factory.mktemp("large"), tmp_path_factory.mktemp("small")
-    write_checkpoint(large, LARGE, dtype=torch.bfloat16)
-    write_checkpoint(small, SMALL, dtype=torch.bfloat16, seed=1)
+    for seed, (folder, config) in enumerate(zip((large, small), KINDS[request.param], strict=True)):
+        write_checkpoint(folder, config, dtype=torch.bfloat16, seed=seed)
     return large, small
 
 

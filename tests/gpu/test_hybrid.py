@@ -1,6 +1,7 @@
 """Networks with recurrent layers on a GPU: decode steps are fused, and states are what row by row makes of them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -237,3 +238,46 @@ def test_after_a_restart_a_conversation_goes_on_from_its_state(
         for prompt, said in zip(prompts, expected, strict=True):
             assert answer(engine, [*prompt, 7, 8, 9], GREEDY) == (said, 3)
         assert (tier.restored, tier.problem) == (sum(map(len, prompts)), "")
+
+
+@pytest.mark.parametrize("options", [{}, {"max_chunk": 97}, {"graphs": False}], ids=str)
+def test_with_deterministic_nothing_changes_a_text(folder: Path, options: dict[str, Any]) -> None:
+    """Alone, partly cached, split, all at once, more than eight of them, preempted and computed again."""
+    given: dict[str, Any] = {"attention": "triton", "block_size": BLOCK, "deterministic": True, "streams": 16}
+    params = SamplingParams(temperature=0.8, max_tokens=60, speculation="auto")
+    jobs = [(random_tokens(40 + 90 * n, n), replace(params, seed=n)) for n in range(14)]
+    with an_engine(folder, **given) as engine:
+        expected = []
+        for job in jobs:
+            forget(engine)
+            expected.append(alone(engine, job))
+        assert at_once(engine, jobs) == expected, "their prompts are cached"
+        forget(engine)
+        for n, (prompt, _) in enumerate(jobs):
+            engine.warm(prompt[: (n * 37) % len(prompt)])
+        assert [alone(engine, job) for job in jobs] == expected
+    with an_engine(folder, **given | options) as engine:
+        assert at_once(engine, jobs) == expected
+    with an_engine(folder, **given | options, context=1400, num_blocks=100, offload=0) as engine:
+        assert at_once(engine, jobs) == expected
+
+
+def test_with_deterministic_what_follows_an_answer_has_the_bits_of_its_steps(folder: Path) -> None:
+    """From the state that decode steps left, and from that of the prompt by the log: 60 rows, and 200, which are more than
+    a recorded prompt reads again."""
+    prompt, last = random_tokens(300, 1), [7, 8, 9]
+    for count in (60, 200):
+        params = SamplingParams(temperature=0.0, max_tokens=count)
+        with an_engine(folder, attention="triton", block_size=BLOCK, deterministic=True) as engine:
+            told = replace(GREEDY, logprobs=0)
+            text = [*prompt, *alone(engine, (prompt, params))[:-1]]
+            expected = answer(engine, [*text, *last], told)
+            marks = engine.pieces.blocks.marks
+            assert marks is not None
+
+            def drop(row: int) -> None:
+                for mark in [mark for mark in marks if mark.row > row]:  # noqa: B023
+                    marks.drop(mark)  # noqa: B023
+
+            engine.loop.call(lambda: drop(len(prompt)))
+            assert answer(engine, [*text, *last], told) == expected

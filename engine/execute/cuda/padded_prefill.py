@@ -39,7 +39,7 @@ from engine.execute.cuda.convolution import convolution_groups, most_seen
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.input_buffers import StagedInputs
-from engine.execute.cuda.padded_walks import PaddedWalks
+from engine.execute.cuda.padded_walks import SAVES, PaddedWalks, replay
 from engine.kernels.convolution_rows import NONE
 from engine.kernels.triton.prompt_attention import prompt_attention
 from models.network import Network
@@ -132,7 +132,9 @@ class PaddedPrefill:
 
     def takes(self, spans: tuple[Span, ...]) -> bool:
         """Return whether a step of these spans runs here: launching it would take the host longer than the GPU."""
-        if self.deterministic or len(spans) > 1 or spans[0].count <= ALONE[-1]:
+        if self.deterministic:
+            return True
+        if len(spans) > 1 or spans[0].count <= ALONE[-1]:
             return spans[0].states is None or self._takes_walks(spans)
         return False
 
@@ -150,6 +152,8 @@ class PaddedPrefill:
         steps = list(by_slab(spans) if self.deterministic else pack_steps(spans, TOGETHER[-1], SPANS[-1]))
         found: list[Tensor] = []
         for step in steps:
+            if self.deterministic and not self._walks.takes(step, 1):
+                step = (replay(self._network, self._cache, step[0]),)
             self._compute(self._shape(step), step)
             assert all(span.wanted <= 1 for span in step), "only the native kernels check guesses"
             if any(span.wanted for span in step):
@@ -272,11 +276,14 @@ class _Slab:
 
 
 def by_slab(spans: Iterable[Span]) -> Iterator[tuple[Span]]:
-    """Yield each span, cut at the ends of its sequence's slabs."""
+    """Yield each span, cut at the ends of its sequence's slabs, and where a step could not save more states."""
     for span in spans:
         rest: Span | None = span
         while rest is not None:
-            part, rest = rest.cut((rest.start // SLAB + 1) * SLAB)
+            end = (rest.start // SLAB + 1) * SLAB
+            if rest.states is not None and len(rest.states.saves) > SAVES:
+                end = min(end, rest.states.saves[SAVES - 1][0])
+            part, rest = rest.cut(end)
             assert part is not None
             yield (part,)
 

@@ -1,16 +1,19 @@
 """The recurrences of prompts that are recorded as CUDA graphs."""
 
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.attention.walks import host_walks
-from engine.batch import Span
+from engine.attention.walks import host_walks, walks
+from engine.batch import Span, StateMoves
 from engine.cache.kv_cache import KVCache
 from engine.kernels.convolution_rows import NONE
 from engine.kernels.walks import Walks
+from models.network import DeltaNetWeights, Mamba2Weights, Network
+from models.recurrences import Recurrence
 
 SAVES = 64
 """States that a step saves at most."""
@@ -59,3 +62,25 @@ class PaddedWalks:
 def replayed(spans: int) -> int:
     """Return how many rows of the log a step of so many spans reads again at most."""
     return 128 if spans == 1 else 512
+
+
+def replay(network: Network, cache: KVCache, span: Span) -> Span:
+    """Enqueue the recurrences of the rows of the log before a span, which are more than a padded step reads again.
+
+    Return the span that goes on from there, with the state in the slot of its last save.
+    """
+    from engine.kernels.triton.recurrence import walk_rows
+
+    states, moves = cache.states, span.states
+    assert states is not None
+    assert moves is not None
+    _, target = moves.saves[-1]
+    before = replace(span, count=0, states=StateMoves(moves.source, moves.row, ((span.start, target),)))
+    given = walks(cache, (before,), cache.groups[min(states.layers)])
+    for index, numbers in states.layers.items():
+        spec, weights, log = network.spec.layers[index].mixer, network.layers[index].mixer, cache.k[index]
+        assert isinstance(spec, Recurrence)
+        assert isinstance(weights, DeltaNetWeights | Mamba2Weights)
+        none = log[:1].flatten(1)  # stands for the rows of the step, of which there are none
+        walk_rows(spec, weights, given, (none, none[:, spec.conv_size :]), log.flatten(1), numbers)
+    return replace(span, states=StateMoves(target, span.start, moves.saves))
