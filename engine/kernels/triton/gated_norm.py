@@ -4,7 +4,7 @@ The plain twins are `gated_norm` in `models/reference/delta_net.py` and in `mamb
 where these round.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,union-attr"
 import triton
 import triton.language as tl
 

@@ -26,6 +26,7 @@ from models.spec import Experts, FeedForward, each_layer
 from models.weights.block_formats import Kind
 from tests.engine import fake_flash
 from tests.engine.host_split import split
+from tests.engine.kernels.test_delta_steps import SQUARED
 from tests.engine.kernels.test_experts import ERNIE, GEMMA, GEMMA_LAYER, GPT_OSS, QWEN, a_network, a_spec
 from tests.engine.kernels.test_rows import BLOCKS, SLOTS, Case
 
@@ -41,15 +42,15 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def whole() -> Network:
     changes: dict[int, dict[str, Any]] = {2: {"residual_scale": 0.5}, 3: GEMMA_LAYER}
-    spec = a_spec(QWEN, ERNIE, GPT_OSS, GEMMA)
+    spec = a_spec(QWEN, ERNIE, GPT_OSS, GEMMA, SQUARED)
     return a_network(each_layer(spec, lambda index, layer: replace(layer, **changes.get(index, {}))))
 
 
 @pytest.fixture(scope="module")
 def halved(whole: Network) -> Network:
     """One layer of experts on the device, others in host memory: with a shared one beside, with biases and a clamp,
-    with norms."""
-    found = split(whole, {1, 2, 3})
+    with norms, without gates."""
+    found = split(whole, {1, 2, 3, 4})
     assert unsupported(found) is None
     return found
 
@@ -103,7 +104,7 @@ def test_a_prompt_gives_what_it_gives_in_one_place(
     monkeypatch.setattr(host, "fetch_from", 37 if fetches else 38)
     tokens, found = 37, []
     for program in (FusedPrefill(whole), FusedPrefill(halved, host)):
-        cache = KVCache.uniform(4, 4, 16, 1, 64, torch.float32, CPU)
+        cache = KVCache.uniform(5, 4, 16, 1, 64, torch.float32, CPU)
         plan = SdpaBackend(cache).plan(StepBatch((Span((3, 1, 2), 0, tokens),)))
         with torch.inference_mode():
             found.append(program.forward(torch.arange(tokens) * 7 % 24, torch.arange(tokens), plan))
@@ -147,9 +148,9 @@ def test_padding_chooses_no_experts(
     span = Span((3, 1), 0, 10, tuple(range(10)), tuple(range(10)), wanted=True)
     found = []
     for network, experts in ((whole, None), (halved, host)):
-        cache = KVCache.uniform(4, 5, 256, 1, 64, torch.float32, CPU)
+        cache = KVCache.uniform(5, 5, 256, 1, 64, torch.float32, CPU)
         cache.kv.fill_(float("nan"))
         padded = PaddedPrefill(network, cache, FlashBackend(cache), 600, None, experts)
         found.append(padded.run((span,))[0].clone())
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
-    assert rows == [10, 10, 10]
+    assert rows == [10] * len(halved.on_host)
