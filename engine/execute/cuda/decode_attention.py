@@ -59,21 +59,21 @@ class AttentionShape:
 class Partials:
     """The attention's uncombined output, for a product that combines the parts itself."""
 
-    given: "AttentionInput"
-    dim: int
-    rows: int
-    """Rows of a part."""
-    count: int
-    """The most parts of a row."""
+    partial: Tensor
+    lse: Tensor
+    active: Tensor
+    counters: Tensor
+    sizes: tuple[int, int, int, int]
+    """The size of a head, the rows of a part, the most parts of a row, and the numbers of a part."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the product."""
         return {
-            "partial": self.given.partial,
-            "lse": self.given.lse,
-            "active": self.given.active,
-            "counters": self.given.counters,
-            "ATTENDED": (self.dim, self.rows, self.count),
+            "partial": self.partial,
+            "lse": self.lse,
+            "active": self.active,
+            "counters": self.counters,
+            "ATTENDED": self.sizes,
         }
 
 
@@ -120,7 +120,8 @@ def parts_left(given: AttentionInput, spec: Attention, cut: Chunking) -> Partial
     plain = (given.sinks, given.gates, spec.window) == (None,) * 3 and spec.head_dim == IN_ORDER_DIM
     if not plain or cut.chunks > IN_ORDER:
         return None
-    return Partials(given, spec.head_dim, cut.rows, cut.chunks)
+    sizes = spec.head_dim, cut.rows, cut.chunks, spec.heads * spec.head_dim
+    return Partials(given.partial, given.lse, given.active, given.counters, sizes)
 
 
 def rotation(spec: Attention) -> dict[str, Any]:

@@ -6,6 +6,8 @@
     combine the chunks  combine_kernel  partial, lse -> mixed
     v_b of each head    linear_kernel   mixed -> out
 
+With a single short sequence, the product with v_b combines the chunks.
+
 The plain twin is `models/reference/latent.py`. `step_attention.py` calls it.
 """
 
@@ -16,11 +18,11 @@ import triton
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.decode_attention import padded_parts
+from engine.execute.cuda.decode_attention import Partials, padded_parts
 from engine.execute.cuda.prefill import Projected
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_products import StepProducts
-from engine.execute.cuda.tiles import FEW
+from engine.execute.cuda.tiles import FEW, IN_ORDER
 from engine.kernels.triton.combine import combine_kernel
 from engine.kernels.triton.latent_attention import LANES, latent_kernel
 from engine.kernels.triton.launch import shared_bytes, split_alike
@@ -98,19 +100,39 @@ class StepLatents:
         if alone is not None:
             self._attend(alone, index, (absorbed, q, projected.gates), self._cache.block_size, True)
         self._attend(given, index, (absorbed, q, projected.gates), limit, alone is None)
-        mixed = self._combine(given, rows, spec, limit)
-        self._by_head(mixed, weights.v_b, out[: rows * heads * spec.v_dim].view(rows, -1), rank, spec.v_dim)
+        mixed, parts = self._mixed[: rows * heads * rank].view(rows, -1), None
+        used = min(triton.cdiv(limit, CHUNK), most_chunks(rows))
+        if rows == 1 and used <= IN_ORDER and self._combines(weights.v_b):
+            sizes = rank, CHUNK, used, heads * rank
+            parts = Partials(self._partial, self._lse, given.active, given.counters, sizes)
+        else:
+            self._combine(given, mixed, spec, limit)
+        values = out[: rows * heads * spec.v_dim].view(rows, -1)
+        self._by_head(mixed, weights.v_b, values, rank, spec.v_dim, parts)
 
     def _parts(self, rows: int) -> list[slice]:
         """Return the rows that products compute at once."""
         most = self._products.rows
         return [slice(start, min(start + most, rows)) for start in range(0, rows, most)]
 
-    def _by_head(self, x: Tensor, layer: Linear, out: Tensor, apart: int, outputs: int) -> None:
-        """Multiply the inputs of each head, which are `apart` in x [rows, numbers], by its own `outputs` rows."""
+    def _by_head(
+        self, x: Tensor, layer: Linear, out: Tensor, apart: int, outputs: int, parts: Partials | None = None
+    ) -> None:
+        """Multiply the inputs of each head, which are `apart` in x [rows, numbers], by its own `outputs` rows.
+
+        With `parts`, the one row of x is combined from those.
+        """
+        heads = HeadInputs(outputs, apart, x.shape[1])
         for part in self._parts(len(x)):
-            heads = HeadInputs(outputs, apart, x.shape[1])
-            self._products.run(len(x[part]), x[part], layer, out[part], heads=heads)
+            self._products.run(len(x[part]), x[part], layer, out[part], parts=parts, heads=heads)
+
+    def _combines(self, layer: Linear) -> bool:
+        """Return whether a product of one row can combine the parts of its input: not with several rows in lanes."""
+        (weight,) = layer.parts
+        if weight.planes is None:
+            return True
+        tile = self._products.cuts.product(1, weight.rows, weight.columns, False, weight.format)
+        return tile.lanes > 1 and weight.planes.order is None
 
     def _attend(
         self,
@@ -164,10 +186,10 @@ class StepLatents:
         )
         split_alike(kernel)
 
-    def _combine(self, given: StepInput, rows: int, spec: LatentAttention, limit: int) -> Tensor:
-        """Combine the chunks of all rows: [rows, heads * kv_rank]."""
-        chunks, dim = most_chunks(rows), int(triton.next_power_of_2(spec.kv_rank))
-        mixed = self._mixed[: rows * spec.heads * spec.kv_rank].view(rows, -1)
+    def _combine(self, given: StepInput, mixed: Tensor, spec: LatentAttention, limit: int) -> None:
+        """Combine the chunks of all rows into mixed [rows, heads * kv_rank]."""
+        rows, dim = len(mixed), int(triton.next_power_of_2(spec.kv_rank))
+        chunks = most_chunks(rows)
         kernel = combine_kernel[(spec.heads, rows)](
             self._partial,
             self._lse,
@@ -182,11 +204,11 @@ class StepLatents:
             CHUNKS=chunks,
             PADDED=padded_parts(min(triton.cdiv(limit, CHUNK), chunks), dim),
             PDL=self._pdl,
+            IN_ORDER=IN_ORDER,
             num_warps=max(dim // 32, 1),
             launch_pdl=self._pdl,
         )
         split_alike(kernel)
-        return mixed
 
 
 def _doublings(limit: int, chunks: int) -> int:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import triton.language as tl
 
 from engine.kernels.triton.columns import SPAN, along, load, tile_columns
-from engine.kernels.triton.fused_combine import combined, last_part
+from engine.kernels.triton.fused_combine import combined, left_parts
 from engine.kernels.triton.fused_norm import (
     apply_weight,
     gather_sums,
@@ -253,9 +253,9 @@ def wait_for_input(PDL: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr
 
 
 @jit
-def head_input(x, first, HEADS: tl.constexpr):
-    """Return where the input of a program whose outputs begin with `first` begins; for HEADS see `linear_kernel`."""
-    return x if HEADS is None else x + first // HEADS.outputs * HEADS.apart
+def head_number(first, HEADS: tl.constexpr):
+    """Return the number of the head that output `first` is of; 0 without HEADS (see `linear_kernel`)."""
+    return 0 if HEADS is None else first // HEADS.outputs
 
 
 @jit
@@ -316,7 +316,7 @@ def linear_kernel(
     than a sum for each of its places in a span.
 
     With ATTENDED, the one row of x is not read but `combined` from the parts that the attention has left in partial and
-    lse.
+    lse; the columns of a head, with HEADS, are those of a head there.
 
     With HEADS, the outputs of each head, a multiple of those of a program, are a product of K other columns of x.
 
@@ -377,7 +377,7 @@ def linear_kernel(
             after += (gl.load(norm_weight + n + j * OUTPUTS, mask=n + j * OUTPUTS < N, other=0.0),)
     attended = None
     if ATTENDED is not None:
-        attended = partial, lse, last_part(active, counters, ATTENDED)
+        attended = left_parts(partial, lse, active, counters, head_number(first, HEADS), ATTENDED)
     # Everything loaded so far is weights; earlier kernels of the step wrote what is loaded next.
     wait_for_input(PDL, LEADS, FOLLOWS)
     carried = ()
@@ -386,8 +386,9 @@ def linear_kernel(
             there = (n + j * OUTPUTS < N) & (b < COUNT)
             at = residual + b * (BESIDE if BESIDE else N) + n + j * OUTPUTS
             carried += (gl.load(at, mask=there, other=0.0).to(tl.float32),)
-    rows, given = head_input(x, first, HEADS), along(2, ROWS, X) < COUNT
-    rows += along(2, ROWS, X) * (K if HEADS is None else HEADS.row)
+    rows, given = x + along(2, ROWS, X) * (K if HEADS is None else HEADS.row), along(2, ROWS, X) < COUNT
+    if HEADS is not None:
+        rows += head_number(first, HEADS) * HEADS.apart
     squares = _squares(gl.zeros([WARPS, SPAN, ROWS], tl.float32, layout=X), WARPS, ROWS, SUMMED)
     sums, parts = (), ()
     for _ in tl.static_range(TILES * FOLDS):

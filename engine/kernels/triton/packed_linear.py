@@ -11,7 +11,7 @@ tensor core's sums (`lanes.py`).
 import triton.language as tl
 
 from engine.kernels.triton.columns import along
-from engine.kernels.triton.fused_combine import last_part
+from engine.kernels.triton.fused_combine import left_parts
 from engine.kernels.triton.fused_norm import (
     apply_weight,
     gather_sums,
@@ -30,7 +30,7 @@ from engine.kernels.triton.gluon import (
 )
 from engine.kernels.triton.lanes import lane_columns, load_lanes, own, together
 from engine.kernels.triton.launch import gdc_wait
-from engine.kernels.triton.linear import begin, finish, head_input, wait_for_input
+from engine.kernels.triton.linear import begin, finish, head_number, wait_for_input
 from engine.kernels.triton.packed import (
     COLUMNS,
     copy_codes,
@@ -329,7 +329,7 @@ def packed_linear_kernel(
     constant = gl.full([WARPS, 16, GROUP], -128.0 - CODES.less, dtype, layout=W)
     attended = None
     if ATTENDED is not None:
-        attended = partial, lse, last_part(active, counters, ATTENDED)
+        attended = left_parts(partial, lse, active, counters, head_number(first, HEADS), ATTENDED)
     # Everything loaded so far is weights; earlier kernels of the step wrote what is loaded next.
     wait_for_input(PDL, LEADS, FOLLOWS)
     weighed = None
@@ -343,7 +343,9 @@ def packed_linear_kernel(
             there = (n + j * OUTPUTS < N) & (b < COUNT)
             at = residual + b * (BESIDE if BESIDE else STRIDE) + n + j * OUTPUTS
             carried += (gl.load(at, mask=there, other=0.0).to(tl.float32),)
-    rows, given = head_input(x, first, HEADS), None
+    rows, given = x, None
+    if HEADS is not None:
+        rows += head_number(first, HEADS) * HEADS.apart
     if FOUND > 1:
         rows += along(2, ROWS, X) // RUN * (K if HEADS is None else HEADS.row)
     if FOUND > COUNT:

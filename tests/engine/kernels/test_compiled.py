@@ -108,7 +108,7 @@ print(json.dumps([
     linear(3072, 1024, NORM=True, GATED=True, PREPARED=64, square_sums="pointer"),
     linear(1000, 576, RESIDUAL=True, PREPARES=63, prepared="pointer", square_sums="pointer"),
     linear(256, 1536, RESIDUAL=True, BESIDE=8960, GATE=Gate("gelu_tanh")),
-    linear(1024, 2048, COUNT=1, RESIDUAL=True, ATTENDED=(128, 128, 5), **LEFT),
+    linear(1024, 2048, COUNT=1, RESIDUAL=True, ATTENDED=(128, 128, 5, 2048), **LEFT),
     linear(2048, 512, RESIDUAL=True, row_gates="pointer"),
     linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, GATE=Gate("gelu_tanh")),
     linear(3136, 1024, NORM=True, GATE=Gate("relu2", alone=True)),
@@ -210,7 +210,7 @@ for kind, packing, lanes, count in cases:
     constants |= dict(PREPARED=256, square_sums="pointer", LANES=lanes)
     constants |= dict(CODES=codes_of(kind))
     if lanes > 1 and count == 1:
-        constants |= dict(NORM=False, PREPARED=0, ATTENDED=(128, 128, 5), **LEFT)
+        constants |= dict(NORM=False, PREPARED=0, ATTENDED=(128, 128, 5, 12288), **LEFT)
     text, shared = ptx(packed_linear_kernel, tile.warps, constants)
     before = text[: text.index("griddepcontrol.wait;")]
     loop = text[text.index("$L__BB0_1:"):]

@@ -27,7 +27,10 @@ for outputs, inputs, apart in ((512, 192, 256), (256, 512, 512)):
     tile = KernelConfigs().product(1, 20 * outputs, inputs, False, None)
     shape = dict(COUNT=8, N=20 * outputs, K=inputs, EPS=1e-6, NORM=False, BIAS=False, GATED=False, RESIDUAL=False)
     shape |= dict(FOLDS=tile.folds, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
-    text, shared = ptx(linear_kernel, tile.warps, shape | dict(HEADS=HeadInputs(outputs, apart, 20 * apart)))
+    shape |= dict(HEADS=HeadInputs(outputs, apart, 20 * apart))
+    text, shared = ptx(linear_kernel, tile.warps, shape)
+    if inputs == 512:
+        ptx(linear_kernel, tile.warps, shape | dict(COUNT=1, ATTENDED=(512, 64, 10, 10240), **LEFT))
     before = text[: text.index("griddepcontrol.wait;")]
     found["products"].append([before.count("cp.async.cg"), ".local" in text])
 combined = dict(HQ=20, D=512, DIM=512, CHUNK=64, DOUBLINGS=2, CHUNKS=64, PADDED=64, PDL=True)

@@ -144,7 +144,7 @@ FEWEST = {
     "gemma4": 11,
     "gemma4 unified": 8,
     "gemma4 moe": 11,
-    "deepseek v3 biases": 10,
+    "deepseek v3 biases": 9,
 }
 
 
