@@ -296,7 +296,8 @@ class Decoder:
     ) -> Tensor:
         assert isinstance(backend, LatentRows)
         q, row = self._linear(weights.q, x), self._linear(weights.kv_a, x)
-        out = latent.between(spec, weights, index, (q, row), step, backend, self._linear)
+        both, read = (q, row), self._embedding
+        out = latent.between(spec, weights, index, both, step, backend, self._linear, read)
         return self._linear(weights.out, out)
 
     def _convolve(

@@ -15,11 +15,13 @@ from models.network import LatentWeights, Linear, Weight
 from models.reference.attention import LatentRows
 from models.reference.norms import apply_norm
 from models.reference.rope import StepPositions, rotate
-from models.reference.tiled import numbers
 from models.spec import LatentAttention
 
 Expansions = tuple[Tensor, Tensor]
 """What makes keys of latents, [heads, kv_rank, nope_dim], and what makes values, [heads, v_dim, kv_rank]."""
+
+LookUp = Callable[[Weight, Tensor, torch.dtype], Tensor]
+"""(weight, row numbers int64 [n], dtype) -> [n, columns] in that dtype"""
 
 Multiply = Callable[[Linear, Tensor], Tensor]
 """(a layer, x [T, columns]) -> [T, rows]"""
@@ -36,9 +38,10 @@ def between(
     step: StepPositions,
     backend: LatentRows,
     multiply: Multiply,
+    look_up: LookUp,
 ) -> Tensor:
     """Compute layer `index` between its products: `given` are q(x) [T, numbers] and kv_a(x) [T, row_size] ->
-    [T, heads * v_dim]."""
+    [T, heads * v_dim]. `look_up` reads weights that are not plain."""
     q, row = given
     if weights.q_b is not None:
         q = multiply(weights.q_b, apply_norm(spec.norm, weights.q_norm, q))
@@ -51,18 +54,26 @@ def between(
         heads = torch.cat((last, k.unsqueeze(1)), dim=1)
         heads = rotate(heads, step.rotation(weights.rotary), spec.rope.interleaved)
         q, k = torch.cat((first, heads[:, :-1]), dim=-1), heads[:, -1]
-    outs, start, expands = [], 0, expansions(spec, weights, q.dtype)
+    outs, start, expands = [], 0, expansions(spec, weights, q.dtype, look_up)
     for count, rows in backend.latent_rows(index, torch.cat((latents, k), dim=-1)):
         outs.append(attend(spec, expands, q[start : start + count], rows, multiply))
         start += count
     return torch.cat(outs).flatten(1)
 
 
-def expansions(spec: LatentAttention, weights: LatentWeights, dtype: torch.dtype) -> Expansions:
-    """Return what expands latents; of weights in blocks, numbers of `dtype`."""
-    (keys,), (values,) = weights.k_b.parts, weights.v_b.parts
-    to_keys = numbers(keys, dtype).view(spec.heads, spec.kv_rank, spec.nope_dim)
-    return to_keys, numbers(values, dtype).view(spec.heads, spec.v_dim, spec.kv_rank)
+def expansions(
+    spec: LatentAttention, weights: LatentWeights, dtype: torch.dtype, look_up: LookUp
+) -> Expansions:
+    """Return what expands latents; of weights that are not plain, numbers of `dtype`."""
+
+    def numbers(layer: Linear) -> Tensor:
+        (weight,) = layer.parts
+        if weight.is_plain:
+            return weight.data
+        return look_up(weight, torch.arange(weight.rows, device=weight.data.device), dtype)
+
+    to_keys = numbers(weights.k_b).view(spec.heads, spec.kv_rank, spec.nope_dim)
+    return to_keys, numbers(weights.v_b).view(spec.heads, spec.v_dim, spec.kv_rank)
 
 
 def attend(spec: LatentAttention, expands: Expansions, q: Tensor, rows: Tensor, multiply: Multiply) -> Tensor:

@@ -34,15 +34,6 @@ def embed(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def numbers(weight: Weight, dtype: torch.dtype) -> Tensor:
-    """Return the numbers [rows, columns] of a plain weight, or those of blocks in `dtype`."""
-    if weight.is_plain:
-        return weight.data
-    out = torch.empty(weight.rows, weight.columns, dtype=dtype)
-    dequantize(weight.data, weight.format, out)
-    return out
-
-
 class TiledProduct:
     """The reference product: it dequantises `tile` weights at a time into one buffer that all layers share."""
 

@@ -32,7 +32,7 @@ def choose_packed(
     groups: dict[str, list[_Part]] = {}
     for tensor in tensors:
         slot = places.get(tensor.name)
-        if slot is None or not slot.is_matrix:
+        if slot is None or not (slot.is_matrix or slot.is_by_head):
             continue
         held = tensor.on_device if tensor.on_device is not None and slot.expert is None else tensor.blocks
         kind = held.kind if held is not None else None

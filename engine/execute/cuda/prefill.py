@@ -248,7 +248,7 @@ class FusedPrefill:
         assert isinstance(backend, LatentRows)
         assert given.gates is not None
         both = given.first, given.gates
-        return latent.between(spec, weights, index, both, step, backend, LIBRARY.product)
+        return latent.between(spec, weights, index, both, step, backend, LIBRARY.product, packed_embedding)
 
     def _attend(self, index: int, given: Projected, positions: Tensor, step: Attention) -> Tensor:
         mixer, projected = self._network.layers[index].mixer, given.first
