@@ -1,6 +1,8 @@
 """Latent attention on a GPU: decode steps in fused kernels, and prompts, against transformers."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,8 +11,9 @@ from torch import Tensor
 
 from benchmarks.stepping import forced_logits
 from engine import SamplingParams
-from tests.engine.speculation import speculate
-from tests.gpu.engines import DEVICE, SIZES, alone, an_engine, at_once, random_tokens
+from engine.engine import Engine
+from tests.engine.speculation import Oracle, speculate
+from tests.gpu.engines import DEVICE, SIZES, alone, an_engine, forget, one_after_the_other, random_tokens
 from tests.gpu.test_logits import errors, logits_of, prefilled_logits
 from tests.models.checkpoints import reference_model, write_checkpoint
 from tests.models.families import tiny_deepseek, tiny_glm_lite
@@ -20,6 +23,7 @@ pytest.importorskip("triton")
 
 BF16 = torch.bfloat16
 COUNT = 24
+GREEDY = SamplingParams(temperature=0.0, max_tokens=80, speculation="auto")
 TEXTS = [random_tokens(length, length) for length in (70, 500, 900)]
 LATENT: dict[str, Any] = SIZES | {
     "hidden_size": 256,
@@ -104,17 +108,35 @@ def test_up_to_eight_rows_have_the_bits_that_each_has_alone(folder: Path) -> Non
             assert torch.equal(forced_logits(engine, texts[:rows], COUNT), each[:rows])
 
 
-@pytest.mark.parametrize("make", [tiny_glm_lite, tiny_deepseek], ids=["glm", "deepseek"])
-def test_with_experts_answers_are_the_same_together_and_with_guesses(make: Any, tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, make(**LATENT | DEEPSEEK), dtype=BF16)
-    greedy = SamplingParams(temperature=0.0, max_tokens=80, speculation="auto")
-    jobs = [(text, greedy) for text in TEXTS]
+@pytest.fixture(scope="module", params=["glm", "deepseek"])
+def with_experts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    make = {"glm": tiny_glm_lite, "deepseek": tiny_deepseek}[request.param]
+    folder = write_checkpoint(tmp_path_factory.mktemp("experts"), make(**LATENT | DEEPSEEK), dtype=BF16)
     with an_engine(folder, num_blocks=400) as engine:
         assert engine.figures().decode.startswith("fused kernels"), engine.figures().notes
-        expected = [alone(engine, job) for job in jobs]
-        assert at_once(engine, jobs) == expected
-        speculate(engine)
-        assert [alone(engine, job) for job in jobs] == expected
+        yield engine
+
+
+def test_answers_beside_each_other_are_those_alone(with_experts: Engine) -> None:
+    """The prompts are so short that none is cut, whatever decodes beside it."""
+    jobs = [(random_tokens(count, count), GREEDY) for count in (16, 9, 7, 13)]
+    found = one_after_the_other(with_experts, jobs)
+    forget(with_experts)
+    assert [alone(with_experts, job) for job in jobs] == found
+
+
+def test_right_and_wrong_guesses_change_nothing(with_experts: Engine) -> None:
+    engine, jobs = with_experts, [(text, GREEDY) for text in TEXTS]
+    forget(engine)
+    said = [alone(engine, job) for job in jobs]
+    known = {at: [*prompt, *tokens] for at, ((prompt, _), tokens) in enumerate(zip(jobs, said, strict=True))}
+    before = engine.engine_step.speculating
+    speculate(engine, Oracle(answers=dict(known), random=Random(1)))
+    forget(engine)
+    assert [alone(engine, job) for job in jobs] == said
+    engine.engine_step.speculating = before
 
 
 def test_quantised_latents_are_left_to_pytorch(folder: Path) -> None:
