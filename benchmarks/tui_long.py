@@ -128,11 +128,11 @@ def actions(driver: Driver) -> dict[str, Callable[[], object]]:
 
 
 async def settled(driver: Driver) -> None:
-    """Wait until everything is laid out, and a moment longer."""
+    """Wait until nothing is read or answered and everything is laid out, and a moment longer."""
     await asyncio.sleep(_QUIET)
-    while not all(entry.is_laid_out(driver.transcript._width) for entry in driver.transcript.entries):
+    # What is asked must take no time: the turns of this program count, too.
+    while driver._is_reading or driver.transcript._column.stale or not driver.app.chat.is_idle:
         await asyncio.sleep(0.05)
-    await driver.until(lambda: driver.app.chat.is_idle)
     await asyncio.sleep(_QUIET)
 
 
