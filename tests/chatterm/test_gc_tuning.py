@@ -47,6 +47,18 @@ def test_a_long_session_is_excluded_instead_of_searched(garbage: Garbage) -> Non
     assert gone() is None
 
 
+def test_what_survives_is_excluded_once_it_is_much_and_its_garbage_is_freed_before(garbage: Garbage) -> None:
+    gc.disable()
+    excluded = gc.get_freeze_count()
+    gone, answers = weakref.ref(Node()), [[str(number)] for number in range(5_000)]
+    garbage.collect_now()
+    assert gc.get_freeze_count() == excluded
+    answers += [[str(number)] for number in range(10_000)]
+    garbage.collect_now()
+    assert gc.get_freeze_count() >= excluded + len(answers)
+    assert gone() is None
+
+
 def test_a_search_for_garbage_ends_no_tuple_that_another_thread_is_making(garbage: Garbage) -> None:
     begun, counted, over = threading.Event(), threading.Event(), threading.Event()
     made: list[tuple[int, ...]] = []

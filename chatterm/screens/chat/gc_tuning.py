@@ -3,10 +3,12 @@
 import gc
 import sys
 
-_MANY = 50_000
+_MANY = 30_000
 """Objects searched in about 10 ms."""
 _BLOCKS = 4 * _MANY
 """Blocks of memory that belong to more objects than that; counting them would take long, too."""
+_SURVIVING = 20_000
+"""Blocks of memory of some 10,000 objects, which several answers leave."""
 
 
 class Garbage:
@@ -32,14 +34,16 @@ class Garbage:
     def collect_now(self) -> None:
         """Collect garbage made since `collect_rarely`; call it when the chat is idle.
 
-        Surviving objects are not excluded, since lines on the screen at that moment would then never be freed: 370
-        bytes a token. Only if there are many, because a session was opened, they are excluded without a collection,
-        which would take time proportional to the session's length.
+        Lines on the screen are never freed if they are excluded: 370 bytes a token, if that was done after each answer.
+        So survivors are excluded only once they are many, that is every few answers, and without a collection only if
+        that would take long, because a session was opened.
         """
         if sys.getallocatedblocks() - self._excluded > _BLOCKS or _count() > _MANY:
             self._exclude()
-        else:
-            gc.collect()
+            return
+        gc.collect()
+        if sys.getallocatedblocks() - self._excluded > _SURVIVING:
+            self._exclude()
 
     def _exclude(self) -> None:
         gc.freeze()
