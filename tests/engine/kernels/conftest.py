@@ -4,6 +4,12 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from engine.execute.cuda.kernel_configs import KernelConfigs
+from engine.execute.cuda.tiles import Tile
+from models.weights.block_formats import Kind
+
 if os.environ.get("TRITON_INTERPRET") == "1":
     try:
         from triton import language
@@ -61,3 +67,22 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         )
         quick.install()
         quick_calls.install()
+
+
+LARGE = Tile(folds=1, warps=2, tiles=4, ahead=1)
+
+
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut plain products into few programs, whose number is what takes the interpreter its time.
+
+    Steps of test_rows.py and test_fused.py have the usual cuts.
+    """
+    usual = KernelConfigs._tile
+
+    def tile(
+        self: KernelConfigs, shape: str, rows: int, outputs: int, inputs: int, gated: bool, kind: Kind | None
+    ) -> Tile:
+        return LARGE if kind is None else usual(self, shape, rows, outputs, inputs, gated, kind)
+
+    monkeypatch.setattr(KernelConfigs, "_tile", tile)

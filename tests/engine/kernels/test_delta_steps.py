@@ -100,9 +100,12 @@ SPECS = {
         NORM,
     ),
 }
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="tests/gpu runs them; fp32 is known in the interpreter only"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="tests/gpu runs them; fp32 is known in the interpreter only"
+    ),
+    pytest.mark.usefixtures("few_programs"),
+]
 
 
 def cache_of(network: Network) -> KVCache:

@@ -35,9 +35,10 @@ from tests.engine.kernels.test_delta_steps import SPECS
 from tests.engine.test_decode_runner import Event
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
-)
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"),
+    pytest.mark.usefixtures("few_programs"),
+]
 DEVICE, BLOCK, BLOCKS, ROWS, VOCAB = torch.device("cpu"), 16, 40, 120, 24
 HOW = [
     SamplingParams(temperature=0.0),

@@ -28,9 +28,10 @@ from models.weights.slots import group_shapes, slots
 from tests.engine.kernels.test_rows import Case, random
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
-)
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"),
+    pytest.mark.usefixtures("few_programs"),
+]
 QWEN = Experts(4, 2, FeedForward(24))
 ERNIE = Experts(
     5, 1, FeedForward(8), exact_router=True, selection_bias=True, shared=FeedForward(8), router_bias=True

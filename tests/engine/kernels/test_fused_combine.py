@@ -27,9 +27,10 @@ from tests.models.checkpoints import (
 )
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
-)
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"),
+    pytest.mark.usefixtures("few_programs"),
+]
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama", "Q5_K", "Q6_K"])

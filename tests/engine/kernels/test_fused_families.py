@@ -37,9 +37,12 @@ from tests.models.families import FUSED, FUSED_LATENTS
 CPU = torch.device("cpu")
 BLOCK, LENGTHS = 16, [170, 40, 3]
 CONFIGS = FUSED | FUSED_LATENTS
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="tests/gpu runs them; fp32 is known in the interpreter only"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="tests/gpu runs them; fp32 is known in the interpreter only"
+    ),
+    pytest.mark.usefixtures("few_programs"),
+]
 
 
 @dataclass(frozen=True, slots=True)

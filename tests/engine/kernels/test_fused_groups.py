@@ -36,9 +36,12 @@ from models.spec import kv_sources
 from tests.engine import fake_flash
 from tests.engine.kernels.test_fused_families import BLOCK, CPU, LENGTHS, Case, case
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="tests/gpu runs them; fp32 is known in the interpreter only"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="tests/gpu runs them; fp32 is known in the interpreter only"
+    ),
+    pytest.mark.usefixtures("few_programs"),
+]
 FAMILIES = ["gemma3", "gemma4", "gpt-oss", "exaone4", "lfm2 biases"]
 STEP = 32
 each = pytest.mark.parametrize("case", FAMILIES, indirect=True)

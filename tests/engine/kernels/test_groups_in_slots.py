@@ -25,7 +25,10 @@ from tests.engine.test_decode_runner import Event
 from tests.engine.tiny import tiny_engine
 from tests.models.families import tiny_gemma3, tiny_lfm2
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_groups.py does the same")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_groups.py does the same"),
+    pytest.mark.usefixtures("few_programs"),
+]
 SLOTS, BLOCK, CONTEXT = 4, 16, 160
 SIZES: dict[str, Any] = {
     "vocab_size": 272, "max_position_embeddings": 512, "hidden_size": 64, "intermediate_size": 48,

@@ -28,7 +28,10 @@ from tests.engine.tiny import TinyEngine, tiny_engine
 from tests.models.families import tiny_falcon_h1, tiny_granite_hybrid, tiny_nemotron_h
 from tests.models.hybrids import tiny_qwen3_5_moe, tiny_qwen3_next
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_hybrid.py does the same")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_hybrid.py does the same"),
+    pytest.mark.usefixtures("few_programs"),
+]
 
 SPEC = replace(SPECS["usual"], layers=SPECS["usual"].layers[:2])
 

@@ -36,9 +36,10 @@ from tests.engine.test_decode_runner import Event
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 from tests.models.families import tiny
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
-)
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"),
+    pytest.mark.usefixtures("few_programs"),
+]
 COUNT, MOST = 5, 5
 """Tokens of an answer, and rows of a step."""
 PARAMS = [
