@@ -95,7 +95,9 @@ def is_written(folder: Path, least: int) -> bool:
     return least <= before == records(folder)
 
 
-@pytest.mark.parametrize("ends_by", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("model", "ends_by"), [("qwen3", signal.SIGTERM), ("qwen3.5", signal.SIGKILL)], indirect=["model"]
+)
 def test_a_client_goes_on_where_it_was(model: Path, tmp_path: Path, ends_by: signal.Signals) -> None:  # noqa: F811
     said: list[str] = []
     with server(model, tmp_path, ends_by) as url:
