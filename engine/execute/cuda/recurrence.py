@@ -18,6 +18,8 @@ from models.spec import Mixer, Norm
 
 AT_ONCE = 128
 """Programs that run at once on most GPUs if one fits on a multiprocessor."""
+LEAST_PART, MOST_NUMBERS = 32, 16_384
+"""The values of a program where the size of a head is no power of two, and the most numbers of a state in a program."""
 
 
 def norm_after(spec: Mixer | None, weights: MixerWeights | None) -> Normed | None:
@@ -49,13 +51,13 @@ def recur(
     assert cache.states is not None
     tables, rows = given.tables[cache.groups[index]], len(projected.first)
     sizes = _sizes(spec)
-    limit = {"maxnreg": 128} if sizes.heads * rows > AT_ONCE else {}  # so that two fit on a multiprocessor
-    padded = triton.next_power_of_2(sizes.values)
-    warps = padded // warp_values(sizes.keys)
+    part = program_values(sizes)
+    programs, warps = sizes.heads * triton.cdiv(sizes.values, part), part // warp_values(sizes.keys)
+    limit = {"maxnreg": 128} if programs * rows > AT_ONCE else {}  # so that two fit on a multiprocessor
     y = torch.empty(rows, spec.output_size, device=out.device) if _is_apart(spec) else out
     delta = weights if isinstance(weights, DeltaNetWeights) else None
     mamba = weights if isinstance(weights, Mamba2Weights) else None
-    kernel = recur_kernel[(sizes.heads, rows)](
+    kernel = recur_kernel[(programs, rows)](
         projected.first,
         projected.gates,
         weights.filters,
@@ -74,7 +76,7 @@ def recur(
         tables.shape[1],
         SIZES=sizes,
         BLOCK=cache.block_size,
-        PADDED=padded,
+        PART=part,
         WARPS=warps,
         PDL=pdl,
         num_warps=warps,
@@ -84,6 +86,14 @@ def recur(
     split_alike(kernel)
     if y is not out:
         gated_norm(spec, weights, y, projected.first, out, pdl)
+
+
+def program_values(sizes: Recurring) -> int:
+    """Return how many values of a head a program has: as many as its registers have room for, with few left over."""
+    whole: int = triton.next_power_of_2(sizes.values)
+    if sizes.is_delta:  # whose norm covers all values of a head
+        return whole
+    return min(whole, MOST_NUMBERS // sizes.keys if whole == sizes.values else LEAST_PART)
 
 
 def _is_apart(spec: Recurrence) -> bool:

@@ -1,7 +1,8 @@
 """Recurrences of a decode step, between the products around them.
 
 The plain twins are `delta_net.py` and `mamba2.py` in `models/reference`, and `engine/attention/recurring.py`; what is
-C, B and x in Mamba-2 is q, k and v here. A program has one head of one sequence. It loads the state before it waits for
+C, B and x in Mamba-2 is q, k and v here. A program has one head of one sequence, or in Mamba-2 some values of it, which
+depend on no others. It loads the state before it waits for
 the products, goes on over the rows of the log since that state, then over the sequence's rows of the step: usually one,
 more where guesses are checked. The state is written after the first of these alone, because guesses after it may be
 wrong; if they are right, the next step reads their rows in the log.
@@ -129,12 +130,12 @@ def recur_kernel(
     table_stride,
     SIZES: tl.constexpr,
     BLOCK: tl.constexpr,
-    PADDED: tl.constexpr,
+    PART: tl.constexpr,
     WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Compute what the output projection reads, [rows, heads, values]: norm(y) * silu(z) of a delta net, y * silu(z) of
-    Mamba-2, or y alone. The grid is [heads, rows].
+    Mamba-2, or y alone. The grid is [heads * cdiv(values, PART), rows].
 
     projected [rows, q, k, v and z] and gates [rows, b and a] are the products of a delta net; those of Mamba-2 are
     [rows, z, v, k, q and dt] and None. filters [channels, width]; conv_bias [channels] or None; dt_bias, decay and skip
@@ -142,10 +143,13 @@ def recur_kernel(
     the layer's part of the cache, and receives the rows of the step. states fp32 [slots, heads, keys, values], of
     Mamba-2 [slots, heads, values, keys]. active, tables, counters and moves are those of a `StepInput`. Rows of one
     sequence are adjacent; of these, `moves` counts them in the first, and in the others there are none. SIZES is a
-    `Recurring`. PADDED is the number of values rounded up to a power of two, WARPS is PADDED // `warp_values`.
+    `Recurring`. A program has PART values, a power of two; of a delta net it has all of a head. WARPS is
+    PART // `warp_values`.
     """
     gdc_launch_dependents(PDL)
-    head = gl.program_id(0)
+    PARTS: tl.constexpr = (SIZES.values + PART - 1) // PART
+    head = gl.program_id(0) // PARTS
+    begin = gl.program_id(0) % PARTS * PART
     batch = gl.program_id(1)
     slot = gl.load(active + batch).to(tl.int64)
     count = gl.load(moves + 4 * slot + 3, mask=slot >= 0, other=0)
@@ -178,16 +182,16 @@ def recur_kernel(
     table = tables + slot * table_stride
 
     key_row = gl.expand_dims(gl.arange(0, KEYS, layout=KEY), 1)
-    column = gl.arange(0, PADDED, layout=VALUE)
+    column = begin + gl.arange(0, PART, layout=VALUE)
     value = gl.expand_dims(column, 0)
-    number = gl.arange(0, PADDED, layout=LINE)
+    number = begin + gl.arange(0, PART, layout=LINE)
     v_real = None
-    if PADDED != VALUES:
+    if VALUES % PART != 0:
         v_real = number < VALUES
     within = head * KEYS * VALUES + (key_row * VALUES + value if DELTA else value * KEYS + key_row)
     is_state = within >= 0
     is_value = column >= 0
-    if PADDED != VALUES:
+    if VALUES % PART != 0:
         is_state = is_state & (value < VALUES)
         is_value = column < VALUES
     at_source = states + source.to(tl.int64) * (SIZE * KEYS) + within
@@ -195,6 +199,7 @@ def recur_kernel(
 
     key_head = head % SIZES.key_heads if SIZES.alternating else head // EACH
     is_first = head < SIZES.key_heads if SIZES.alternating else head % EACH == 0
+    is_first = is_first & (begin == 0)
     key_at = key_head * KEYS + gl.arange(0, KEYS, layout=LINE)
     q_at = key_at if DELTA else SIZE + KEY_SIZE + key_at
     k_at = (KEY_SIZE if DELTA else SIZE) + key_at

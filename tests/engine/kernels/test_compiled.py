@@ -333,6 +333,7 @@ print(json.dumps([[shared, ".local" in text] for text, shared in found]))
 RECURRENT_STEPS = """
 from engine.kernels.triton.combine import combine_kernel, combine_parts_kernel
 from engine.kernels.triton.gated_norm import gated_norm_kernel
+from engine.execute.cuda.recurrence import program_values
 from engine.kernels.triton.delta_rule import warp_values
 from engine.kernels.triton.recurrence_step import Recurring, recur_kernel
 
@@ -346,10 +347,10 @@ cases += [(90, Recurring(4, 8, 32, 64, 4, True)), (86, Recurring(1, 48, 128, 64,
           (90, Recurring(1, 24, 128, 64, 4, False, z_factor=0.35, q_factor=0.5, v_factor=0.25, dt_factor=0.1))]
 found = []
 for capability, sizes in cases:
-    padded = triton.next_power_of_2(sizes.values)
-    warps = padded // warp_values(sizes.keys)
+    part = program_values(sizes)
+    warps = part // warp_values(sizes.keys)
     none = {"conv_bias": None, "skip": None} if sizes.is_delta else {"gates": None, "norm_weight": None}
-    constants = dict(SIZES=sizes, BLOCK=32, PADDED=padded, WARPS=warps, PDL=capability >= 90) | none
+    constants = dict(SIZES=sizes, BLOCK=32, PART=part, WARPS=warps, PDL=capability >= 90) | none
     TYPES["out"] = "*bf16" if sizes.gates else "*fp32"
     text, shared = ptx(recur_kernel, warps, constants, capability=capability)
     early = text[: text.rindex("griddepcontrol.wait;")] if capability >= 90 else text
