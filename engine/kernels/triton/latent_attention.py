@@ -30,7 +30,7 @@ def _copy(
     at = gl.expand_dims(at, 1) + columns
     there = gl.expand_dims(local < end - start, 1) & (columns < WIDTH)
     for piece in tl.static_range(PIECES):
-        place = held.index(stage * PIECES + piece)
+        place = held[piece].index(stage)
         async_copy.async_copy_global_to_shared(place, rows + piece * WIDTH + at, mask=there)
     async_copy.commit_group()
 
@@ -58,8 +58,8 @@ def _attend(
         async_copy.wait_group(STAGES - 1)
         scores, others = nothing, nothing  # two sums, so that a product need not wait for the one before it
         for piece in tl.static_range(PIECES):
-            key = held.index(stage * PIECES + piece).permute((1, 0)).load(K)
-            scores, others = others, mma_v2(queries.index(piece).load(Q), key, scores)
+            key = held[piece].index(stage).permute((1, 0)).load(K)
+            scores, others = others, mma_v2(queries[piece].load(Q), key, scores)
         scores = (scores + others) * scale_log2
         scores = gl.where(column < end - start, scores, float("-inf"))
         highest = gl.maximum(m, gl.max(scores, 1))
@@ -71,7 +71,7 @@ def _attend(
         weights = gl.convert_layout(weights.to(dtype), Q)
         added = ()
         for piece in tl.static_range(PIECES - 1):
-            value = held.index(stage * PIECES + piece).load(K)
+            value = held[piece].index(stage).load(K)
             added += (mma_v2(weights, value, sums[piece] * gl.expand_dims(shrink, 1)),)
         sums = added
         _copy(held, stage, cache, table, start + STAGES * TILE, end, TILE, WIDTH, PIECES, BLOCK, ROWS)
@@ -82,17 +82,11 @@ def _attend(
 
 @jit
 def _queries(
-    held, absorbed, q, rotary, position, batch, line, there, columns, HEADS: tl.constexpr, DIM: tl.constexpr,
+    absorbed, q, cosine, sine, batch, line, there, columns, HEADS: tl.constexpr, DIM: tl.constexpr,
     WIDTH: tl.constexpr, PIECES: tl.constexpr, ROTATED: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Wait for the previous kernel and load the queries of the heads `line` into shared memory; return them, too."""
-    dtype: tl.constexpr = absorbed.dtype.element_ty
-    cosine, sine = columns, columns
-    if ROTATED:
-        cosine, sine = angles(rotary + position * WIDTH, columns, WIDTH, WIDTH, PAIRS)
+    """Load the queries of the heads `line`, zeros where not `there`: PIECES of [LANES, WIDTH]."""
     inside = there & (columns < WIDTH)
-    gdc_wait(PDL)
     found = ()
     for piece in tl.static_range(PIECES - 1):
         at = (batch * HEADS + line) * ((PIECES - 1) * WIDTH) + piece * WIDTH
@@ -101,11 +95,8 @@ def _queries(
     x = gl.load(last + columns, mask=inside, other=0.0)
     if ROTATED:
         other = gl.load(last + partners(columns, WIDTH, WIDTH, PAIRS), mask=inside, other=0.0)
-        x = rotate(x.to(tl.float32), other.to(tl.float32), cosine, sine, dtype, EXACT)
-    found += (x,)
-    for piece in tl.static_range(PIECES):
-        held.index(piece).store(found[piece])
-    return found, cosine, sine
+        x = rotate(x.to(tl.float32), other.to(tl.float32), cosine, sine, absorbed.dtype.element_ty, EXACT)
+    return found + (x,)  # noqa: RUF005 - the compiler knows no other way
 
 
 # A different longest context must not recompile the kernel.
@@ -177,8 +168,10 @@ def latent_kernel(
     end = gl.minimum(begin + size, row)
     newest = begin + size > row
     table = tables + slot.to(tl.int64) * table_stride
-    held = gl.allocate_shared_memory(dtype, [STAGES * PIECES, TILE, WIDTH], HELD)
-    queries = gl.allocate_shared_memory(dtype, [PIECES, LANES, WIDTH], HELD)
+    held, queries = (), ()  # by piece: between copies to the same memory, all warps would wait for each other
+    for _ in tl.static_range(PIECES):
+        held += (gl.allocate_shared_memory(dtype, [STAGES, TILE, WIDTH], HELD),)
+        queries += (gl.allocate_shared_memory(dtype, [LANES, WIDTH], HELD),)
     for i in tl.static_range(STAGES):
         _copy(held, i, cache, table, begin + i * TILE, end, TILE, WIDTH, PIECES, BLOCK, ROWS)
     lane = gl.expand_dims(gl.arange(0, LANES, layout=gl.SliceLayout(1, ROWS)), 1)
@@ -186,32 +179,48 @@ def latent_kernel(
     line = group * GROUP + lane
     position = gl.load(counters + 2 * slot + 1)
     place = gl.load(table + row // BLOCK).to(tl.int64) * BLOCK + row % BLOCK
-    norms = ()
+    own_columns = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, MMA))  # those of the sums that a thread has
+    norms, own_norms = (), ()
     for piece in tl.static_range(PIECES - 1):
         norms += (gl.load(norm_weight + piece * WIDTH + columns),)
+        own_norms += (gl.load(norm_weight + piece * WIDTH + own_columns),)
+    cosine, sine = columns, columns
+    if ROTATED:
+        cosine, sine = angles(rotary + position * WIDTH, columns, WIDTH, WIDTH, PAIRS)
+    gdc_wait(PDL)
+    # Everything is requested before anything is used: a warp waits for what it uses first.
+    given += batch * (PIECES * WIDTH)
+    latent, values = (), ()
+    for piece in tl.static_range(PIECES):
+        latent += (gl.load(given + piece * WIDTH + columns),)
+    for piece in tl.static_range(PIECES - 1):
+        values += (gl.load(given + piece * WIDTH + own_columns),)
+    other = latent[PIECES - 1]
+    if ROTATED:
+        other = gl.load(given + RANK + partners(columns, WIDTH, WIDTH, PAIRS))
     # fmt: off
-    found, cosine, sine = _queries(
-        queries, absorbed, q, rotary, position, batch, line, (lane < GROUP) & (line < HEADS), columns,
-        HEADS, DIM, WIDTH, PIECES, ROTATED, PAIRS, EXACT, PDL,
+    found = _queries(
+        absorbed, q, cosine, sine, batch, line, (lane < GROUP) & (line < HEADS), columns,
+        HEADS, DIM, WIDTH, PIECES, ROTATED, PAIRS, EXACT,
     )
     # fmt: on
-    own, squares = (), (columns * 0).to(tl.float32)
     for piece in tl.static_range(PIECES):
-        own += (gl.load(given + batch * (PIECES * WIDTH) + piece * WIDTH + columns),)
-        if piece < PIECES - 1:
-            squares += own[piece].to(tl.float32) * own[piece].to(tl.float32)
-    factor = gl.rsqrt(gl.expand_dims(gl.sum(squares, 1), 1) / RANK + EPS)
+        queries[piece].store(found[piece])
+    squares = (columns * 0).to(tl.float32)
+    for piece in tl.static_range(PIECES - 1):
+        squares += latent[piece].to(tl.float32) * latent[piece].to(tl.float32)
+    factor = gl.rsqrt(gl.sum(gl.sum(squares, 1), 0) / RANK + EPS)
     dots, sums = (lane * 0 + columns * 0).to(tl.float32), ()
     for piece in tl.static_range(PIECES):
-        x = own[piece]
+        x = latent[piece]
         if piece < PIECES - 1:
             x = weighed(x.to(tl.float32), factor, norms[piece], OFFSET, ONCE)
-            first = gl.convert_layout(gl.sum(x.to(tl.float32), 0), gl.SliceLayout(0, MMA))
+            value = weighed(values[piece].to(tl.float32), factor, own_norms[piece], OFFSET, ONCE).to(
+                tl.float32
+            )
             nothing = gl.zeros([LANES, WIDTH], tl.float32, layout=MMA)
-            sums += (nothing + gl.where(newest, gl.expand_dims(first, 0), 0.0),)
+            sums += (nothing + gl.where(newest, gl.expand_dims(value, 0), 0.0),)
         elif ROTATED:
-            at = given + batch * (PIECES * WIDTH) + RANK
-            other = gl.load(at + partners(columns, WIDTH, WIDTH, PAIRS))
             x = rotate(x.to(tl.float32), other.to(tl.float32), cosine, sine, dtype, EXACT)
         dots += found[piece].to(tl.float32) * x.to(tl.float32)
         is_kept = newest & (group == 0) & (columns < WIDTH)
