@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from textual import events
+from textual.content import Content
 from textual.keys import _character_to_key
 
 from chatterm.app import ChatApp
@@ -74,3 +75,18 @@ async def test_the_palette_finds_first_what_is_named() -> None:
                 hits = [hit async for hit in provider.search(name)]
                 best = max(hits, key=lambda hit: hit.score)
                 assert best.text == command.usage, name
+
+
+async def test_the_palette_shows_what_a_command_takes() -> None:
+    async with driven(ScriptedBackend(), (100, 60)) as driver:
+        send(driver.app, "ctrl+p")
+        await driver.shows("/retry [N]")
+        send(driver.app, *"model")
+        await driver.shows("/model [NAME]")
+        provider = SlashCommands(driver.app.chat)
+        for command in COMMANDS:
+            hits = [hit async for hit in provider.search(command.usage)]
+            (shown,) = [hit.match_display for hit in hits if hit.text == command.usage]
+            assert isinstance(shown, Content)
+            assert shown.plain == command.usage
+            assert "".join(shown.plain[span.start : span.end] for span in shown.spans) == command.usage

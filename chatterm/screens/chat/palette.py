@@ -5,6 +5,9 @@ from math import inf
 
 from textual import on
 from textual.command import CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
+from textual.fuzzy import Matcher
+from textual.markup import escape
 from textual.widgets import Input
 
 from chatterm.commands.registry import Command, all_commands
@@ -16,6 +19,10 @@ class Palette(Backdrop, CommandPalette):
     """Textual's palette, made to fit into a low window and to respect what was typed, however fast."""
 
     VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 (Textual declares it so)
+
+    def update_node_styles(self, animate: bool = True) -> None:
+        """Apply the styles in another turn of the event loop than the one that fills the list."""
+        self.call_later(super().update_node_styles, animate)
 
     def _action_command_list(self, action: str) -> None:
         """Move in the list only while it has rows on the screen: without any, Textual fails."""
@@ -42,7 +49,8 @@ class SlashCommands(Provider):
 
     async def discover(self) -> Hits:
         for command in all_commands():
-            yield DiscoveryHit(command.usage, self._chosen(command), help=_help(command))
+            usage = Content(command.usage)
+            yield DiscoveryHit(usage, self._chosen(command), command.usage, _help(command))
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
@@ -50,7 +58,7 @@ class SlashCommands(Provider):
             is_named = query.strip().removeprefix("/").lower() in (command.name, *command.aliases)
             score = inf if is_named else max(matcher.match(command.usage), matcher.match(command.help))
             if score > 0:
-                shown = matcher.highlight(command.usage)
+                shown = _highlighted(matcher, command.usage)
                 yield Hit(score, shown, self._chosen(command), command.usage, _help(command))
 
     def _chosen(self, command: Command) -> "partial[None]":
@@ -59,5 +67,14 @@ class SlashCommands(Provider):
         return partial(screen.choose, command, command.default)
 
 
+def _highlighted(matcher: Matcher, usage: str) -> Content:
+    """Return `usage` with what matches highlighted. The matcher itself would take "[N]" for markup and leave it out."""
+    content = Content(usage)
+    for offset in matcher.fuzzy_search.match(matcher.query, usage)[1]:
+        content = content.stylize(matcher.match_style, offset, offset + 1)
+    return content
+
+
 def _help(command: Command) -> str:
-    return f"{command.help}  ({command.key})" if command.keys else command.help
+    """Return the help of a command as markup."""
+    return escape(f"{command.help}  ({command.key})" if command.keys else command.help)
