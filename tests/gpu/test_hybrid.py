@@ -263,8 +263,8 @@ def test_with_deterministic_nothing_changes_a_text(folder: Path, options: dict[s
 
 
 def test_with_deterministic_what_follows_an_answer_has_the_bits_of_its_steps(folder: Path) -> None:
-    """From the state that decode steps left, and from that of the prompt by the log: 60 rows, and 200, which are more than
-    a recorded prompt reads again."""
+    """From the state that decode steps left, and from that of the prompt by the log: 60 rows, and 200, which are more
+    than a recorded prompt reads again."""
     prompt, last = random_tokens(300, 1), [7, 8, 9]
     for count in (60, 200):
         params = SamplingParams(temperature=0.0, max_tokens=count)
