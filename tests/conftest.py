@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from models.errors import ModelError
 from models.hub import catalogue
+from tests.covering import ALL, cover
 from tests.fresh import FRESH, examples
 
 if not torch.cuda.is_available():
@@ -31,8 +32,18 @@ settings.register_profile("the same", examples(100), deadline=None, derandomize=
 settings.load_profile("the same")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest test, which would otherwise run alone at the end."""
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "each_value_once: not every combination of values (tests/covering.py)")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out combinations of values. Begin with the longest test, which would otherwise run alone at the end."""
+    if not ALL:
+        marked = [item for item in items if item.get_closest_marker("each_value_once")]
+        left_out = set(marked).difference(cover(marked))
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
     items.sort(key=lambda item: "under_sanitizers" not in item.name)
 
 
