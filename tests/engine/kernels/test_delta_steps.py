@@ -31,6 +31,7 @@ from models.network import Network
 from models.recurrences import DeltaNet, Mamba2, Recurrence
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope
+from tests.covering import each_value_once
 from tests.engine import fake_flash
 from tests.engine.hybrid import hybrid_network
 from tests.engine.kernels.test_tuned_steps import Watch
@@ -219,6 +220,7 @@ def close(found: list[Tensor], wanted: list[Tensor]) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@each_value_once
 @pytest.mark.parametrize("rows", [4, 32])
 def test_a_step_gives_what_the_plain_modules_give(case: Case, rows: int) -> None:
     assert not_fused(case.network.spec) is None
@@ -252,6 +254,7 @@ def test_a_step_may_begin_with_the_first_rows_of_a_text(case: Case) -> None:
     close(states(cache, 9), case.after[2])
 
 
+@each_value_once
 @pytest.mark.parametrize("held", [0, 2])
 def test_guesses_have_the_bits_of_single_steps_and_so_has_what_follows(case: Case, held: int) -> None:
     """Two texts, one of whose guesses cross the end of a block; then a step after so many right guesses."""
@@ -335,6 +338,7 @@ def test_weights_may_be_packed(tmp_path: Path, config: Any) -> None:
     close(states(cache, 9), case.after[1])
 
 
+@each_value_once
 @pytest.mark.parametrize("name", ["triton", "flash"])
 def test_every_backend_walks_through_recurrences(
     case: Case, monkeypatch: pytest.MonkeyPatch, name: str

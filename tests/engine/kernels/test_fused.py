@@ -18,6 +18,7 @@ from engine.kernels.triton.linear import linear_kernel
 from engine.kernels.triton.pointwise import Gate
 from models.loading.load import load_model
 from models.reference.decoder import Decoder
+from tests.covering import each_value_once
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
 DEVICE = torch.device("cpu")
@@ -114,6 +115,7 @@ def test_a_gated_product_with_another_activation_a_scale_and_a_cap(kind: str) ->
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
+@each_value_once
 @pytest.mark.parametrize(
     "config",
     [

@@ -33,6 +33,7 @@ from engine.kernels.triton import prompt_attention
 from engine.kernels.triton.prompt_attention import Tile
 from models.reference.decoder import Decoder
 from models.spec import kv_sources
+from tests.covering import each_value_once
 from tests.engine import fake_flash
 from tests.engine.kernels.test_fused_families import BLOCK, CPU, LENGTHS, Case, case
 
@@ -97,6 +98,7 @@ class Grouped:
         return all(not part[:, :, -BLOCK:].any() for part in self.cache.parts if part.shape[2] < 48 * BLOCK)
 
 
+@each_value_once
 @each
 @pytest.mark.parametrize("rows", [4, 32])
 def test_a_step_finds_the_rows_of_windows(case: Case, rows: int) -> None:
@@ -163,6 +165,7 @@ def spans(case: Case, starts: dict[int, int]) -> tuple[Span, ...]:
     return tuple(found)
 
 
+@each_value_once
 @each
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_prompts_find_the_rows_of_windows(

@@ -20,6 +20,7 @@ from models.loading.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
 from models.spec import kv_sources
+from tests.covering import each_value_once
 from tests.models.checkpoints import files_of, write_checkpoint
 from tests.models.families import FUSED
 
@@ -97,6 +98,7 @@ def caches(network: Network, kind: str) -> tuple[KVCache, KVCache]:
     return made[0], made[1]
 
 
+@each_value_once
 @interpreted
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_reads_what_the_plain_modules_wrote(network: Network, kind: str) -> None:

@@ -16,6 +16,7 @@ from models.network import Weight
 from models.weights.block_formats import Kind
 from models.weights.formats.blocks import BLOCKS
 from models.weights.packing import Planes, empty_planes, pack, unpack
+from tests.covering import each_value_once
 from tests.models.test_packing import random_blocks
 
 CPU = torch.device("cpu")
@@ -58,6 +59,7 @@ def test_a_product_is_that_of_the_twin_with_what_stands_around_it(kind: Kind, pa
         check_product(kind, part, lanes=LANES)
 
 
+@each_value_once
 @pytest.mark.parametrize("part", ["norm", "gated norm", "bias"])
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K], ids=lambda kind: kind.name)
 def test_a_row_in_lanes_has_the_same_bits_in_any_company(kind: Kind, part: str) -> None:

@@ -31,6 +31,7 @@ from engine.params import SamplingParams
 from engine.schedule.scheduler import PromptChunk
 from engine.schedule.sequence import Priority, Sequence
 from models.loading.load import load_model
+from tests.covering import each_value_once
 from tests.engine import fake_flash
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 from tests.models.families import tiny
@@ -186,6 +187,7 @@ MIXED = [
 """Rows before, tokens, whether logits are wanted: across the end of a block, right after one, prompts from row 0."""
 
 
+@each_value_once
 @CONFIGS
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has the real kernel")
 @pytest.mark.parametrize("cut", [False, True], ids=["in one step", "in several"])

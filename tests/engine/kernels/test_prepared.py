@@ -22,6 +22,7 @@ from engine.kernels.triton.pointwise import Gate
 from models.loading.load import load_model
 from models.network import Network, Weight
 from models.weights.block_formats import Kind
+from tests.covering import each_value_once
 from tests.engine.kernels.test_packed import packed
 from tests.engine.kernels.test_rows import Case, fused
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
@@ -93,6 +94,7 @@ def both(layers: list[Weight], rows: list[int], offset: float, prepares: bool) -
     return x, found, out
 
 
+@each_value_once
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_a_product_prepares_its_output_for_the_norm_of_the_next(layers: list[Weight], offset: float) -> None:
     rows = list(range(8))

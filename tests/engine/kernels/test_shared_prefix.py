@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.covering import each_value_once
 from tests.fresh import examples
 
 pytest.importorskip("triton")
@@ -407,6 +408,7 @@ def test_parts_fit_on_the_multiprocessors_and_into_the_results(heads: tuple[int,
             assert 2 * cut.stages * cut.tile * machine.dim * 2 <= 112 << 10
 
 
+@each_value_once
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fp32 is known in the interpreter only")
 @pytest.mark.usefixtures("early")
 @pytest.mark.parametrize("kind", ["fp8", "int8"])

@@ -29,6 +29,7 @@ from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.sequence import Priority, Sequence
 from models.loading.load import load_model
 from models.network import Network
+from tests.covering import each_value_once
 from tests.engine.fake_decoding import mixed
 from tests.engine.kernels.test_rows import BLOCK, BLOCKS, DEVICE, SLOTS, Case
 from tests.engine.schedule_world import tokenizer
@@ -149,6 +150,7 @@ class Rule:
         return mixed(self.state, token) % 3 == 0 or token == self.state % 24
 
 
+@each_value_once
 @pytest.mark.parametrize("ruled", [None, 0, 1])
 def test_right_and_wrong_guesses_leave_what_steps_of_one_row_leave(model: Network, ruled: int | None) -> None:
     one_by_one = World(model, ruled)
