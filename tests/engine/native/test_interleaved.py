@@ -15,6 +15,7 @@ from engine.execute.cpu.interleaving import Interleaving
 from engine.kernels.native.library import INTERLEAVED, Matrix, NativeError, NativeLibrary, Pool
 from models.loading.load import load_model
 from models.network import Linear, Network
+from tests.covering import each_value_once
 from tests.engine.native.test_native_chunks import COUNT, Prompt, run
 from tests.engine.native.test_native_decode import CONFIGS, CPU, cache_for
 from tests.engine.native.test_native_experts import CONFIGS as EXPERT_CONFIGS
@@ -97,6 +98,7 @@ def mapped_network(name: str, folder: Path) -> Network:
     return model
 
 
+@each_value_once
 @pytest.mark.parametrize("name", FEEDS)
 def test_a_network_has_the_same_bits_before_meanwhile_and_afterwards(
     name: str, tmp_path: Path, pool: Pool, variant: int

@@ -18,6 +18,7 @@ from models.loading.load import load_model
 from models.network import FeedForwardWeights, Network
 from models.reference.decoder import Decoder
 from tests.counting import until
+from tests.covering import each_value_once
 from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_decode import (
     BLOCK,
@@ -136,6 +137,7 @@ def test_a_prompt_is_within_what_rounding_the_activations_does(
             assert relative(kv[:, layer].float(), stored) < 2 * relative(same, stored) + 1e-3
 
 
+@each_value_once
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_prompt_that_is_split_otherwise_is_the_same_to_the_bit(
     model: Network, pool: Pool, library: NativeLibrary, dtype: torch.dtype

@@ -20,6 +20,7 @@ from models.network import DeltaNetWeights
 from models.recurrences import DeltaNet
 from models.reference.decoder import Decoder
 from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm, Rope, each_layer
+from tests.covering import each_value_once
 from tests.engine.hybrid import hybrid_network
 from tests.engine.native.recurrences import LENGTHS, alone, cache_of, check, walked
 from tests.engine.native.spans import a_span
@@ -54,6 +55,7 @@ CONFIGS: dict[str, Any] = {
 }
 
 
+@each_value_once
 @pytest.mark.parametrize(
     ("dtype", "quantize"),
     [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float16, "int8"), (torch.float32, "int8")],

@@ -22,6 +22,7 @@ from models.loading.load import load_model
 from models.network import ExpertWeights, Linear, Network
 from models.reference.decoder import Decoder
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, each_layer
+from tests.covering import each_value_once
 from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_batches import random_texts, same_in_company
 from tests.engine.native.test_native_chunks import COUNT, Prompt, run
@@ -193,6 +194,7 @@ def test_a_family_with_experts_gives_what_the_plain_modules_give(
         assert max(errors(model, pool, variant, (0, 1, 11, 12, 69), torch.float32)) < 2e-5
 
 
+@each_value_once
 @pytest.mark.parametrize("source", ["gguf", "safetensors"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_family_with_experts_in_blocks(

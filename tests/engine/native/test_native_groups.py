@@ -15,6 +15,7 @@ from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.loading.load import load_model
 from models.network import Network
+from tests.covering import each_value_once
 from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_batches import Sequence, alone
 from tests.engine.native.test_native_decode import BLOCK, CPU, cache_for, step
@@ -47,6 +48,7 @@ def pools_for(model: Network, dtype: torch.dtype) -> Pools:
     ]
 
 
+@each_value_once
 @pytest.mark.parametrize(
     ("dtype", "quantize"),
     [(torch.float32, "none"), (torch.bfloat16, "int8")],

@@ -20,6 +20,7 @@ from models.loading.load import load_model
 from models.network import LatentWeights, Network
 from models.reference.decoder import Decoder
 from models.spec import FeedForward, LatentAttention, Layer, ModelSpec, Rope, each_layer
+from tests.covering import each_value_once
 from tests.engine.native.test_native_batches import Sequence, alone, random_texts, same_in_company
 from tests.engine.native.test_native_chunks import relative
 from tests.engine.native.test_native_decode import CPU, cache_for, plain_model, rounded
@@ -84,6 +85,7 @@ def test_a_family_gives_the_logits_of_the_plain_modules(
     check(plain_model(tmp_path, FAMILIES[name]), library, pool, (1, 7, 30), torch.float32)
 
 
+@each_value_once
 @pytest.mark.parametrize(
     ("dtype", "quantize"),
     [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float16, "int8")],

@@ -19,6 +19,7 @@ from models.network import Mamba2Weights
 from models.recurrences import DeltaNet, Mamba2
 from models.reference.decoder import Decoder
 from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm, Rope
+from tests.covering import each_value_once
 from tests.engine.hybrid import hybrid_network
 from tests.engine.native.recurrences import LENGTHS, alone, cache_of, check, walked
 from tests.engine.native.test_native_batches import random_texts
@@ -64,6 +65,7 @@ CONFIGS: dict[str, Any] = {
 }
 
 
+@each_value_once
 @pytest.mark.parametrize(
     ("dtype", "quantize"),
     [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float16, "int8"), (torch.float32, "int8")],

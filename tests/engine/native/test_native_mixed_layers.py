@@ -19,6 +19,7 @@ from models.loading.load import load_model
 from models.network import ConvolutionWeights
 from models.reference.decoder import Decoder
 from models.spec import Attention, FeedForward, Layer, ModelSpec, ShortConvolution, each_layer
+from tests.covering import each_value_once
 from tests.engine.native.test_native_batches import random_texts, same_in_company
 from tests.engine.native.test_native_chunks import relative
 from tests.engine.native.test_native_decode import CPU, cache_for, plain_model, rounded
@@ -40,6 +41,7 @@ CONFIGS = {
 }
 
 
+@each_value_once
 @pytest.mark.parametrize(
     ("dtype", "quantize"),
     [(torch.float32, "int8"), (torch.bfloat16, "none"), (torch.float16, "int8")],

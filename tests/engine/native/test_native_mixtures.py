@@ -15,6 +15,7 @@ from models.network import PLAIN, ExpertWeights, FeedForwardWeights, Linear, Wei
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward
 from models.weights.block_formats import Kind
+from tests.covering import each_value_once
 from tests.engine.host_split import split
 from tests.engine.native.test_native_decode import RoundedProduct
 from tests.engine.native.test_native_experts import a_spec
@@ -67,6 +68,7 @@ class Case:
         return out
 
 
+@each_value_once
 @CASES
 @pytest.mark.parametrize("rows", [1, 2, 8, 40, 700])
 def test_they_give_what_the_reference_gives(
