@@ -10,6 +10,7 @@ from engine import ContextFullError, EngineError, SamplingParams
 from engine.conversation.chat import Chat, Turn
 from engine.conversation.import_turns import infer_thinking
 from models.text.tokenizer_parts import THINK_MARKERS
+from tests.covering import each_value_once
 from tests.engine.test_chat import CONFIG
 from tests.engine.test_chat_paths import copies
 from tests.engine.tiny import TinyEngine, close_to, harmony_tokenizer, say, tiny_engine, tiny_tokenizer
@@ -23,6 +24,7 @@ OPERATIONS = (
 )
 
 
+@each_value_once
 @pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.parametrize("think_cache", ["exact", "mask"])
 def test_random_conversations(folder: Path, seed: int, think_cache: str) -> None:

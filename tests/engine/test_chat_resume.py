@@ -9,6 +9,7 @@ import torch
 
 from engine import ContextFullError, EngineError, FinishReason, SamplingParams, TokenEvent
 from engine.conversation.chat import Answer, Chat, Turn
+from tests.covering import each_value_once
 from tests.engine.test_chat import CONFIG, GREEDY, ask
 from tests.engine.test_chat_edges import OPENING
 from tests.engine.test_chat_paths import copies
@@ -308,6 +309,7 @@ def cut_off(chat: Chat, count: int, ends_at: int | None) -> list[Turn]:
     return [*before, turn]
 
 
+@each_value_once
 @pytest.mark.parametrize("seed", [None, 3, 27])  # 27: stray markers of a think span
 @pytest.mark.parametrize("top_k", [0, 20])
 def test_a_crash_at_any_token_changes_nothing(

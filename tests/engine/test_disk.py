@@ -20,6 +20,7 @@ from engine.schedule.sequence import Priority, Sequence
 from engine.store import cost_cache, disk, identity
 from engine.store.folder import Folder
 from tests.counting import PATIENCE, until
+from tests.covering import each_value_once
 from tests.engine.keeping import GREEDY, answer, heard, on_disk, pause_disk, saved, until_written
 from tests.engine.tiny import say, tiny_engine
 from tests.models.checkpoints import files_of
@@ -47,6 +48,7 @@ def test_after_a_restart_only_what_is_new_is_computed(tmp_path: Path) -> None:
     assert figures.problem == ""
 
 
+@each_value_once
 @pytest.mark.parametrize("reads", [True, False])
 @pytest.mark.parametrize("policy", ["exact", "mask"])
 @pytest.mark.parametrize("more", range(4))

@@ -45,6 +45,7 @@ from models.network import Network
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_parts import TokenizerParts
 from tests.counting import until
+from tests.covering import each_value_once
 from tests.engine.inside import evict_all
 from tests.engine.speculation import Eager
 from tests.engine.test_native_engine import CPU, a_native_engine
@@ -120,6 +121,7 @@ def draft(engine: Engine, pace: CostModel | None = None) -> Speculating:
     return speculating
 
 
+@each_value_once
 @examples(8, *HealthCheck)
 @given(st.lists(PARAMS, min_size=1, max_size=8), st.integers(0, 1000))
 def test_an_answer_is_the_same_whatever_is_drafted(
@@ -144,6 +146,7 @@ def test_an_answer_is_the_same_whatever_is_drafted(
     engine.loop.call(drafting(engine).blocks.check)
 
 
+@each_value_once
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_model_that_is_its_own_draft_is_nearly_always_right(
     models: tuple[Network, Network], sampled: bool
@@ -504,6 +507,7 @@ def most(rate: float, row: float, drafting: float) -> float:
     return max(expected)
 
 
+@each_value_once
 @pytest.mark.parametrize("drafting", [0.05, 0.15, 0.4])
 @pytest.mark.parametrize("row", [0.02, 0.1, 0.3])
 def test_the_rate_is_nearly_what_the_best_number_of_guesses_gives(row: float, drafting: float) -> None:

@@ -27,6 +27,7 @@ from engine.cache.rows import Rows
 from engine.cache.window import Window
 from engine.conversation.chat import Chat, Turn
 from engine.schedule.sequence import Sequence
+from tests.covering import each_value_once
 from tests.engine.hybrid import hybrid_engine
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
 from tests.fresh import seeds
@@ -442,6 +443,7 @@ def test_so_it_is_where_no_layer_sees_further_than_a_window(tmp_path: Path, seed
     assert compared["mask"] > 0 or seed % 2 == 0
 
 
+@each_value_once
 @pytest.mark.parametrize("make", [tiny_lfm2, tiny_deepseek], ids=["convolutions", "latents"])
 @pytest.mark.parametrize("seed", seeds(3))
 def test_so_it_is_where_layers_keep_no_values(tmp_path: Path, make: Callable[..., Any], seed: int) -> None:

@@ -19,6 +19,7 @@ from engine.conversation.chat import Turn
 from engine.kernels.native import library as native
 from models.units import bytes_text
 from tests.counting import until
+from tests.covering import each_value_once
 from tests.engine.inside import offload
 from tests.engine.keeping import GREEDY, answer, heard, on_disk, saved
 from tests.engine.test_chat_paths import copies
@@ -63,6 +64,7 @@ def slots(engine: TinyEngine) -> list[int]:
     return [pool.num_slots for pool in engine.pieces.cache.pools]
 
 
+@each_value_once
 @pytest.mark.parametrize("seed", seeds(1))
 @pytest.mark.parametrize("think_cache", ["exact", "mask"])
 @pytest.mark.parametrize("name", CONFIGS)
@@ -88,6 +90,7 @@ def test_random_conversations(folder: Path, name: str, seed: int, think_cache: s
             engine.check()
 
 
+@each_value_once
 @pytest.mark.parametrize("name", CONFIGS)
 def test_prompts_that_share_beginnings_are_answered_as_with_all_rows(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kernels: dict[str, bool], name: str
@@ -119,6 +122,7 @@ def test_prompts_that_share_beginnings_are_answered_as_with_all_rows(
             assert [chance for _, chance in mine] == pytest.approx([chance for _, chance in theirs], abs=1e-4)
 
 
+@each_value_once
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_comes_back_from_host_memory_has_the_bits_of_what_never_left(
     folder: Path, kernels: dict[str, bool], name: str
@@ -172,6 +176,7 @@ def test_a_prompt_that_turns_off_further_back_than_the_window_is_computed_from_w
         assert [token for token, _ in answer(engine, prompt)[0]] == [token for token, _ in expected]
 
 
+@each_value_once
 @pytest.mark.parametrize("name", CONFIGS)
 def test_after_a_restart_rows_that_were_released_are_not_missed(
     folder: Path, tmp_path: Path, kernels: dict[str, bool], name: str

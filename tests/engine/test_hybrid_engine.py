@@ -27,6 +27,7 @@ from engine.events import Cause, Parting, TurnStats
 from engine.kernels.native import library
 from models.reference.decoder import Decoder
 from models.units import counted
+from tests.covering import each_value_once
 from tests.engine.hybrid import hybrid_engine
 from tests.engine.inside import offload
 from tests.engine.keeping import GREEDY, answer, heard
@@ -78,6 +79,7 @@ def test_greedy_answers_are_those_of_the_reference_however_a_prompt_is_cut(nativ
             assert found == expected(engine, prompt, len(found))
 
 
+@each_value_once
 @pytest.mark.parametrize(
     "config",
     [
@@ -222,6 +224,7 @@ def test_idle_work_goes_on_in_a_conversation_with_more_marks_than_there_is_room_
             engine.check()
 
 
+@each_value_once
 @pytest.mark.parametrize("seed", seeds(3))
 def test_guesses_change_no_token_and_cost_no_state(native: bool, seed: int) -> None:
     rng, stem = Random(seed), text(seed, 120)

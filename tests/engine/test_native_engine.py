@@ -32,6 +32,7 @@ from models.files import ModelFiles
 from models.loading.load import load_model
 from models.network import Network
 from models.text.tokenizer import Tokenizer
+from tests.covering import each_value_once
 from tests.engine.inside import evict_all
 from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import files_of, run, tiny_qwen3, write_checkpoint
@@ -124,6 +125,7 @@ def check(model: Network, sampled: list[tuple[list[int], Tensor]]) -> None:
         assert (row - expected).abs().max() < tolerance * expected.abs().max()
 
 
+@each_value_once
 @pytest.mark.parametrize("length", [1, 2, 5, 16, 17, 70])
 def test_prompts_of_any_length_and_their_answers(
     engine: Engine, model: Network, sampled: list[tuple[list[int], Tensor]], length: int

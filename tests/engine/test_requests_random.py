@@ -11,6 +11,7 @@ from engine.conversation.requests import Requests
 from engine.conversation.turns import Answer
 from models.text.tokenizer_parts import THINK_MARKERS
 from tests.counting import PATIENCE
+from tests.covering import each_value_once
 from tests.engine.test_chat import CONFIG, GREEDY
 from tests.engine.test_chat_paths import copies
 from tests.engine.tiny import TinyEngine, close_to, harmony_tokenizer, say, tiny_engine, tiny_tokenizer
@@ -32,6 +33,7 @@ def script(engine: TinyEngine, thought: str | None, answer: str, think: bool | N
     return say(engine, thought, answer)
 
 
+@each_value_once
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("think_cache", ["exact", "mask"])
 @pytest.mark.parametrize("seed", seeds(2))

@@ -31,6 +31,7 @@ from engine.store.disk import DiskTier
 from models.features import Feature, features
 from models.loading.load import load_model
 from models.network import Network
+from tests.covering import each_value_once
 from tests.engine.inside import check_blocks, evict_all, offload
 from tests.engine.speculation import speculate
 from tests.engine.test_chat_paths import copies
@@ -124,6 +125,7 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
         yield Pair(used, fresh, seen)
 
 
+@each_value_once
 @pytest.mark.parametrize("think_cache", ["exact", "mask"])
 @examples(6, *HealthCheck)
 @given(steps=st.lists(STEPS, min_size=3, max_size=10))
