@@ -477,7 +477,8 @@ def tiny_muse_glimmer(**changes: Any) -> MuseGlimmerConfig:
     }
     images = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     text = tiny(MuseGlimmerTextConfig, **values | changes)
-    return MuseGlimmerConfig(text_config=text.to_dict(), vision_config=images)
+    between = {"out_hidden_size": 16, "projector_hidden_size": 16}
+    return MuseGlimmerConfig(text_config=text.to_dict(), vision_config=images, **between)
 
 
 ALL_CHOSEN = {"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1}
