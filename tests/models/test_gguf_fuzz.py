@@ -17,7 +17,7 @@ from tests.counting import calls_in, patience
 from tests.fresh import seeds
 from tests.models.checkpoints import files_of, random_model, run, tiny_llama, write_gguf
 
-FILES = seeds(5000)
+FILES = seeds(1500)
 MOST_GROWTH_KB = 300_000
 
 EXTREMES = (0, 1, 2, 3, 7, 8, 31, 32, 255, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40)

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -372,10 +373,15 @@ def test_what_differs_between_the_configs_reaches_the_logits(tmp_path: Path) -> 
         assert (changed - plain).abs().max() > 1e-2 * plain.abs().max()
 
 
+@cache
+def usual_logits(family: str) -> Tensor:
+    return run_reference(random_model(FAMILIES[family]), TOKENS)
+
+
 @pytest.mark.parametrize("name", PLAINER)
 def test_what_is_unusual_about_a_family_reaches_the_logits(name: str) -> None:
-    whole = FAMILIES[max((family for family in FAMILIES if name.startswith(family)), key=len)]
-    found, plain = (run_reference(random_model(config), TOKENS) for config in (whole, PLAINER[name]))
+    found = usual_logits(max((family for family in FAMILIES if name.startswith(family)), key=len))
+    plain = run_reference(random_model(PLAINER[name]), TOKENS)
     assert (found - plain).abs().max() > 1e-2 * plain.abs().max()
 
 
@@ -453,7 +459,7 @@ def test_bf16_is_no_further_from_fp32_than_transformers(
     # (Transformers computes experts in another order, GPT-2's products are not those of linear layers, and Command R's
     # cos and sin and Gemma 3n's 2 ** -0.5 are rounded there.)
     is_other = config.model_type in ROUNDED_OTHERWISE or getattr(config, "enable_moe_block", False)
-    for start in () if is_other else range(0, 60, 12):
+    for start in () if is_other else (0, 24, 48):
         ours, theirs = errors(TOKENS[start : start + 12])
         assert ours.median() <= theirs.median()
         assert ours.max() <= theirs.max()
