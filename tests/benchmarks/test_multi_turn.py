@@ -8,21 +8,16 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.chart import Chart, Line, page
 from benchmarks.multi_turn import KEPT, LLAMA, OURS, again_verdict, table, verdicts
 from benchmarks.our_chat import OurChat
 from benchmarks.peers.chats import KeptCache, LlamaCppChat, Recompute
-from benchmarks.random_checkpoint import shortened, with_vocabulary
-from benchmarks.random_gguf import write_random_gguf
 from benchmarks.scripted_chat import MESSAGES, WAYS, follow_script, script, strokes, thinking_tokenizer
 from engine import Engine, SamplingParams
-from engine.machine.shapes import CONFIGS
-from models.families.registry import spec_of_hf
 from models.files import ModelFiles
-from models.weights.gguf import read_gguf
+from tests.benchmarks.small_model import small_model
 
 
 def test_the_script_has_the_lengths_it_says_and_prompts_leave_the_thinking_out(smollm2: Path) -> None:
@@ -55,29 +50,14 @@ def test_a_varied_script_goes_back_and_to_other_branches(smollm2: Path) -> None:
             assert 0 < turn.new < MESSAGES[-1] + 20
 
 
-@pytest.fixture(scope="module")
-def qwen3_5(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Qwen3.5 with random weights and the tokenizer of the default model."""
-    metadata = read_gguf(smollm2).metadata
-    small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
-    nets = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    dims = {"head_dim": 64, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
-    raw = with_vocabulary(shortened(CONFIGS["qwen3.5:0.8b"], 4), len(metadata["tokenizer.ggml.tokens"]))
-    path = tmp_path_factory.mktemp("qwen3.5") / "qwen3.5.gguf"
-    spec = spec_of_hf({**raw, **small, **nets, **dims})[1]
-    write_random_gguf(path, spec, GGMLQuantizationType.Q8_0, 8192, metadata)
-    return path
-
-
 @pytest.mark.parametrize(
-    ("model", "count", "think_cache"),
-    [("smollm2", 12, "exact"), ("qwen3_5", 20, "exact"), ("qwen3_5", 20, "mask")],
+    ("model", "think_cache"), [("qwen3:0.6b", "exact"), ("qwen3.5:0.8b", "exact"), ("qwen3.5:0.8b", "mask")]
 )
 def test_nothing_is_computed_twice_whatever_a_person_does(
-    model: str, count: int, think_cache: str, request: pytest.FixtureRequest, tmp_path: Path
+    model: str, think_cache: str, smollm2: Path, tmp_path: Path
 ) -> None:
-    gguf: Path = request.getfixturevalue(model)
-    system, turns = script(thinking_tokenizer(gguf), count, 40, 15, seed=3, ways=WAYS)
+    gguf = small_model(model, smollm2, tmp_path)
+    system, turns = script(thinking_tokenizer(gguf), 20, 40, 15, seed=3, ways=WAYS)
     ours = OurChat(gguf, tmp_path, think_cache, 16, ahead=True, waits=True)
     try:
         ours.open(system)

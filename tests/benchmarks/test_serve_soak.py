@@ -9,6 +9,7 @@ import pytest
 from benchmarks.serve_soak import Seen, Soak, soak
 from benchmarks.soak_plans import essence, garbage, plan
 from benchmarks.soak_server import chatterm_server
+from tests.benchmarks.small_model import small_model
 
 
 def test_a_plan_is_the_same_each_time_and_all_kinds_come():
@@ -59,8 +60,9 @@ def test_what_has_grown_is_a_fault(capsys):
     capsys.readouterr()
 
 
-def test_a_few_seconds_leave_nothing_and_say_nothing_wrong(smollm2):
-    with chatterm_server(str(smollm2), "--max-running", "3", "--context", "512") as server:
+def test_a_few_seconds_leave_nothing_and_say_nothing_wrong(smollm2, tmp_path):
+    model = small_model("qwen3:0.6b", smollm2, tmp_path)
+    with chatterm_server(str(model), "--max-running", "3", "--context", "512") as server:
         # The server waits 30 s for the rest of a request, which would be too long here.
         short = {"known": 6, "sampled": 3, "garbage_s": 2.0}
         seen = asyncio.run(soak(server, 3.0, 6, tools=False, tell=lambda text: None, **short))
