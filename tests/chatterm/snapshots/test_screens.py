@@ -419,8 +419,11 @@ def stored(path: Path, clock: list[float]) -> SessionStore:
     return store
 
 
-@pytest.mark.parametrize("size", [(80, 24), (160, 45)], ids=["80x24", "160x45"])
-@pytest.mark.parametrize("theme", ["graphite", "paper"])
+@pytest.mark.parametrize(
+    ("theme", "size"),
+    [("graphite", (80, 24)), ("paper", (160, 45))],
+    ids=["graphite-80x24", "paper-160x45"],
+)
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen(
     name: str,

@@ -89,8 +89,11 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
 }
 
 
-@pytest.mark.parametrize("size", [(80, 24), (140, 45)], ids=["80x24", "140x45"])
-@pytest.mark.parametrize("theme", ["graphite", "paper"])
+@pytest.mark.parametrize(
+    ("theme", "size"),
+    [("graphite", (80, 24)), ("paper", (140, 45))],
+    ids=["graphite-80x24", "paper-140x45"],
+)
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen(
     name: str,
