@@ -7,7 +7,9 @@ QUESTION ?= What is the capital of France? Answer in one sentence.
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := hatch_build.py $(wildcard engine/kernels/native/*.cpp engine/kernels/native/*.h engine/kernels/native/*.py)
-PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
+# On all cores, where pip uses one; what does not compile is for another Python.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
 
 .PHONY: help chat test lint format man clean
 
@@ -51,10 +53,12 @@ clean:
 # The stamps make the next call start at once; a change of the dependencies or of the native kernels installs again.
 $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) -e .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) -e '.[dev]'
+	@$(COMPILE)
 	@touch $(VENV)/installed $@
 
 $(BIN)/python:
