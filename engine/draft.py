@@ -85,6 +85,6 @@ def _lacks_kernels(model: Network, device: torch.device) -> bool:
     """Return whether no kernels here can check guesses for `model`: its decode steps compute one row per sequence."""
     if device.type == "cpu":
         return model.share is not None or unsupported(model.spec) is not None
-    if on_gpu.problem(device) is not None or (model.share and not_divided(model.whole)):
+    if on_gpu.problem(device) is not None or (model.share and not_divided(model.whole, model.share.ranks)):
         return True
     return model.dtype != torch.bfloat16 or not_fused(model.spec) is not None

@@ -58,9 +58,9 @@ NOT_DIVIDED = frozenset(
         Feature.LAYER_SCALE,
         Feature.LAYER_INPUTS,
         Feature.EXPERT_NORMS,
-        Feature.GATE,
         Feature.LATENT,
-        Feature.RECURRENCE,
+        Feature.HALF_LAYERS,
+        Feature.BESIDE,
     }
 )
 """Features in `FUSED` that the fused kernels lack when the network is divided among GPUs."""
@@ -173,11 +173,14 @@ def not_fused(spec: ModelSpec) -> str | None:
     return _not_fused_experts(spec)
 
 
-def not_divided(spec: ModelSpec) -> str | None:
+def not_divided(spec: ModelSpec, ranks: int = 2) -> str | None:
     """Return why the fused kernels cannot divide the network among GPUs, besides `not_fused`; None if they can."""
     unknown = NOT_DIVIDED | {Feature.NORM_PLACE} if has_experts(spec) else NOT_DIVIDED
     if (lacks := _listed(features(spec) & unknown)) is not None:
         return f"the fused kernels do not support {lacks} that are divided among GPUs"
+    for mixer in {layer.mixer for layer in spec.layers}:
+        if isinstance(mixer, Mamba2) and mixer.norm_eps is not None and ranks >= 2 * mixer.groups:
+            return "the fused kernels do not support norms of Mamba-2 heads that are on several GPUs"
     return None
 
 

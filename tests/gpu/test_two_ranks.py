@@ -28,6 +28,7 @@ from tests.engine.tiny import tiny_parts
 from tests.gpu.engines import SIZES
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
 from tests.models.families import tiny_qwen3_moe
+from tests.models.hybrids import tiny_qwen3_5_moe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 if torch.cuda.is_available():
@@ -130,6 +131,19 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def nets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two of its three layers are delta nets; all have experts."""
+    path = tmp_path_factory.mktemp("nets")
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    changes: dict[str, Any] = {"num_hidden_layers": 3, "layer_types": kinds, "head_dim": 128}
+    changes |= {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "moe_intermediate_size": 256}
+    changes |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "hidden_size": 512}
+    write_checkpoint(path, tiny_qwen3_5_moe(**SIZES | changes, shared_expert_intermediate_size=256))
+    tiny_parts().backend.save(str(path / "tokenizer.json"))
+    return path
+
+
 @contextmanager
 def loaded(folder: Path, ranks: int, patch: pytest.MonkeyPatch, **options: Any) -> Iterator[Engine]:
     """Load an engine that never ends an answer by itself, with the requested ranks however few GPUs there are."""
@@ -159,7 +173,7 @@ def answer(engine: Engine, count: int = 256, **params: Any) -> list[TokenEvent]:
 
 
 @pytest.mark.parametrize("count", [2, *MORE])
-@pytest.mark.parametrize("model", ["folder", "experts"])
+@pytest.mark.parametrize("model", ["folder", "experts", "nets"])
 def test_the_text_is_that_of_one_gpu(
     model: str, count: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,10 +237,13 @@ def guessed(engine: Engine, seed: int, speculation: str = "auto") -> Sequence:
     return sequence
 
 
-def test_guesses_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("model", ["folder", "nets"])
+def test_guesses_change_nothing(
+    model: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Right and wrong ones; and steps of one row go on where guesses end."""
     accepted = 0
-    with loaded(folder, 2, monkeypatch) as engine:
+    with loaded(request.getfixturevalue(model), 2, monkeypatch) as engine:
         for seed in range(8):
             engine.engine_step.speculating = None
             plain = guessed(engine, seed)
@@ -237,7 +254,11 @@ def test_guesses_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert accepted > 50
 
 
-def test_a_draft_model_of_rank_0_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("model", ["folder", "nets"])
+def test_a_draft_model_of_rank_0_changes_nothing(
+    model: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = request.getfixturevalue(model)
     with loaded(folder, 2, monkeypatch) as engine:
         plain = [guessed(engine, seed, "off").generated for seed in range(4)]
     with loaded(folder, 2, monkeypatch, draft=str(folder)) as engine:
@@ -263,3 +284,27 @@ def test_streams_side_by_side(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert list(pool.map(text, params[:3])) == alone
             together = list(pool.map(text, params))
         assert [len(tokens) for tokens in together] == [24] * 20
+
+
+def test_a_conversation_with_recurrent_layers_goes_on_where_it_was(
+    nets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an answer, after parts of one, and after one that is left out of the text: from states of every rank."""
+    from tests.engine.keeping import answer as answered
+
+    params = SamplingParams(temperature=0.0, max_tokens=60, logprobs=0)
+    with loaded(nets, 2, monkeypatch) as engine:
+        tokens = [token for token, _ in answered(engine, PROMPT, params)[0]]
+        for count in (59, 40, 20, 0):
+            text = [*PROMPT, *tokens[:count], 7]
+            found, computed = answered(engine, text, params)
+            assert computed == 1
+            engine.loop.call(engine.pieces.blocks.evict_all)
+            afresh, computed = answered(engine, text, params)
+            assert computed == len(text)
+            for (token, logprob), (other, wanted) in zip(found, afresh, strict=True):
+                assert abs(logprob - wanted) < 0.1
+                if token != other:
+                    break  # at a tie
+            answered(engine, PROMPT, params)
+        engine.loop.call(engine.pieces.blocks.check)

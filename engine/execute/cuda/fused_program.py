@@ -73,7 +73,7 @@ def unsupported(network: Network) -> str | None:
         return f"there are no fused kernels for {str(network.dtype).removeprefix('torch.')} weights"
     reason = not_fused(network.spec)
     if reason is None and network.share is not None:
-        reason = not_divided(network.whole)
+        reason = not_divided(network.whole, network.share.ranks)
     if reason is None and apart(network):
         return "the fused kernels do not support experts that are not in one tensor"
     return reason

@@ -86,7 +86,8 @@ class StepProducts:
         if exchange is None:
             self.run(rows, given, layer, self._out, norm=norm, parts=parts)
         else:
-            self.run(rows, given, layer, self.part, scale=scale if after is None else 1.0, parts=parts)
+            part_scale = scale if after is None else 1.0
+            self.run(rows, given, layer, self.part, norm=norm, scale=part_scale, parts=parts)
             if after is None:
                 exchange.add(self.part[:rows], here, here)
                 return 0

@@ -16,8 +16,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from engine.batch import NONE, StateMoves
 from engine.cache.kv_cache import KVCache
+from engine.cache.kv_rows import layer_rows
 from engine.cache.rows import Rows
+from engine.cache.states import make_states
 from engine.execute.cuda.all_reduce import AllReduce
 from engine.execute.cuda.all_reduce_layout import AllReduceLayout
 from engine.execute.cuda.decode_runner import DecodeRunner
@@ -40,7 +43,8 @@ from tests.models.checkpoints import (
     write_checkpoint,
     write_gguf,
 )
-from tests.models.families import tiny_qwen3_moe
+from tests.models.families import tiny_bamba, tiny_qwen3_moe
+from tests.models.hybrids import tiny_qwen3_5_moe
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(
@@ -64,6 +68,18 @@ LLAMA = tiny_llama(
 )
 
 
+KINDS: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+NETS = tiny_qwen3_5_moe(
+    **KINDS, vocab_size=27, hidden_size=64, head_dim=64, num_attention_heads=4, num_key_value_heads=2,
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
+    moe_intermediate_size=64, shared_expert_intermediate_size=64, num_experts=4, num_experts_per_tok=2,
+)  # fmt: skip
+MAMBA = tiny_bamba(
+    num_hidden_layers=2, attn_layer_indices=[1], vocab_size=27, hidden_size=64, intermediate_size=64,
+    num_attention_heads=1, num_key_value_heads=1, mamba_n_heads=8, mamba_n_groups=4, mamba_d_state=16,
+)  # fmt: skip
+
+
 def logits_of(rank: int, ranks: int, path: Path, folder: Path, steps: list[list[int]]) -> list[Tensor]:
     """Logits [rows, vocab] of each step, of these slots. What is likeliest is taken, by the first rank alone."""
     network = load_model(
@@ -75,9 +91,10 @@ def logits_of(rank: int, ranks: int, path: Path, folder: Path, steps: list[list[
         plan = AllReduceLayout.of(network, SLOTS, 0)
         exchange = AllReduce(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
         exchange.wait_at_most(60.0)
-    shape = network.spec.attention
-    cache = KVCache.uniform(1, 2 * SLOTS, 16, shape.kv_heads, shape.head_dim, torch.float32, CPU)
-    first = rank == 0
+    spec = network.spec
+    cache = KVCache(layer_rows(spec, torch.float32, CPU), 2 * SLOTS, 16, torch.float32, CPU)
+    cache.states = make_states(spec, SLOTS, CPU)
+    first, counts = rank == 0, [0] * SLOTS
     token = torch.arange(SLOTS) % 7 if first else torch.full((SLOTS,), -1)
     slots, found = Slots(SLOTS, 32, 2, token), []
     program = FusedDecoder(network, cache, slots.given, False, exchange=exchange)
@@ -87,6 +104,10 @@ def logits_of(rank: int, ranks: int, path: Path, folder: Path, steps: list[list[
     for taken in steps:
         rows = next(count for count in (1, 4, 20) if count >= len(taken))
         slots.activate(taken, rows)
+        for slot in taken if cache.states is not None else ():
+            row = counts[slot]
+            slots.move(slot, StateMoves(slot if row else NONE, row, ((row + 1, slot),)), row)
+            counts[slot] += 1
         slots.send()
         logits = program.run(rows, 640)[: len(taken)].clone()
         if exchange is None:
@@ -112,8 +133,11 @@ def test_two_ranks_have_the_logits_of_one(tmp_path: Path) -> None:
         "attn_output": GGUF.Q8_0, "ffn_gate": GGUF.Q4_0, "ffn_up": GGUF.Q4_0, "ffn_down": GGUF.Q8_0,
     })  # fmt: skip
     write_checkpoint(tmp_path / "experts", EXPERTS)
+    write_checkpoint(tmp_path / "nets", NETS)
+    write_checkpoint(tmp_path / "mamba", MAMBA)
     few, many = [[3], [3, 1, 0]], list(range(SLOTS))
     asked = {"qwen3": [*few, many, [3]], "llama": few, "blocks.gguf": few, "experts": [*few, many]}
+    asked |= {"nets": [*few, many, [3]], "mamba": [*few, many, [3]]}
     for name in asked:
         (tmp_path / f"{name}-memory").mkdir()
     expected = each_logits(0, 1, tmp_path, asked)
