@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
@@ -150,13 +151,24 @@ def test_two_ranks_have_the_logits_of_one(tmp_path: Path) -> None:
             )
 
 
+@dataclass
+class State:
+    """The state of an answer, in slot 0; steps leave that after their first row."""
+
+    seen: int
+
+    @property
+    def moves(self) -> StateMoves:
+        return StateMoves(0, self.seen, ((self.seen + 1, 0),))
+
+
 class Answer:
     """A sequence as the runner has it."""
 
-    def __init__(self, prompt: list[int]) -> None:
+    def __init__(self, prompt: list[int], state: State | None) -> None:
         self.rows, self.params, self.seed = Rows.of(prompt), SamplingParams(temperature=2.0), 1
         self.rows.next_position += 3  # as after a think span that was taken out
-        self.table: Any = SimpleNamespace(blocks=[2, 3], first=0, firsts=[], state=None)
+        self.table: Any = SimpleNamespace(blocks=[2, 3], first=0, firsts=[], state=state)
         self.generated: list[int] = []
 
     def allow(self, words: Any, drawn: int | None = None) -> None:
@@ -173,7 +185,7 @@ class Now:
         pass
 
 
-def runner_of(rank: int, ranks: int, path: Path, folder: Path) -> DecodeRunner[Answer]:
+def runner_of(rank: int, ranks: int, path: Path, folder: Path) -> tuple[DecodeRunner[Answer], State | None]:
     network = load_model(files_of(path), dtype=torch.float32, device=CPU, rank=(rank, ranks))
     vocab, exchange = network.whole.vocab_size, None
     sampler: DeviceSampler | NullSampler = DeviceSampler(vocab, 2, CPU)
@@ -183,9 +195,11 @@ def runner_of(rank: int, ranks: int, path: Path, folder: Path) -> DecodeRunner[A
         exchange.wait_at_most(60.0)
         if rank:
             sampler = NullSampler(vocab, 2, CPU, exchange.count)
-    shape = network.spec.attention
-    cache = KVCache.uniform(1, 8, 16, shape.kv_heads, shape.head_dim, torch.float32, CPU)
-    cache.kv.zero_()  # the row of the prompt was never computed
+    cache = KVCache(layer_rows(network.spec, torch.float32, CPU), 8, 16, torch.float32, CPU)
+    cache.states = make_states(network.spec, 1, CPU)
+    states = [] if cache.states is None else cache.states.layers.values()
+    for part in (*cache.parts, *states):
+        part.zero_()  # the row of the prompt was never computed
     slots = Slots(2, 2, 2, sampler.token)
     program = FusedDecoder(network, cache, slots.given, False, exchange=exchange)
     checking = (
@@ -195,7 +209,7 @@ def runner_of(rank: int, ranks: int, path: Path, folder: Path) -> DecodeRunner[A
     )
     found: DecodeRunner[Answer] = DecodeRunner(program, sampler, slots, 32, None, Now, checking)
     found.prepare()
-    return found
+    return found, None if cache.states is None else State(1)
 
 
 def decoded(
@@ -203,7 +217,7 @@ def decoded(
 ) -> list[int]:
     """The tokens after a first one, by runners of which only the first is asked: of a step for each of `guesses`, and
     of `count` steps before and after those."""
-    runner = runner_of(rank, ranks, path, folder)
+    runner, state = runner_of(rank, ranks, path, folder)
     with ring.open("r+b") as file:
         messages = Ring(file.fileno())
     tokens: list[int] = []
@@ -222,29 +236,39 @@ def decoded(
         runner.together = together
     runner._ahead = [(2, 640, runner.sampler.draw([0]))]
     assert not runner.while_idle()
-    answer = Answer([5])
+    answer = Answer([5], state)
     first = torch.zeros(runner.sampler.vocab_size)
     first[9] = 100.0
     runner.join(answer, first)
 
+    @contextmanager
+    def leaving_state() -> Iterator[None]:
+        row = runner._seats[answer].row
+        yield
+        if state is not None:
+            state.seen = row + 1
+
     def launch() -> None:  # always a step ahead of what is read
         for _ in range(count):
-            runner.launch([answer])
+            with leaving_state():
+                runner.launch([answer])
             tokens.extend(token.token_id for _, token in runner.read())
 
     launch()
     if guesses:
         tokens.extend(token.token_id for _, token in runner.read())
     for guessed in guesses:
-        ((_, drawn),) = runner.check([(answer, guessed)], lambda sequence, error: None)
+        with leaving_state():
+            ((_, drawn),) = runner.check([(answer, guessed)], lambda sequence, error: None)
         tokens += [token.token_id for token in drawn]
     launch()
     return tokens
 
 
-def test_a_runner_that_is_told_follows_the_one_that_draws(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [QWEN3, NETS], ids=["qwen3", "nets"])
+def test_a_runner_that_is_told_follows_the_one_that_draws(tmp_path: Path, config: Any) -> None:
     """Also while both prepare: a step more on one of them, and they would wait for each other."""
-    path, ring = write_checkpoint(tmp_path / "model", QWEN3), tmp_path / "ring"
+    path, ring = write_checkpoint(tmp_path / "model", config), tmp_path / "ring"
     ring.write_bytes(bytes(2 * ROOM))
     truth = decoded(0, 1, path, tmp_path, ring, 8, [])
     assert truth[0] == 9
