@@ -62,6 +62,15 @@ def test_recurrences_stand_in_the_place_of_attention() -> None:
     assert [part.layer for part in parts] == [None, *6 * [0], *7 * [1], *6 * [2], *7 * [3], None]
 
 
+def test_a_mixer_beside_another_begins_with_its_attention() -> None:
+    both = ["linear_kernel", "linear_kernel", "recur_kernel", "linear_kernel", "parts_kernel"]
+    kernels = ["embedding_kernel", *2 * [*both, *3 * ["linear_kernel"]], "linear_kernel"]
+    parts = median_kernels(steps(kernels))
+    names = ["q, k, v", "q, k, v", "recurrence", "o", "attention", "o", "gate and up", "down"]
+    assert [part.name for part in parts] == ["embedding", *2 * names, "head"]
+    assert [part.layer for part in parts] == [None, *4 * [0], *4 * [1], *4 * [2], *4 * [3], None]
+
+
 def test_the_inputs_of_all_layers_belong_to_none() -> None:
     first = ["embedding_kernel", "embedding_kernel", "linear_kernel", "norm_kernel"]
     layer = [*LAYER, "linear_kernel", "linear_kernel"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -95,6 +96,11 @@ def _places(names: Sequence[str]) -> list[tuple[int | None, str]]:
     )
     before = attends[0] - first if attends else 0
     starts = [at - before for at in attends]
+    for number, (last, at) in enumerate(pairwise(attends), 1):
+        if (
+            sum("linear" in name for name in names[last:at]) == 1
+        ):  # beside the mixer before, whose output that is
+            starts[number] = at
     if len(starts) > 1:
         # The last layer has as many kernels as the one of its kind before it, or else as the one before it.
         alike = [at for at in range(len(attends) - 1) if names[attends[at]] == names[attends[-1]]]
