@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.execute.cuda.prefill import Projected
-from engine.execute.cuda.step_order import Reader
+from engine.execute.cuda.step_order import StepReader
 from engine.execute.cuda.step_products import StepProducts
 from models.network import Linear, Network
 
@@ -28,7 +28,7 @@ class FirstProducts:
             first, second = (torch.zeros(rows * n, dtype=network.dtype, device=network.device) for n in sizes)
             self._buffers.append((first, second))
 
-    def run(self, index: int, reads: Reader, x: Tensor, rows: int, prepared: int) -> None:
+    def run(self, index: int, reads: StepReader, x: Tensor, rows: int, prepared: int) -> None:
         """Enqueue those of x [rows, hidden] that layer `index` begins with. So many programs have prepared x."""
         spec, products = self._network.spec, list[tuple[Linear, Tensor]]()
         following = index + 1

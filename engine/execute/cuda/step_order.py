@@ -12,7 +12,7 @@ from models.network import FeedForwardWeights, Linear, Network
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class StepReader:
     """What reads x."""
 
     norm: Normed | None
@@ -27,9 +27,9 @@ class Part:
 
     layer: int
     is_mixer: bool
-    reads: Reader | None
+    reads: StepReader | None
     """None: what the part before read, which has computed its first product, too."""
-    then: Reader | None
+    then: StepReader | None
     """What reads x next; None if the next part adds to x without reading it."""
     is_last: bool
     """Whether nothing of its layer follows."""
@@ -37,7 +37,7 @@ class Part:
 
 def step_parts(network: Network) -> tuple[Part, ...]:
     """Return all parts of a network."""
-    head = Reader((network.spec.final_norm, network.final_norm), network.head)
+    head = StepReader((network.spec.final_norm, network.final_norm), network.head)
     parts = [*_readers(network), (len(network.layers), True, head)]
     return tuple(
         Part(layer, is_mixer, reads, then, layer != following)
@@ -45,12 +45,12 @@ def step_parts(network: Network) -> tuple[Part, ...]:
     )
 
 
-def _readers(network: Network) -> Iterator[tuple[int, bool, Reader | None]]:
+def _readers(network: Network) -> Iterator[tuple[int, bool, StepReader | None]]:
     """Yield the layer of each part, whether it is a mixer, and what it begins with, unless that is not its own."""
     for index, (spec, layer) in enumerate(zip(network.spec.layers, network.layers, strict=True)):
         if layer.mixer is not None:
             norm = normed(spec.attention_norm, layer.attention_norm)
-            yield index, True, None if spec.beside else Reader(norm, layer.projections)
+            yield index, True, None if spec.beside else StepReader(norm, layer.projections)
         if (feed := layer.feed_forward) is not None:
             product = feed.gate_up if isinstance(feed, FeedForwardWeights) else None
-            yield index, False, Reader(normed(spec.feed_forward_norm, layer.feed_forward_norm), product)
+            yield index, False, StepReader(normed(spec.feed_forward_norm, layer.feed_forward_norm), product)
