@@ -29,6 +29,7 @@ from engine.kernels.triton.launch import shared_bytes, split_alike
 from engine.kernels.triton.linear import HeadInputs
 from models.network import LatentWeights, Linear, Network
 from models.spec import LatentAttention
+from models.weights.formats.blocks import BLOCKS
 
 CHUNK = 64
 """Rows of the smallest chunk of a sequence."""
@@ -102,7 +103,7 @@ class StepLatents:
         self._attend(given, index, (absorbed, q, projected.gates), limit, alone is None)
         mixed, parts = self._mixed[: rows * heads * rank].view(rows, -1), None
         used = min(triton.cdiv(limit, CHUNK), most_chunks(rows))
-        if rows == 1 and used <= IN_ORDER and self._combines(weights.v_b):
+        if rows == 1 and used <= IN_ORDER and _combines(weights.v_b):
             sizes = rank, CHUNK, used, heads * rank
             parts = Partials(self._partial, self._lse, given.active, given.counters, sizes)
         else:
@@ -125,14 +126,6 @@ class StepLatents:
         heads = HeadInputs(outputs, apart, x.shape[1])
         for part in self._parts(len(x)):
             self._products.run(len(x[part]), x[part], layer, out[part], parts=parts, heads=heads)
-
-    def _combines(self, layer: Linear) -> bool:
-        """Return whether a product of one row can combine the parts of its input: not with several rows in lanes."""
-        (weight,) = layer.parts
-        if weight.planes is None:
-            return True
-        tile = self._products.cuts.product(1, weight.rows, weight.columns, False, weight.format)
-        return tile.lanes > 1 and weight.planes.order is None
 
     def _attend(
         self,
@@ -209,6 +202,14 @@ class StepLatents:
             launch_pdl=self._pdl,
         )
         split_alike(kernel)
+
+
+def _combines(layer: Linear) -> bool:
+    """Return whether a product of one row of each head (`by_head`) can combine the parts of its input."""
+    (weight,) = layer.parts
+    if weight.planes is None:
+        return True
+    return BLOCKS[weight.format].shared == 1 and weight.planes.order is None
 
 
 def _doublings(limit: int, chunks: int) -> int:

@@ -4,7 +4,6 @@ The plain twin is `Decoder` in `models/reference/decoder.py`. `fused_program.py`
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 import triton
@@ -16,7 +15,7 @@ from engine.execute.cuda.decode_attention import Partials
 from engine.execute.cuda.experts import activation
 from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.packed import ordered_plane_args
-from engine.execute.cuda.tiles import FEW, SMALLEST_OUTPUTS
+from engine.execute.cuda.tiles import FEW, SMALLEST_OUTPUTS, by_head
 from engine.kernels.triton.columns import SPAN
 from engine.kernels.triton.fused_norm import add_prepared_kernel
 from engine.kernels.triton.launch import split_alike
@@ -157,10 +156,8 @@ class StepProducts:
             first = place // (2 if gated else 1)
             kind = weight.format if weight.planes is not None else None
             tile = self.cuts.product(rows, outputs, weight.columns, gated, kind)
-            while heads is not None and heads.outputs % tile.outputs(
-                gated
-            ):  # a program computes those of one head
-                tile = replace(tile, tiles=tile.tiles // 2)
+            if heads is not None:
+                tile = by_head(tile, heads.outputs, weight.columns, kind)
             limit = {}
             if kind is None:
                 launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from models.weights.block_formats import Kind
+from models.weights.formats.blocks import BLOCKS
 
 FEW = 8
 """Up to this many rows, a step reads each weight once and gives each row the bits that it has alone."""
@@ -47,6 +48,19 @@ class Tile:
         """Return the (for quantised weights approximate) bytes of shared memory in which a program holds weights."""
         each = 4096 if kind is None else 4096 * kind.block_bytes // kind.block
         return each * self.warps * self.tiles * min(self.ahead, _parts(inputs, self.columns(kind)))
+
+
+def by_head(tile: Tile, outputs: int, inputs: int, kind: Kind | None) -> Tile:
+    """Return `tile` for products of each head's own `inputs` by `outputs` lines, a multiple of 16. Not yet measured.
+
+    Warps without columns compute more outputs instead, all of one head. Quantised weights go in lanes where they can,
+    so that a product can combine the parts of its input.
+    """
+    while tile.warps > 1 and tile.columns(kind) >= 2 * inputs:
+        tile = replace(tile, warps=tile.warps // 2, tiles=2 * tile.tiles)
+    while outputs % tile.outputs(False):
+        tile = replace(tile, tiles=tile.tiles // 2)
+    return replace(tile, lanes=LANES) if kind is not None and BLOCKS[kind].shared == 1 else tile
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,9 @@ def test_steps_and_prompts_read_packed_weights(kind: GGUF, tmp_path: Path) -> No
         held = Slots(1, 8, 4, ids[-1:].clone())
         held.put(0, 40, 40)
         held.show(0, table)
-        held.activate([0], 1)
+        held.activate([0], 2)
         held.send()
-        step = FusedDecoder(network, cache, held.given, pdl=False).run(1, 640)
+        program = FusedDecoder(network, cache, held.given, pdl=False)
+        step, both = program.run(1, 640).clone(), program.run(2, 640)
+    assert torch.equal(step[0], both[0])  # a single row has its chunks combined by the product with v_b
     torch.testing.assert_close(step, wanted[1:], rtol=1e-3, atol=1e-3)
