@@ -10,7 +10,7 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 
-COMPARED = tl.constexpr(16384)
+COMPARED = tl.constexpr(32768)
 """Pairs of experts that are compared at once."""
 
 
@@ -62,13 +62,15 @@ def choose_kernel(
     share = _share(score, top, total, SIGMOID)
     mine = _ranked(share, selection_bias, index, COUNT, SELECTION_BIAS)
     rank = tl.zeros([PADDED], tl.int32)
-    for start in tl.static_range(0, PADDED, BLOCK):  # unrolled, so that all loads begin at once
-        other = start + tl.arange(0, BLOCK)
-        given = tl.load(logits + other, mask=other < COUNT, other=float("-inf"), cache_modifier=".cg")
-        shared = _share(given, top, total, SIGMOID)
-        theirs = _ranked(shared, selection_bias, other, COUNT, SELECTION_BIAS)[None, :]
-        before = (theirs == mine[:, None]) & (other[None, :] < index[:, None])
-        rank += tl.sum(((theirs > mine[:, None]) | before).to(tl.int32), 1)
+    parts = tl.reshape(mine, [PADDED // BLOCK, BLOCK])
+    number = tl.arange(0, PADDED // BLOCK)[:, None]
+    # A thread compares its own experts with all others, so no sum leaves it. It needs maxima of the others, which come
+    # from shared memory: the compiler would have every thread compute their shares again.
+    for part in tl.static_range(PADDED // BLOCK):
+        other = part * BLOCK + tl.arange(0, BLOCK)
+        theirs = tl.max(tl.where(number == part, parts, float("-inf")), 0)[:, None]
+        before = (theirs == mine[None, :]) & (other[:, None] < index[None, :])
+        rank += tl.sum(((theirs > mine[None, :]) | before).to(tl.int32), 0)
     taken = rank < CHOSEN
     if RENORMALISE:
         share = share / tl.maximum(tl.sum(tl.where(taken, share, 0.0), 0), 1e-12)

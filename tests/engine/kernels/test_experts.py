@@ -175,6 +175,20 @@ def test_the_best_experts_are_chosen_and_of_equal_ones_the_first(renormalise: bo
         torch.testing.assert_close(shares[row], expected)
 
 
+@pytest.mark.parametrize("count", [60, 128, 256, 300])
+def test_experts_are_ranked_however_many_there_are(count: int) -> None:
+    """Every second score comes again, in another place."""
+    random = torch.Generator().manual_seed(count)
+    logits = torch.randn(2, count, generator=random)
+    logits[:, count // 2 :] = logits[:, : (count + 1) // 2].flip(-1)
+    ids, shares = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(2, 8)
+    how = {"SELECTION_BIAS": False, "SIGMOID": False, "RENORMALISE": False}
+    choose_kernel[(2,)](logits, logits, ids, shares, COUNT=count, CHOSEN=8, **how)
+    expected = logits.sort(dim=-1, descending=True, stable=True).indices[:, :8]
+    assert torch.equal(ids.long(), expected)
+    torch.testing.assert_close(shares, logits.softmax(-1).gather(1, expected))
+
+
 @pytest.mark.parametrize(("pairs", "experts"), [(1, 8), (37, 8), (100, 3), (64, 1), (90, 128)])
 def test_pairs_are_sorted_and_every_tile_belongs_to_one_expert(pairs: int, experts: int) -> None:
     height = 16
