@@ -146,11 +146,11 @@ class Fire:
     ) -> bool:
         """Whether `mask` may answer this as `exact` does: its positions run out, or a turn has no room.
 
-        With a window a turn has to be there from where its thinking began, which nobody holds, and so has the log of
-        recurrent layers. From host memory, groups with a window come back at the end of a turn alone.
+        With a window a turn has to be there from where its thinking began, which nobody holds. From host memory, groups
+        with a window come back at the end of a turn alone.
         """
         blocks, host = self.engine.pieces.blocks, self.engine.pieces.cache.host
-        if self.engine.spec.window is not None or blocks.marks is not None or (blocks.groups and host):
+        if self.engine.spec.window is not None or (blocks.groups and host):
             return True
         stream, hidden = self.prompt(talk, before, user, opening, masked=True)
         gone = 0
