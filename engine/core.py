@@ -261,6 +261,7 @@ class EngineCore:
         for on_host in (self._host, self._held.on_host):
             if on_host is not None:
                 on_host.close()
+        self._scheduler.logits.clear()
         self._blocks.carry_out, self._scheduler.leave = lambda copy: None, lambda sequence: None
         self._held = self._host = self._speculating = None
         del self.engine_step

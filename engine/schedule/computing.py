@@ -94,7 +94,12 @@ class Computing:
                 decoding = self._decode_s if len(prompts) < len(chunks) else 0.0
                 self._saw(prompts, disk, seconds - decoding)
         each = iter(logits)
-        return [(chunk, [next(each) for _ in range(1 + len(chunk.guesses))]) for chunk in sampling]
+        found = [(chunk, [next(each) for _ in range(1 + len(chunk.guesses))]) for chunk in sampling]
+        if self.scheduler.blocks.marks is not None:
+            for chunk, rows in found:
+                if len(chunk.sequence.rows) == chunk.sequence.prompt_tokens:
+                    self.scheduler.logits.note(chunk.sequence.rows.keys, rows[0])
+        return found
 
     @property
     def _idle_pace(self) -> IdlePace:

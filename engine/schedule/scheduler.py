@@ -18,6 +18,7 @@ from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.schedule.chunk_pace import FEWEST, PADDING, RowCost
 from engine.schedule.metrics import Tally
+from engine.schedule.prompt_logits import PromptLogits
 from engine.schedule.sequence import Priority, Sequence, SequenceStatus
 from engine.schedule.state_plan import state_plan
 
@@ -74,6 +75,8 @@ class Step:
     joining: list[Sequence] = field(default_factory=list)
     """Sequences that lack only the row of a token of their answer: they need a slot, and no chunk."""
     chunks: list[PromptChunk] = field(default_factory=list)
+    known: list[PromptChunk] = field(default_factory=list)
+    """Chunks without rows, of prompts whose logits are remembered."""
 
     @property
     def prompts(self) -> list[PromptChunk]:
@@ -124,6 +127,7 @@ class Scheduler:
     turn: int = 0
     """The latest turn that has begun to run: a new request waits behind at most one waiting request of each client."""
     tally: Tally = field(default_factory=Tally)
+    logits: PromptLogits = field(default_factory=PromptLogits)
     idle_turn: Sequence | None = None
     """The sequence whose idle work the last step did; None: none."""
 
@@ -193,6 +197,7 @@ class Scheduler:
         step.launched = [sequence for sequence in step.launched if sequence.joined]
         step.joining = [sequence for sequence in step.joining if sequence.status is SequenceStatus.RUNNING]
         step.chunks = [chunk for chunk in step.chunks if chunk.sequence.status is SequenceStatus.RUNNING]
+        step.known = [chunk for chunk in step.known if chunk.sequence.status is SequenceStatus.RUNNING]
         return step
 
     def _catch_up(self, level: Priority) -> None:
@@ -218,6 +223,9 @@ class Scheduler:
         beside = any(self._decodes(sequence) for sequence in mine)
         for sequence in mine:
             if sequence.joined or sequence.status is not SequenceStatus.RUNNING:
+                continue
+            if sequence.pending == 0 and sequence.logits is not None:
+                step.known.append(PromptChunk(sequence, sequence.computed, 0))
                 continue
             if sequence.pending == 0:  # nothing to generate, and everything is warm
                 self.finish(sequence, None)
@@ -322,12 +330,16 @@ class Scheduler:
             if not self._make_room(sequence):
                 break
             keys = sequence.rows.keys
+            if sequence.params is not None and len(keys) == sequence.prompt_tokens:
+                sequence.logits = self.logits.find(keys)
             try:
                 table = self._open(sequence, level)
             except Exception as error:  # noqa: BLE001 - an error in copying concerns this sequence alone
                 self.finish(sequence, None, error)
                 continue
             sequence.table = table
+            if table.length < len(keys):
+                sequence.logits = None
             if self.slots:
                 sequence.rewind()
             sequence.status = SequenceStatus.RUNNING

@@ -10,6 +10,8 @@ from sys import maxsize
 from threading import Event
 from time import perf_counter
 
+from torch import Tensor
+
 from engine.cache.block import Key
 from engine.cache.block_table import BlockTable
 from engine.cache.prefix_hit import PrefixHit
@@ -83,6 +85,8 @@ class Sequence:
     table: BlockTable | None = None
     joined: bool = False
     """Whether it has a slot of the decode runner."""
+    logits: Tensor | None = None
+    """Those of the last row of the prompt, if they are remembered and all its rows are present."""
     unread: int = 0
     """Tokens that were or will be drawn in the slot and that the host has not read."""
     preemptions: int = 0
@@ -155,7 +159,8 @@ class Sequence:
     @property
     def reusable(self) -> list[Key]:
         """The keys of the rows that need not be computed: the last one always is, if its logits are needed."""
-        return self.rows.keys[:-1] if self.params is not None else self.rows.keys
+        is_needed = self.params is not None and self.logits is None
+        return self.rows.keys[:-1] if is_needed else self.rows.keys
 
     @property
     def cached_tokens(self) -> int:

@@ -88,7 +88,7 @@ class EngineStep:
         step = Step() if self.ending.is_short else step  # memory ran out: all are preempted
         self._report_finished()
         if decoding is None:
-            self._draw_all(self._compute(step.chunks))
+            self._draw_all([*self._compute(step.chunks), *self._remembered(step.known)])
         else:
             self._decode(step, decoding)
         self._report_finished()
@@ -101,7 +101,7 @@ class EngineStep:
                 decoding.join(sequence, None)
         # A sequence that joined may have taken the slot of another one.
         launched = [sequence for sequence in step.launched if sequence.joined]
-        if not launched or step.chunks:
+        if not launched or step.chunks or step.known:
             guesses.forget()
         elif speculating is not None and len(launched) < MOST_ROWS:
             with self.ending.of(lambda: launched):
@@ -119,7 +119,7 @@ class EngineStep:
         # Report tokens before enqueuing a chunk, which may take the host as long as the device. Do not wait first for
         # the tokens drawn behind the last chunk: the next tokens would be late.
         decoding.read(behind + bool(launched))
-        drawn = self._compute(step.chunks)
+        drawn = [*self._compute(step.chunks), *self._remembered(step.known)]
         decoding.read(int(bool(launched)))
         if speculating is not None:
             alone = len(launched) <= MOST_ROWS and not step.chunks and not step.joining
@@ -135,6 +135,15 @@ class EngineStep:
             with self.ending.of(lambda: [chunk.sequence for chunk in chunks], rows):
                 drawn = self.computing.run(chunks, self.disk)
         return drawn
+
+    def _remembered(self, known: list[PromptChunk]) -> list[tuple[PromptChunk, list[torch.Tensor]]]:
+        """Do what `_compute` does for prompts whose logits are remembered."""
+        found = []
+        for chunk in known:
+            logits, chunk.sequence.logits = chunk.sequence.logits, None
+            assert logits is not None
+            found.append((chunk, [logits.clone()]))  # drawing may change them
+        return found
 
     def _draw_all(self, drawn: list[tuple[PromptChunk, list[torch.Tensor]]]) -> None:
         """Draw the next tokens of these chunks, and record how their guesses did."""

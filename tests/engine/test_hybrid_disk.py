@@ -18,6 +18,7 @@ from chatterm.markdown.lines import line_text
 from engine import ContextFullError
 from engine.cache import kv_needs
 from engine.conversation.chat import Turn
+from engine.schedule.prompt_logits import PromptLogits
 from engine.store import disk, record_writer
 from engine.store.digests import root
 from engine.store.records import HEADER
@@ -75,6 +76,7 @@ def test_random_conversations_over_restarts(
     for _ in range(4):
         options: dict[str, Any] = {"num_blocks": rng.choice([None, 110]), "max_chunk": rng.choice([16, 64])}
         with hybrid_on_disk(tmp_path, **options) as engine:
+            engine.pieces.scheduler.logits = PromptLogits(0)  # every answer has a script
             chat = engine.chat("a system prompt of some length")
             chat.owner = "chat"
             chat.load(copies(turns))

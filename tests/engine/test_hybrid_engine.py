@@ -25,6 +25,7 @@ from engine.conversation.cache_explainer import Explainer, Question
 from engine.conversation.chat import Turn
 from engine.events import Cause, Parting, TurnStats
 from engine.kernels.native import library
+from engine.schedule.prompt_logits import PromptLogits
 from models.reference.decoder import Decoder
 from models.units import counted
 from tests.covering import each_value_once
@@ -97,7 +98,7 @@ def test_families_answer_as_the_reference_does(
         assert engine.pieces.runner.all_native == native
         found, _ = told(engine, prompt)
         assert found == expected(engine, prompt, len(found))
-        assert told(engine, prompt) == (found, 1)
+        assert told(engine, prompt) == (found, 0)
         assert told(engine, [*prompt, *found[:-3], 1, 2])[1] == 2
 
 
@@ -118,7 +119,7 @@ def test_a_prefix_is_reused_to_the_row(native: bool) -> None:
     prompt = text(2, 100)
     with hybrid_engine(native=native) as engine:
         first, _ = told(engine, prompt)
-        assert told(engine, prompt) == (first, 1), "a retry"
+        assert told(engine, prompt) == (first, 0), "a retry"
         after = [*prompt, *first[:-1]]
         assert told(engine, [*after, 7])[1] == 1, "the next message"
         assert told(engine, [*after[:-4], 7, 8])[1] == 2, "an answer of which the end was taken back"
@@ -163,6 +164,7 @@ def test_random_conversations(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     options: dict[str, Any] = {"num_blocks": rng.choice([None, 110]), "max_chunk": rng.choice([16, 64])}
     options["offload"] = rng.choice([None, 1 << 17, 1 << 22])
     with hybrid_engine(**options) as engine:
+        engine.pieces.scheduler.logits = PromptLogits(0)  # every answer has a script
         chat = engine.chat(think_cache=rng.choice(["exact", "mask"]))
         loaded: list[list[Turn]] = [[]]
         for _ in range(STEPS):
@@ -193,7 +195,7 @@ def test_only_what_is_new_is_computed_after_each_message() -> None:
             chat.settle(wait=True)
             assert engine.scripted.rows_computed == 0, "all that the next turn sees is there"
         list(chat.retry(greedy))
-        assert chat.turns[-1].answer.stats.prefilled_tokens == 1
+        assert chat.turns[-1].answer.stats.prefilled_tokens == 0
         chat.settle(wait=True)
         last = chat.turns[-1].user
         chat.undo()
@@ -284,7 +286,8 @@ def test_the_end_of_a_cancelled_answer_is_taken_back_at_no_cost(native: bool) ->
             assert found == expected(engine, [*prompt, *said[:kept], 7], len(found))
 
 
-def test_a_fork_that_a_prompt_has_found_is_marked() -> None:
+def test_a_fork_that_a_prompt_has_found_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_needs, "MOST_MARKS", 8)
     stem = text(5, 200)
     with hybrid_engine() as engine:
         told(engine, [*stem, *text(6, 100)])
@@ -323,3 +326,23 @@ def test_why_a_prompt_was_computed_again_is_told_in_words() -> None:
     assert line == (
         "Message 1 was computed again from token 9 on: what recurrent layers remembered there was no longer kept."
     )
+
+
+def test_a_retry_computes_no_row_and_draws_from_the_same_chances(native: bool) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=6, logit_bias={5: -3.0}, presence_penalty=1.0)
+    prompt, other = text(6, 60), text(7, 30)
+    with hybrid_engine(native=native) as engine:
+        first = engine.start(Rows.of(prompt), params)
+        wanted = heard(engine, first)
+        assert heard(engine, engine.start(Rows.of(other), GREEDY))
+        beside = engine.start(Rows.of([*prompt[:-1], 1]), GREEDY)
+        for seed in (3, 4, 3):
+            again = engine.start(Rows.of(prompt), replace(params, seed=seed))
+            assert (heard(engine, again) == wanted) == (seed == 3)
+            assert again.stats().prefilled_tokens == 0
+        heard(engine, beside)
+        engine.loop.call(engine.pieces.blocks.evict_all)
+        again = engine.start(Rows.of(prompt), params)
+        assert heard(engine, again) == wanted
+        assert again.stats().prefilled_tokens == len(prompt), "its rows were lost"
+        engine.check()

@@ -149,6 +149,15 @@ def test_after_an_end_token_only_what_follows_is_computed(engine: TinyEngine) ->
     engine.check()
 
 
+def test_a_prompt_is_answered_again_from_its_logits(engine: TinyEngine) -> None:
+    prompt = text(6, 50)
+    for rows in (0, 50, 50):
+        sequence = engine.start(Rows.of(prompt), params(5))
+        assert [token for token, _ in heard(engine, sequence)] == expected(engine, prompt, 5)
+        assert sequence.hit.rows == rows
+    engine.check()
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_right_and_wrong_guesses_change_no_token(engine: TinyEngine, seed: int) -> None:
     rng = Random(seed)
