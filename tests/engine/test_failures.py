@@ -32,10 +32,10 @@ def once(error: BaseException, real: object) -> object:
     """A function that raises `error` the first time and is `real` from then on."""
     errors = [error]
 
-    def call(*args: object) -> object:
+    def call(*args: object, **options: object) -> object:
         if errors:
             raise errors.pop()
-        return real(*args)  # type: ignore[operator]
+        return real(*args, **options)  # type: ignore[operator]
 
     return call
 
