@@ -77,6 +77,31 @@ def test_a_prefix_is_reused_to_the_row_on_every_rank(nets: Path) -> None:
     assert [computed for _, computed in found[0][:4]] == [1, 1, 2, 3]
 
 
+@pytest.mark.parametrize("marks", [1, 48])
+def test_a_conversation_is_that_of_one_process(
+    nets: Path, marks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is typed and taken back, answers that are drawn again, turns that are undone, and other branches."""
+    monkeypatch.setattr(kv_needs, "MOST_MARKS", marks)
+    found: list[list[list[int]]] = []
+    for ranks in (1, 2):
+        with loaded(nets, ranks, context=700) as engine:
+            chat, said = engine.chat("Be brief."), list[list[int]]()
+            for number, message in enumerate(("Why?", "And why that?", "Tell me more.", "Go on.")):
+                for typed in (message[:3], message, message[:-2]):
+                    chat.prepare(typed, wait=True)
+                said.append([event.token_id for event in chat.send(message, GREEDY)])
+                if number % 2:
+                    said.append([event.token_id for event in chat.retry(GREEDY)])
+                chat.settle(wait=True)
+                if number == 2:
+                    chat.undo()
+            assert engine.figures().marks > 0
+            engine.loop.call(engine.pieces.blocks.check)
+            found.append(said)
+    assert found[0] == found[1]
+
+
 def test_a_text_without_a_span_is_continued_on_every_rank(nets: Path) -> None:
     found = []
     for ranks in (1, 2):
