@@ -71,6 +71,13 @@ def test_a_mixer_beside_another_begins_with_its_attention() -> None:
     assert [part.layer for part in parts] == [None, *4 * [0], *4 * [1], *4 * [2], *4 * [3], None]
 
 
+def test_latent_attention_is_among_products_of_its_own() -> None:
+    layer = [*4 * ["linear_kernel"], "latent_kernel", *4 * ["linear_kernel"]]
+    parts = median_kernels(steps(["embedding_kernel", *2 * layer, "linear_kernel"]))
+    names = [*4 * ["q, k, v"], "latent attention", "v_b", "o", "gate and up", "down"]
+    assert [part.name for part in parts] == ["embedding", *2 * names, "head"]
+
+
 def test_the_inputs_of_all_layers_belong_to_none() -> None:
     first = ["embedding_kernel", "embedding_kernel", "linear_kernel", "norm_kernel"]
     layer = [*LAYER, "linear_kernel", "linear_kernel"]

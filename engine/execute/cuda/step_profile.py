@@ -16,6 +16,7 @@ MIXERS = {
     "parts_kernel": "attention",
     "convolve_kernel": "convolution",
     "recur_kernel": "recurrence",
+    "latent_kernel": "latent attention",
 }
 """The kernels of which every layer runs one once, and what they do."""
 ATTENDS = tuple(MIXERS)
@@ -107,7 +108,7 @@ def _places(names: Sequence[str]) -> list[tuple[int | None, str]]:
         at = alike[-1] if alike else len(starts) - 2
         starts.append(starts[-1] + starts[at + 1] - starts[at])
     found: list[tuple[int | None, str]] = []
-    layer, products = -1, 0
+    layer, products, after = -1, 0, AFTER
     for at, name in enumerate(names):
         if layer + 1 < len(starts) and at == starts[layer + 1]:
             layer, products = layer + 1, 0
@@ -119,8 +120,9 @@ def _places(names: Sequence[str]) -> list[tuple[int | None, str]]:
             found.append((layer, "q, k, v" if "linear" in name else plain))
         elif name.startswith(ATTENDS):
             found.append((layer, next(does for mixer, does in MIXERS.items() if name.startswith(mixer))))
-        elif "linear" in name and products < len(AFTER):
-            found.append((layer, AFTER[products]))
+            after = ("v_b", *AFTER) if name.startswith("latent_kernel") else AFTER
+        elif "linear" in name and products < len(after):
+            found.append((layer, after[products]))
             products += 1
         else:
             found.append((layer, plain))
