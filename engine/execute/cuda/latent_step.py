@@ -22,7 +22,7 @@ from engine.execute.cuda.decode_attention import Partials, padded_parts
 from engine.execute.cuda.prefill import Projected
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.step_products import StepProducts
-from engine.execute.cuda.tiles import FEW, IN_ORDER
+from engine.execute.cuda.tiles import FEW
 from engine.kernels.triton.combine import combine_kernel
 from engine.kernels.triton.latent_attention import LANES, latent_kernel
 from engine.kernels.triton.launch import shared_bytes, split_alike
@@ -38,6 +38,9 @@ MOST_CHUNKS, MOST_PARTS = 64, 512
 TILE, LARGE = 64, 170 << 10
 """Rows that a program holds at once, and the bytes of shared memory in which two such tiles fit, and the queries; with
 less, half as many rows."""
+IN_ORDER = 20
+"""Up to this many chunks of a sequence, those of the two smallest contexts, are added up one after the other. The
+product with v_b can do the same."""
 WARPS = 4
 
 

@@ -108,7 +108,8 @@ def _places(names: Sequence[str]) -> list[tuple[int | None, str]]:
         at = alike[-1] if alike else len(starts) - 2
         starts.append(starts[-1] + starts[at + 1] - starts[at])
     found: list[tuple[int | None, str]] = []
-    layer, products, after = -1, 0, AFTER
+    layer, products = -1, 0
+    after: tuple[str, ...] = AFTER
     for at, name in enumerate(names):
         if layer + 1 < len(starts) and at == starts[layer + 1]:
             layer, products = layer + 1, 0

@@ -33,7 +33,7 @@ for outputs, inputs, apart in ((512, 192, 256), (256, 512, 512)):
     shape |= dict(HEADS=HeadInputs(outputs, apart, 20 * apart))
     text, shared = ptx(linear_kernel, tile.warps, shape)
     if inputs == 512:
-        ptx(linear_kernel, tile.warps, shape | dict(COUNT=1, ATTENDED=(512, 64, 10, 10240), **LEFT))
+        ptx(linear_kernel, tile.warps, shape | dict(COUNT=1, ATTENDED=(512, 64, 20, 10240), **LEFT))
     before = text[: text.index("griddepcontrol.wait;")]
     found["products"].append([before.count("cp.async.cg"), ".local" in text])
 TYPES |= {"codes": "*i32", "more": "*i32", "scales": "*fp16", "supers": "*fp16"}
@@ -44,11 +44,11 @@ for kind in (Kind.Q4_0, Kind.Q8_0):
         shape |= dict(RESIDUAL=False, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, LANES=tile.lanes)
         shape |= dict(PDL=True, CODES=codes_of(kind), HEADS=HeadInputs(outputs, apart, 20 * apart))
         for count in (1, 8):
-            more = dict(ATTENDED=(512, 64, 10, 10240), **LEFT) if (count, inputs) == (1, 512) else {}
+            more = dict(ATTENDED=(512, 64, 20, 10240), **LEFT) if (count, inputs) == (1, 512) else {}
             text, shared = ptx(packed_linear_kernel, tile.warps, shape | dict(COUNT=count) | more)
             before = text[: text.index("griddepcontrol.wait;")]
             found["products"].append([before.count("cp.async.c"), ".local" in text])
-combined = dict(HQ=20, D=512, DIM=512, CHUNK=64, DOUBLINGS=2, CHUNKS=64, PADDED=64, PDL=True)
+combined = dict(HQ=20, D=512, DIM=512, CHUNK=64, DOUBLINGS=2, CHUNKS=64, PADDED=64, PDL=True, IN_ORDER=20)
 ptx(combine_kernel, 16, combined, ASTSource)
 print(json.dumps(found))
 """

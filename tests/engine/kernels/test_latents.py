@@ -19,13 +19,14 @@ from engine.execute.cuda.kernel_configs import KernelConfigs
 from engine.execute.cuda.prefill import FusedPrefill
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.step_products import StepProducts
+from engine.execute.cuda.tiles import context_limit
 from engine.kernels.triton.linear import HeadInputs
 from models.loading.load import load_model
 from models.network import LatentWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
 from models.weights.block_formats import Kind
 from tests.engine.kernels.test_packed import packed
-from tests.models.checkpoints import files_of, random_model, write_gguf
+from tests.models.checkpoints import files_of, random_model, write_checkpoint, write_gguf
 from tests.models.families import ALL_CHOSEN, tiny_deepseek
 
 CPU = torch.device("cpu")
@@ -74,8 +75,8 @@ CONFIG = tiny_deepseek(
 )
 
 
-def backend_of(network: Network) -> tuple[KVCache, SdpaBackend]:
-    cache = KVCache(layer_rows(network.spec, torch.float32, CPU), 4, 16, torch.float32, CPU)
+def backend_of(network: Network, blocks: int = 4) -> tuple[KVCache, SdpaBackend]:
+    cache = KVCache(layer_rows(network.spec, torch.float32, CPU), blocks, 16, torch.float32, CPU)
     return cache, SdpaBackend(cache)
 
 
@@ -107,3 +108,28 @@ def test_steps_and_prompts_read_packed_weights(kind: GGUF, tmp_path: Path) -> No
         step, both = program.run(1, 640).clone(), program.run(2, 640)
     assert torch.equal(step[0], both[0])  # a single row has its chunks combined by the product with v_b
     torch.testing.assert_close(step, wanted[1:], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("row", [639, 1100, 5000])
+def test_a_step_after_many_rows(row: int, tmp_path: Path) -> None:
+    """In chunks that the product with v_b combines, or a kernel of its own, or that are twice as long."""
+    network = load_model(files_of(write_checkpoint(tmp_path, CONFIG)), dtype=torch.float32, device=CPU)
+    blocks, random = row // 16 + 1, torch.Generator().manual_seed(row)
+    cache, backend = backend_of(network, blocks)
+    table = tuple(torch.randperm(blocks, generator=random).tolist())
+    for part in cache.parts:
+        part.normal_(generator=random)
+    token, plain = torch.tensor([7]), Decoder(network)
+    held = Slots(1, 16, blocks, token.clone())
+    held.put(0, row, row % 50)
+    held.show(0, table)
+    held.activate([0], 12)
+    held.send()
+    with torch.inference_mode():
+        program = FusedDecoder(network, cache, held.given, pdl=False)
+        found = [program.run(rows, context_limit(row))[0].clone() for rows in (1, 2, 12)]
+        step = backend.plan(StepBatch((Span(table, row, 1),)))
+        wanted = plain.logits(plain.forward(token, torch.tensor([row % 50]), step))[0]
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], wanted, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found[2], wanted, rtol=1e-3, atol=1e-3)
