@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -132,6 +133,7 @@ def group_shapes(found: Iterator[Slot] | list[Slot]) -> dict[str, tuple[int, ...
     return shapes
 
 
+@lru_cache(maxsize=256)  # a list of models asks several times for each
 def parameters(spec: ModelSpec) -> int:
     """Return the number of a network's weights; a head that is tied to the embedding counts once."""
     return sum(prod(slot.shape) for slot in slots(spec))
