@@ -13,6 +13,7 @@ from tests.chatterm.server.agent_formats import FORMATS, Format
 from tests.chatterm.server.conftest import Served, serving
 from tests.chatterm.server.test_whole_way import Site, site
 from tests.counting import until
+from tests.covering import each_value_once
 
 __all__ = ["site"]
 
@@ -156,6 +157,7 @@ STRICT: list[Any] = [
 ]
 
 
+@each_value_once
 @pytest.mark.parametrize("choice", ["required", "map"])
 def test_a_call_that_has_to_be_made_is_made(site: Site, format: Format, choice: str) -> None:
     named: Any = {"type": "function", "function": {"name": choice}}

