@@ -1,6 +1,7 @@
 """Texts with states, which native kernels go on from at any mark: recurrences are tested with them."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
@@ -11,15 +12,12 @@ from torch import Tensor
 from engine.batch import NONE, Span, StateMoves
 from engine.cache.kv_cache import KVCache
 from engine.cache.states import make_states
-from engine.execute.compatibility import not_native
 from engine.execute.cpu.executor import NativeDecoder
-from engine.kernels.native.library import NativeLibrary, Pool
+from engine.kernels.native.library import Pool
 from models.network import Network
-from models.reference.decoder import Decoder
-from tests.engine.native.test_native_batches import Sequence, random_texts
-from tests.engine.native.test_native_chunks import relative
-from tests.engine.native.test_native_decode import CPU, cache_for, rounded
-from tests.engine.native.test_native_latent import all_logits
+from tests.engine.native import comparing
+from tests.engine.native.test_native_batches import Sequence
+from tests.engine.native.test_native_decode import CPU, cache_for
 
 MARKS = 12
 LENGTHS = (1, 7, 45, 150)
@@ -111,38 +109,29 @@ def together(decoder: NativeDecoder, texts: list[Walked], random: Random) -> lis
     return found
 
 
-def check(
-    model: Network,
-    library: NativeLibrary,
-    pool: Pool,
-    lengths: tuple[int, ...] | list[int],
-    dtype: torch.dtype,
-) -> None:
-    """Compare every row with the reference, and its bits in any company with those it has alone.
-
-    With a cache in 16 bits, other experts may be chosen for some rows, so that only bits are compared.
+def same_from_marks(
+    model: Network, texts: list[Sequence], pool: Pool, variant: int, dtype: torch.dtype, random: Random
+) -> Tensor:
+    """Compare the bits of every row and state in any company with those they have alone; return the logits,
+    [rows, vocab].
     """
-    assert not_native(model.spec) is None
-    random = Random(len(lengths))
-    texts = random_texts(model, lengths, random)
     blocks = sum(len(text.blocks) for text in texts)
-    expected = all_logits(Decoder(model), texts)
-    near = all_logits(rounded(model), texts) if model.is_quantized else expected
-    limit = 2 * relative(near, expected) + 2e-5
-    for variant in library.variants.values():
-        runs = [walked(texts) for _ in range(2)]
-        caches = [cache_of(model, dtype, blocks, slots) for _, slots in runs]
-        single = alone(NativeDecoder(model, caches[0], pool, variant), runs[0][0])
-        if dtype == torch.float32:
-            assert relative(torch.cat(single), expected) < limit
-        for text, row, found in together(NativeDecoder(model, caches[1], pool, variant), runs[1][0], random):
-            assert torch.equal(found, single[text][row])
-        for ours, theirs in zip(caches[1].parts, caches[0].parts, strict=True):
-            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
-        first, second = (cache.states for cache in caches)
-        assert first is not None
-        assert second is not None
-        for layer, states in first.layers.items():
-            for ours, theirs in zip(*(texts for texts, _ in runs), strict=True):
-                if theirs.row == ours.row:
-                    assert torch.equal(states[ours.slot], second.layers[layer][theirs.slot])
+    runs = [walked(texts) for _ in range(2)]
+    caches = [cache_of(model, dtype, blocks, slots) for _, slots in runs]
+    expected = alone(NativeDecoder(model, caches[0], pool, variant), runs[0][0])
+    for text, row, found in together(NativeDecoder(model, caches[1], pool, variant), runs[1][0], random):
+        assert torch.equal(found, expected[text][row])
+    for ours, theirs in zip(caches[1].parts, caches[0].parts, strict=True):
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+    first, second = (cache.states for cache in caches)
+    assert first is not None
+    assert second is not None
+    for layer, states in first.layers.items():
+        for ours, theirs in zip(*(texts for texts, _ in runs), strict=True):
+            if theirs.row == ours.row:
+                assert torch.equal(states[ours.slot], second.layers[layer][theirs.slot])
+    return torch.cat(expected)
+
+
+check = partial(comparing.check, same_in_company=same_from_marks, slack=2e-5)
+"""Compares with the reference, and with marks on the way."""

@@ -22,12 +22,12 @@ from models.reference.decoder import Decoder
 from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm, Rope, each_layer
 from tests.covering import each_value_once
 from tests.engine.hybrid import hybrid_network
+from tests.engine.native.comparing import all_logits
 from tests.engine.native.recurrences import LENGTHS, alone, cache_of, check, walked
 from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_batches import random_texts
 from tests.engine.native.test_native_chunks import relative
 from tests.engine.native.test_native_decode import CPU, cache_for, plain_model
-from tests.engine.native.test_native_latent import all_logits
 from tests.fresh import examples
 from tests.models.checkpoints import (
     files_of,

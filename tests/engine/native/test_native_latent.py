@@ -10,20 +10,20 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from engine.execute.compatibility import not_native
 from engine.execute.cpu.executor import NativeDecoder, unsupported
 from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.families.common import uniform
 from models.loading.load import load_model
-from models.network import LatentWeights, Network
+from models.network import LatentWeights
 from models.reference.decoder import Decoder
 from models.spec import FeedForward, LatentAttention, Layer, ModelSpec, Rope, each_layer
 from tests.covering import each_value_once
-from tests.engine.native.test_native_batches import Sequence, alone, random_texts, same_in_company
+from tests.engine.native.comparing import check
+from tests.engine.native.test_native_batches import alone, random_texts
 from tests.engine.native.test_native_chunks import relative
-from tests.engine.native.test_native_decode import CPU, cache_for, plain_model, rounded
+from tests.engine.native.test_native_decode import CPU, cache_for, plain_model
 from tests.engine.native.test_native_families import logits_of
 from tests.fresh import examples
 from tests.models.checkpoints import (
@@ -49,33 +49,6 @@ CONFIGS: dict[str, Any] = {
         **IN_BLOCKS | {"hidden_size": 256}, num_attention_heads=16, num_key_value_heads=16, kv_lora_rank=160
     ),
 }
-
-
-def all_logits(decoder: Decoder, texts: list[Sequence]) -> Tensor:
-    return torch.cat([logits_of(decoder, text, PlainAttention(decoder.network)) for text in texts])
-
-
-def check(
-    model: Network,
-    library: NativeLibrary,
-    pool: Pool,
-    lengths: tuple[int, ...] | list[int],
-    dtype: torch.dtype,
-) -> None:
-    """Compare every row with the reference, and its bits in any company with those it has alone.
-
-    With a cache in 16 bits, other experts may be chosen for some rows, so that only bits are compared.
-    """
-    assert not_native(model.spec) is None
-    random = Random(len(lengths))
-    texts = random_texts(model, lengths, random)
-    expected = all_logits(Decoder(model), texts)
-    near = all_logits(rounded(model), texts) if model.is_quantized else expected
-    limit = 2 * relative(near, expected) + 1e-5
-    for variant in library.variants.values():
-        found = same_in_company(model, texts, pool, variant, dtype, random)
-        if dtype == torch.float32:
-            assert relative(found, expected) < limit
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if "deepseek" in name or "moe lite" in name])
