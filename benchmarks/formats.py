@@ -89,7 +89,7 @@ def random_quantized(
     made = cache(lambda kind, rows, columns: random_blocks(kind, rows, columns, device, generator))
     for slot in slots(spec):
         called, blocks = slot.name(names), None
-        if slot.is_matrix:
+        if slot.is_matrix or slot.is_by_head:
             kind = choose(slot, layers)
             kind = Kind.Q8_0 if slot.shape[1] % kind.block else kind
             packed[called] = kind
@@ -111,7 +111,7 @@ def stored_bytes(spec: ModelSpec, name: str) -> float:
     """Return the approximate bytes of all weights in a format; `spec` may be that of one part."""
     choose, layers, total = FORMATS[name], len(spec.layers), 0.0
     for slot in slots(spec):
-        kind = choose(slot, layers) if choose is not None and slot.is_matrix else None
+        kind = choose(slot, layers) if choose is not None and (slot.is_matrix or slot.is_by_head) else None
         total += prod(slot.shape) * (2.0 if kind is None else kind.block_bytes / kind.block)
     return total
 
