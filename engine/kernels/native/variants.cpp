@@ -1,7 +1,7 @@
 // Lists the compiled variants, and which of them this machine runs.
 #include "kernels.h"
 
-#ifdef CT_HAVE_AVX2
+#ifdef __x86_64__
 #include <cpuid.h>
 #endif
 
@@ -20,7 +20,7 @@ constexpr bool EMULATED = true;
 constexpr bool EMULATED = false;
 #endif
 
-#ifdef CT_HAVE_AVX2
+#ifdef __x86_64__
 
 enum Register { EAX, EBX, ECX, EDX };
 
