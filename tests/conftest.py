@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out combinations of values. Begin with the longest test, which would otherwise run alone at the end."""
-    if not ALL:
+    if not (ALL or FRESH):  # a new example that failed is found again with all combinations only
         marked = [item for item in items if item.get_closest_marker("each_value_once")]
         left_out = set(marked).difference(cover(marked))
         items[:] = [item for item in items if item not in left_out]

@@ -8,10 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fresh import FRESH
-
-ALL = os.environ.get("CHATTERM_CASES") == "all" or FRESH > 0
-"""Whether to try every combination; a new example that failed is found again only with all of them."""
+ALL = os.environ.get("CHATTERM_CASES") == "all"
 each_value_once = pytest.mark.each_value_once
 """Marks a test whose combinations of values are not worth their time."""
 
