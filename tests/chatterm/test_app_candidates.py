@@ -11,6 +11,7 @@ from chatterm.screens.candidates import Candidates, CandidatesScreen
 from chatterm.sessions.store import SessionStore
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.covering import each_value_once
 from tests.fresh import seeds
 
 
@@ -259,6 +260,7 @@ async def test_a_click_keeps_one_that_can_be_read_and_opens_one_that_cannot() ->
         assert driver.answers == ["gamma"]
 
 
+@each_value_once
 @pytest.mark.parametrize("size", [(140, 45), (80, 24), (50, 12), (30, 8), (20, 5)])
 @pytest.mark.parametrize("count", [2, 3, 8])
 async def test_every_candidate_can_be_seen_and_nothing_stands_over_another(
@@ -319,7 +321,7 @@ async def test_one_that_is_not_open_shows_how_it_begins_as_it_is_read() -> None:
         await driver.pilot.press("escape")
 
 
-@pytest.mark.parametrize("seed", seeds(3))
+@pytest.mark.parametrize("seed", seeds(2))
 async def test_random_keys(seed: int, tmp_path: Path) -> None:
     """Whatever is pressed meanwhile: in the end tree, store, screen and backend agree."""
     chance = random.Random(seed)

@@ -19,6 +19,7 @@ from chatterm.screens.report import ReportScreen, ReportView
 from chatterm.widgets.remarks import Remark, Remarks, remarks_lines
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.covering import each_value_once
 from tests.fresh import examples
 
 SIZES = [(40, 12), (80, 24), (140, 45)]
@@ -65,6 +66,7 @@ async def test_the_key_of_another_report_shows_that_one_instead() -> None:
         assert driver.errors == []
 
 
+@each_value_once
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("command", ["/help", "/stats", "/cache why", "/set", "/system"])
 async def test_a_report_can_be_read_to_its_end(size: tuple[int, int], command: str) -> None:

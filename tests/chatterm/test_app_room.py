@@ -18,6 +18,7 @@ from chatterm.widgets.remarks import Remarks
 from chatterm.widgets.status_line import StatusLine
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.covering import each_value_once
 
 SIZES = [(40, 10), (40, 12), (60, 16), (80, 19), (80, 20), (80, 24), (80, 29), (140, 45)]
 LONG = "Something is wrong, and there is much to be said about it. " * 6
@@ -76,6 +77,7 @@ async def test_the_first_screen_shows_every_key_and_cuts_no_word(size: tuple[int
             assert "twice" in text
 
 
+@each_value_once
 @pytest.mark.parametrize(
     ("command", "row"), [("model", "● scripted"), ("tools", "read_file"), ("sessions", "● hello")]
 )

@@ -24,6 +24,7 @@ from models.weights.gguf import read_gguf
 from models.weights.matching import match
 from models.weights.slots import slots
 from models.weights.staging import Staging
+from tests.covering import each_value_once
 from tests.models.checkpoints import (
     files_of,
     random_model,
@@ -291,6 +292,7 @@ PACKED = {
 }
 
 
+@each_value_once
 @pytest.mark.parametrize("config", PACKED.values(), ids=PACKED.keys())
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.Q8_0])
 def test_streamed_weights_are_the_same(config: Any, kind: Kind, tmp_path: Path) -> None:

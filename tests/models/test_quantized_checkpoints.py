@@ -18,6 +18,7 @@ from models.network import LatentWeights, Network, Weight
 from models.weights.block_formats import Kind
 from models.weights.formats.blocks import dequantize
 from models.weights.formats.registry import read_scheme
+from tests.covering import each_value_once
 from tests.models.checkpoints import files_of, run, run_reference, tiny_qwen3
 from tests.models.families import ALL_CHOSEN, tiny_deepseek, tiny_glm_lite, tiny_qwen3_moe
 from tests.models.quantized_models import CASES, Case, write
@@ -112,6 +113,7 @@ def test_packed_rows_of_a_layer_are_cut(tmp_path: Path) -> None:
         assert error(run(load(tmp_path / name), TOKENS), expected) < 1e-4
 
 
+@each_value_once
 @pytest.mark.parametrize("name", ["awq", "fp8, blocks", "packed, 4 bits, 32"])
 @pytest.mark.parametrize("make", [tiny_deepseek, tiny_glm_lite])
 def test_what_expands_latents_may_be_quantised(make: Callable[..., Any], name: str, tmp_path: Path) -> None:

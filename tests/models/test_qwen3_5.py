@@ -20,6 +20,7 @@ from models.network import Network
 from models.recurrences import DeltaNet
 from models.reference.decoder import Decoder
 from models.spec import ModelSpec, each_attention, each_layer
+from tests.covering import each_value_once
 from tests.models import gguf_delta_nets
 from tests.models.checkpoints import (
     VOCAB_SIZE,
@@ -200,6 +201,7 @@ def test_gguf_files_may_have_layers_that_predict_further_tokens(tmp_path: Path) 
     assert_logits_close(run(loaded(path, quantize="none"), TOKENS), run_reference(model, TOKENS))
 
 
+@each_value_once
 @pytest.mark.parametrize(
     "name", ["awq", "gptq, act-order", "fp8, blocks", "packed, act-order", "w8a8", "fp8, rows"]
 )

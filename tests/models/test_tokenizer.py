@@ -24,6 +24,7 @@ from models.text.pieces import PromptPiece
 from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.text.tokenizer_parts import END_OF_TURN, TO_THE_ANSWER, TokenizerParts
 from tests.counting import calls_in, until
+from tests.covering import each_value_once
 from tests.models.tokenizer_data import golden, smollm2_file, smollm2_metadata, tiny, tiny_tokenizer
 
 
@@ -250,6 +251,7 @@ def test_parsing_and_plain_do_not_mix_across_threads() -> None:
     assert not wrong
 
 
+@each_value_once
 @pytest.mark.parametrize("vocabulary", ["tiny_bpe", "tiny_spm"])
 @pytest.mark.parametrize("unit", ["Some words, 12 of them.\n", "a", " ", "\n ", "!?", "漢", "<|im_end|>"])
 def test_long_texts_come_to_an_end(vocabulary: str, unit: str) -> None:

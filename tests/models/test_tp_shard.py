@@ -22,6 +22,7 @@ from models.reference.decoder import Decoder
 from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm
 from models.weights.block_formats import Kind as Held
 from models.weights.share import Share
+from tests.covering import each_value_once
 from tests.engine.divided import MORE_RANKS
 from tests.fresh import examples
 from tests.models.checkpoints import (
@@ -111,6 +112,7 @@ def test_ranks_compute_together_what_one_computes(name: str, tmp_path: Path) -> 
             torch.testing.assert_close(found, alone, atol=2e-4, rtol=1e-4)
 
 
+@each_value_once
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K])
 @pytest.mark.parametrize("quantize", ["auto", "none"])
 def test_blocks_of_a_file_are_divided_as_they_are(kind: Kind, quantize: str, tmp_path: Path) -> None:
