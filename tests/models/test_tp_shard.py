@@ -107,7 +107,7 @@ def loading(path: Path, **options: Any) -> Callable[[tuple[int, int]], Network]:
 def test_ranks_compute_together_what_one_computes(name: str, tmp_path: Path) -> None:
     load = loading(write_checkpoint(tmp_path, CONFIGS[name]))
     alone = logits_of(load((0, 1)))
-    for ranks in (2, 3, 4, *MORE_RANKS):
+    for ranks in (3, 4, *MORE_RANKS):  # two are processes in tests of the engine
         for found in together(load, ranks):
             torch.testing.assert_close(found, alone, atol=2e-4, rtol=1e-4)
 
