@@ -147,6 +147,8 @@ async def test_no_action_takes_longer_the_longer_the_conversation_is(
             "copy all": lambda: chat.action_run_command("copy", "all"),
             "copy code": lambda: chat.action_run_command("copy", "code"),
             "stats": lambda: chat.action_run_command("stats", ""),
+            "compact": lambda: chat.action_run_command("compact", ""),
+            "palette": driver.app.action_command_palette,
             "cache": lambda: chat.action_run_command("cache", "why"),
             "export": lambda: chat.action_run_command("export", "html"),
             "pin": lambda: chat.action_run_command("pin", "1"),
@@ -197,6 +199,7 @@ async def test_no_action_goes_through_all_exchanges_at_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     worst: dict[str, int] = {}
+    narrow, wide = Size(60, 24), Size(100, 40)
     tree, figures = Tree(), TurnStats(40, 0, 40).to_dict()
     for number in range(4 * MOST_EXCHANGES):
         exchange = tree.add(tree.head, f"Question {number}?", "scripted")
@@ -217,6 +220,15 @@ async def test_no_action_goes_through_all_exchanges_at_once(
             ("cache", lambda: do("cache", "why"), "1000  Question 999?"),
             ("model", lambda: do("model", "other"), "Now chatting with other"),
             ("answer", lambda: chat.writing.send_as_it_is("hello", "hello"), "From the other."),
+            ("narrower", lambda: driver.app.post_message(events.Resize(narrow, narrow)), "From the other."),
+            ("wider", lambda: driver.app.post_message(events.Resize(wide, wide)), "From the other."),
+            ("theme", lambda: driver.app.use_theme("paper"), "From the other."),
+            ("thinking", lambda: do("think", "show"), "From the other."),
+            ("pin", lambda: do("pin", "1000"), "From the other."),
+            ("edit", lambda: do("edit", "1"), "Question 0?"),
+            ("compact", lambda: do("compact", ""), "Make room"),
+            ("palette", lambda: driver.app.action_command_palette(), "/retry [N]"),
+            ("stats", lambda: do("stats", ""), "cache hit rate"),
         ]:
             exchanges.worst = 0
             action()
@@ -227,7 +239,7 @@ async def test_no_action_goes_through_all_exchanges_at_once(
             await driver.shows(text)
             await driver.idle()
             worst[name] = exchanges.worst
-            if name == "cache":
+            if driver.app.screen is not chat or chat.editing is not None:
                 await driver.pilot.press("escape")
         answers = [entry for entry in driver.transcript.entries if isinstance(entry, AnswerEntry)]
         assert len(answers) > 4 * MOST_EXCHANGES

@@ -1,6 +1,6 @@
 """The chat as its commands see it: the screen with its parts. It is a `ChatContext`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -152,7 +152,11 @@ class Chat(ChatBase):
     def show_thinking(self, opened: bool | None) -> None:
         """Expand or collapse the thinking of every answer; None expands it only while it runs."""
         self.conversation.show_thinking = opened
-        for entry in self.transcript.entries:
-            if isinstance(entry, AnswerEntry):
-                entry.show_thinking(opened)
-        self.transcript.update()
+
+        def fold() -> Generator[None, None, None]:
+            for entry in self.transcript.entries[::-1]:  # what is in view is usually at the end
+                if isinstance(entry, AnswerEntry):
+                    entry.show_thinking(self.conversation.show_thinking)
+                    yield
+
+        self.change(fold())
