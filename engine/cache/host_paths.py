@@ -83,8 +83,9 @@ class HostPaths:
         more = [block for block, count in self.follow(known, keys) if count == self._index.block_size]
         line: list[Block | Offloaded] = [*known, *more]
         here = self.length(found)
-        if self._groups.marks is not None:
-            return self._find_states(found, known, more, keys) or found
+        if self._groups.marks is not None:  # with states comes the end of the log alone
+            states = self._find_states(found, known, more, keys) if group_since == maxsize else None
+            return states or found
         end = self._index.present(line, since, group_since, self._has)
         longer = self._up_to(end, known, more, keys)
         if self.length(longer) <= here:

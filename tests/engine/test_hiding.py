@@ -39,3 +39,24 @@ def test_what_follows_hidden_rows_is_the_same_whatever_the_log_has_room_for(
     found, has_room = said(1020, 2, native, forget)
     assert has_room
     assert said(260, 1, native, forget) == (found, False)
+
+
+def test_a_state_in_host_memory_lacks_the_log_that_rows_need_to_move_up() -> None:
+    rows = Rows.of(text(9, 150))
+    with hybrid_engine(offload=1 << 24) as engine:
+        engine.warm_rows(rows)
+        blocks = engine.pieces.blocks
+        marks = blocks.marks
+        assert marks is not None
+
+        def lose() -> None:
+            for mark in list(marks):
+                marks.lose(mark)
+                marks.drop(mark)
+            for block in blocks.path(rows.keys)[:10]:
+                marks.log.drop(block)
+
+        engine.loop.call(lose)
+        assert engine.cached_rows(rows) == 150
+        assert engine.warm_rows(rows, since=60) == 150
+        check_blocks(engine)
