@@ -7,7 +7,6 @@ from typing import Any
 from rich.segment import Segment
 from rich.style import Style as RichStyle
 from textual import events
-from textual.app import App
 from textual.color import Color
 from textual.geometry import Region, Size
 from textual.renderables.background_screen import BackgroundScreen
@@ -64,12 +63,11 @@ class Below:
     """Makes a screen, the class after it, draw only what has changed while another one covers it."""
 
     _repaint_required: bool
-    app: App[Any]
+    app: Any
 
     def _compositor_refresh(self) -> None:
         super()._compositor_refresh()  # type: ignore[misc]
-        top: object = self.app.screen
-        if self is not top:  # Textual draws all of it with the next change
+        if self is not self.app.screen:  # Textual draws all of it with the next change
             self._repaint_required = False
 
 
