@@ -7,14 +7,12 @@ from time import monotonic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.segment import Segment
 from rich.style import Style
-from textual.strip import Strip
 
 from chatterm.backends.backend import EngineError
 from chatterm.conversation.preset import Preset, PresetEntry, preset_lines
 from chatterm.markdown.lines import line_cells, line_text
-from chatterm.screens.backdrop import Backdrop, Below, Shaded
+from chatterm.screens.backdrop import Backdrop
 from chatterm.screens.report import ReportScreen, ReportView
 from chatterm.widgets.remarks import Remark, Remarks, remarks_lines
 from tests.chatterm.driving import Driver, driven
@@ -216,46 +214,12 @@ async def test_a_screen_over_the_conversation_looks_as_textual_draws_it(
             driver.app.chat.action_run_command("help", "")
             await driver.shows("Esc closes")
             await driver.pilot.pause()
-            pictures.append(driver.segments())
-            driver.app.chat.remarks.stand("Behind the report")  # and the transcript moves up
-            await driver.pilot.pause()
-            pictures.append(driver.segments())
-            driver.app.chat.remarks.stand("")
+            pictures.append([(segment.text, segment.style) for segment in driver.segments()])
             await driver.pilot.press("escape")
             await driver.until(lambda: driver.app.screen is driver.app.chat)
-            for name in ("render", "refresh", "_on_screen_resume", "_on_timer_update"):
+            for name in ("render", "_on_screen_resume", "_on_timer_update"):
                 monkeypatch.delattr(Backdrop, name, raising=False)
-            monkeypatch.delattr(Below, "_compositor_refresh", raising=False)
-        assert joined(pictures[0]) == joined(pictures[2])
-        assert joined(pictures[1]) == joined(pictures[3])
-        is_seen = theme != "terminal"  # whose backdrop shows nothing of what is below
-        assert is_seen == (joined(pictures[0]) != joined(pictures[1]))
-
-
-async def test_what_does_not_change_behind_a_report_is_not_drawn_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    drawn: list[Strip] = []
-    shade = Shaded._shade
-
-    def counted(self: Shaded, strip: Strip) -> Strip:
-        drawn.append(strip)
-        return shade(self, strip)
-
-    monkeypatch.setattr(Shaded, "_shade", counted)
-    async with driven(ScriptedBackend(), (100, 30)) as driver:
-        driver.app.chat.action_run_command("help", "")
-        await driver.shows("Esc closes")
-        await driver.pilot.pause()
-        for _ in range(3):
-            drawn.clear()
-            driver.app.chat.status.refresh()
-            await driver.until(lambda: drawn)
-            assert len(drawn) == driver.app.chat.status.region.height
-        drawn.clear()
-        driver.app.screen.refresh(layout=True)
-        await driver.pilot.pause()
-        assert drawn == []
+        assert joined(pictures[0]) == joined(pictures[1])
 
 
 async def test_a_new_layout_of_a_report_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,13 +235,13 @@ async def test_a_new_layout_of_a_report_is_drawn_once(monkeypatch: pytest.Monkey
         assert len(frames) == 1
 
 
-def joined(segments: Sequence[Segment]) -> list[tuple[str, Style | None]]:
+def joined(segments: Sequence[tuple[str, Style | None]]) -> list[tuple[str, Style | None]]:
     """Return each character with what can be seen of its style."""
     return [
         (
             character,
             style and (style.color, style.bgcolor, style.bold, style.italic, style.underline, style.reverse),
         )
-        for text, style, _ in segments
+        for text, style in segments
         for character in text
     ]

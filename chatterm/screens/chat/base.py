@@ -15,7 +15,6 @@ from chatterm.commands.reports import undone_text
 from chatterm.conversation.entries import Entry, NoticeEntry
 from chatterm.conversation.screen_conversation import ScreenConversation
 from chatterm.conversation.session_tree import SessionTree
-from chatterm.screens.backdrop import Below
 from chatterm.settings.settings import Settings
 from chatterm.terminal import clipboard
 from chatterm.terminal.error_log import error_line, write_down
@@ -71,7 +70,7 @@ IN_THREAD = "in_thread"
 """The name of the workers of `in_thread`."""
 
 
-class ChatBase(Below, Screen[None]):
+class ChatBase(Screen[None]):
     """Implements `chatterm.conversation.view.View`. The widgets exist once it is mounted."""
 
     transcript: Transcript
