@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from engine.schedule.sequence import Sequence
 from models.loading.load import load_model
 from models.network import Network
 from tests.engine.inside import check_blocks, evict_all
+from tests.engine.speculation import Oracle, speculate
 from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3
 
@@ -103,3 +105,15 @@ def forget(engine: Engine) -> None:
 def random_tokens(count: int, seed: int) -> list[int]:
     """Return random tokens; prompts of different seeds share no significant prefix."""
     return torch.randint(256, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def check_guesses(engine: Engine, jobs: list[Job]) -> None:
+    """Compare answers with those for which right and wrong guesses are checked."""
+    forget(engine)
+    said = [alone(engine, job) for job in jobs]
+    known = {at: [*prompt, *tokens] for at, ((prompt, _), tokens) in enumerate(zip(jobs, said, strict=True))}
+    before = engine.engine_step.speculating
+    speculate(engine, Oracle(answers=dict(known), random=Random(1)))
+    forget(engine)
+    assert [alone(engine, job) for job in jobs] == said
+    engine.engine_step.speculating = before

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -24,8 +23,16 @@ from models.network import Network
 from models.recurrences import DeltaNet
 from models.spec import kv_sources
 from tests.engine.keeping import answer, keep, saved
-from tests.engine.speculation import Oracle, speculate
-from tests.gpu.engines import DEVICE, alone, an_engine, at_once, forget, one_after_the_other, random_tokens
+from tests.gpu.engines import (
+    DEVICE,
+    alone,
+    an_engine,
+    at_once,
+    check_guesses,
+    forget,
+    one_after_the_other,
+    random_tokens,
+)
 from tests.models.checkpoints import files_of, write_checkpoint
 from tests.models.families import tiny_falcon_h1, tiny_granite_hybrid, tiny_nemotron_h
 from tests.models.hybrids import tiny_qwen3_5, tiny_qwen3_5_moe
@@ -205,14 +212,7 @@ def test_an_answer_goes_on_where_it_was_stopped(engine: Engine) -> None:
 
 def test_right_and_wrong_guesses_change_nothing(engine: Engine) -> None:
     jobs = [(random_tokens(count, 2 * count), GREEDY) for count in (100, 41, 300)]
-    forget(engine)
-    said = [alone(engine, job) for job in jobs]
-    known = {at: [*prompt, *tokens] for at, ((prompt, _), tokens) in enumerate(zip(jobs, said, strict=True))}
-    before = engine.engine_step.speculating
-    speculate(engine, Oracle(answers=dict(known), random=Random(1)))
-    forget(engine)
-    assert [alone(engine, job) for job in jobs] == said
-    engine.engine_step.speculating = before
+    check_guesses(engine, jobs)
 
 
 def test_many_streams(engine: Engine) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -12,8 +11,16 @@ from torch import Tensor
 from benchmarks.stepping import forced_logits
 from engine import SamplingParams
 from engine.engine import Engine
-from tests.engine.speculation import Oracle, speculate
-from tests.gpu.engines import DEVICE, SIZES, alone, an_engine, forget, one_after_the_other, random_tokens
+from tests.gpu.engines import (
+    DEVICE,
+    SIZES,
+    alone,
+    an_engine,
+    check_guesses,
+    forget,
+    one_after_the_other,
+    random_tokens,
+)
 from tests.gpu.test_logits import errors, logits_of, prefilled_logits
 from tests.models.checkpoints import reference_model, write_checkpoint
 from tests.models.families import tiny_deepseek, tiny_glm_lite
@@ -129,14 +136,7 @@ def test_answers_beside_each_other_are_those_alone(with_experts: Engine) -> None
 
 def test_right_and_wrong_guesses_change_nothing(with_experts: Engine) -> None:
     engine, jobs = with_experts, [(text, GREEDY) for text in TEXTS]
-    forget(engine)
-    said = [alone(engine, job) for job in jobs]
-    known = {at: [*prompt, *tokens] for at, ((prompt, _), tokens) in enumerate(zip(jobs, said, strict=True))}
-    before = engine.engine_step.speculating
-    speculate(engine, Oracle(answers=dict(known), random=Random(1)))
-    forget(engine)
-    assert [alone(engine, job) for job in jobs] == said
-    engine.engine_step.speculating = before
+    check_guesses(engine, jobs)
 
 
 def test_quantised_latents_are_left_to_pytorch(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,11 +14,16 @@ from engine.batch import NONE, Span, StateMoves
 from engine.cache.kv_cache import KVCache
 from engine.cache.states import make_states
 from engine.execute.cpu.executor import NativeDecoder
-from engine.kernels.native.library import Pool
+from engine.kernels.native.library import NativeLibrary, Pool
+from models.loading.load import load_model
 from models.network import Network
+from models.reference.decoder import Decoder
 from tests.engine.native import comparing
-from tests.engine.native.test_native_batches import Sequence
+from tests.engine.native.comparing import all_logits
+from tests.engine.native.test_native_batches import Sequence, random_texts
+from tests.engine.native.test_native_chunks import relative
 from tests.engine.native.test_native_decode import CPU, cache_for
+from tests.models.checkpoints import files_of, reference_model, run_reference, write_checkpoint
 
 MARKS = 12
 LENGTHS = (1, 7, 45, 150)
@@ -135,3 +141,24 @@ def same_from_marks(
 
 check = partial(comparing.check, same_in_company=same_from_marks, slack=2e-5)
 """Compares with the reference, and with marks on the way."""
+
+
+def check_in_bf16(config: Any, library: NativeLibrary, pool: Pool, folder: Path) -> None:
+    """Compare the logits of a random model of `config`, written to `folder`, with those of transformers in bf16: by
+    every variant, their error against fp32 is smaller."""
+    write_checkpoint(folder, config)
+    models = {
+        dtype: load_model(files_of(folder), dtype=dtype, device=CPU, quantize="none")
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    model = models[torch.bfloat16]
+    (text,) = random_texts(model, (100,), Random(0))
+    text.positions = list(range(100))
+    truth = all_logits(Decoder(models[torch.float32]), [text])
+    theirs = relative(run_reference(reference_model(folder, torch.bfloat16), text.ids).float(), truth)
+    for variant in library.variants.values():
+        own, slots = walked([text])
+        decoder = NativeDecoder(
+            model, cache_of(model, torch.bfloat16, len(text.blocks), slots), pool, variant
+        )
+        assert relative(torch.cat(alone(decoder, own)), truth) < theirs

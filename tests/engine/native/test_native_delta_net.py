@@ -3,7 +3,6 @@ cut, from whichever mark it goes on."""
 
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -18,21 +17,15 @@ from engine.kernels.native.library import NativeError, NativeLibrary, Pool
 from models.loading.load import load_model
 from models.network import DeltaNetWeights
 from models.recurrences import DeltaNet
-from models.reference.decoder import Decoder
 from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm, Rope, each_layer
 from tests.covering import each_value_once
 from tests.engine.hybrid import hybrid_network
-from tests.engine.native.comparing import all_logits
-from tests.engine.native.recurrences import LENGTHS, alone, cache_of, check, walked
+from tests.engine.native.recurrences import LENGTHS, cache_of, check, check_in_bf16
 from tests.engine.native.spans import a_span
-from tests.engine.native.test_native_batches import random_texts
-from tests.engine.native.test_native_chunks import relative
 from tests.engine.native.test_native_decode import CPU, cache_for, plain_model
 from tests.fresh import examples
 from tests.models.checkpoints import (
     files_of,
-    reference_model,
-    run_reference,
     tiny_qwen3,
     write_checkpoint,
 )
@@ -105,22 +98,7 @@ def test_any_delta_net_computes_what_its_description_says(
 
 def test_in_bf16_it_is_as_exact_as_transformers(library: NativeLibrary, pool: Pool, tmp_path: Path) -> None:
     """The log keeps its numbers in 16 bits, as those of transformers are."""
-    folder = write_checkpoint(tmp_path, CONFIGS["qwen3.5"])
-    models = {
-        dtype: load_model(files_of(folder), dtype=dtype, device=CPU, quantize="none")
-        for dtype in (torch.float32, torch.bfloat16)
-    }
-    model = models[torch.bfloat16]
-    (text,) = random_texts(model, (100,), Random(0))
-    text.positions = list(range(100))
-    truth = all_logits(Decoder(models[torch.float32]), [text])
-    theirs = relative(run_reference(reference_model(folder, torch.bfloat16), text.ids).float(), truth)
-    for variant in library.variants.values():
-        own, slots = walked([text])
-        decoder = NativeDecoder(
-            model, cache_of(model, torch.bfloat16, len(text.blocks), slots), pool, variant
-        )
-        assert relative(torch.cat(alone(decoder, own)), truth) < theirs
+    check_in_bf16(CONFIGS["qwen3.5"], library, pool, tmp_path)
 
 
 def test_what_does_not_fit_is_refused(pool: Pool, tmp_path: Path) -> None:
