@@ -9,7 +9,8 @@ from typing import Any
 
 from textual import events
 from textual._context import active_message_pump
-from textual.dom import DOMNode
+from textual.app import ScreenStackError
+from textual.dom import DOMNode, NoScreen
 from textual.message import Message
 from textual.screen import Screen
 from textual.widget import Widget
@@ -117,6 +118,9 @@ class GuardedApp(ThemedApp):
     def _handle_exception(self, error: Exception) -> None:
         if isinstance(error, WorkerFailed) and isinstance(error.error, Exception):
             error = error.error
+        has_ended = self.main_screen is not None and not self.screen_stack
+        if has_ended and isinstance(error, ScreenStackError | NoScreen):
+            return  # what came late asked for the screen
         pump = active_message_pump.get(None)
         failed = pump.screen if isinstance(pump, Widget) and pump.is_attached else None
         if self._is_leaving or (failed is not None and failed is self._failed):

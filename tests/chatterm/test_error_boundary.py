@@ -143,6 +143,20 @@ async def test_a_screen_that_fails_is_closed(
         await goes_on(driver)
 
 
+async def test_who_asks_for_the_screen_after_the_end_is_no_error() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        app, asked = driver.app, asyncio.Event()
+
+        async def asks() -> None:
+            while app.screen_stack:
+                await asyncio.sleep(0)
+            asked.set()
+            app.screen.refresh()
+
+        app.run_worker(asks())
+    assert asked.is_set()
+
+
 async def test_a_worker_and_a_thread(tmp_path: Path) -> None:
     async def fails() -> None:
         unlucky()

@@ -67,6 +67,11 @@ async def test_the_palette_runs_what_was_typed_while_it_opened() -> None:
         await driver.idle()
 
 
+async def test_keys_that_come_while_it_ends_are_left() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        send(driver.app, "ctrl+p", *"model" * 4)
+
+
 async def test_the_palette_finds_first_what_is_named() -> None:
     async with driven(ScriptedBackend()) as driver:
         provider = SlashCommands(driver.app.chat)
