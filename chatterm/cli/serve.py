@@ -10,6 +10,7 @@ import typer
 
 from chatterm.cli import options
 from chatterm.cli.option_parsers import seconds_given
+from chatterm.server.logs import Format, Level, set_up
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -61,6 +62,15 @@ def serve(
             min=1, help="The most tokens a request may have, prompt and answer together.", show_default=False
         ),
     ] = None,
+    strict_fields: Annotated[
+        bool, typer.Option("--strict-fields", help="Refuse fields of requests that have no effect here.")
+    ] = False,
+    log_level: Annotated[Level, typer.Option(help="Log this and what is worse, on standard error.")] = "info",
+    log_format: Annotated[Format, typer.Option(help="Log in text, or in one JSON object a line.")] = "text",
+    log_prompts: Annotated[
+        bool,
+        typer.Option("--log-prompts", help="Log the texts of prompts, too; without this they never are."),
+    ] = False,
     **_: Any,
 ) -> None:
     """Keep models loaded for other programs and terminals, until Ctrl+C.
@@ -81,7 +91,10 @@ def serve(
         options.chat_options(invocation), options.preferences(), options.decided(invocation)
     )
     chosen = replace(chosen, streams=long_ones(max_running), system=None, sampling={})
-    make_web = _web(host, port, api_key_file, max_running, max_context_per_request)
+    set_up(log_level, log_format)
+    make_web = _web(
+        host, port, api_key_file, max_running, max_context_per_request, strict_fields, log_prompts
+    )
 
     def load() -> None:
         if model is not None:
@@ -105,7 +118,13 @@ def _tell(line: str) -> None:
 
 
 def _web(
-    host: str, port: int, key_file: Path | None, running: int, context: int | None
+    host: str,
+    port: int,
+    key_file: Path | None,
+    running: int,
+    context: int | None,
+    is_strict: bool,
+    logs_prompts: bool,
 ) -> "Callable[[Service], Web] | None":
     """Return a function that makes the HTTP API; None if it is not installed. Raises EngineError."""
     from importlib import import_module
@@ -113,8 +132,8 @@ def _web(
     try:
         extra = import_module("chatterm.server.http.dependencies")
         extra.check_extra()
-        app, web, limits = (
-            import_module(f"chatterm.server.http.{name}") for name in ("app", "web", "limits")
+        app, web, limits, request_log = (
+            import_module(f"chatterm.server.http.{name}") for name in ("app", "web", "limits", "request_log")
         )
     except (ImportError, EngineError) as error:
         why = str(error) if isinstance(error, EngineError) else "The HTTP API is not installed here."
@@ -125,7 +144,8 @@ def _web(
     def make(service: "Service") -> "Web":
         from chatterm.server.supervisor import Web
 
-        made = app.make_app(service, limits.Limits(running=running, context=context), key)
+        bounds = limits.Limits(running=running, context=context)
+        made = app.make_app(service, bounds, key, is_strict, request_log.RequestLog(logs_prompts))
         socket = web.listen(made, host, port)
         name = f"[{host}]" if ":" in host else host
         return Web(f"http://{name}:{socket.getsockname()[1]}", web.make_server(made), socket)

@@ -86,7 +86,8 @@ class Generation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: Mapping[str, Any] = {}
     """Fields of SamplingParams that override the model's own defaults: temperature, top_p, top_k, min_p, seed, stop (a
     list), max_tokens, repetition_penalty, presence_penalty, frequency_penalty, logit_bias ({token id: bias}), logprobs
-    (0 to 20: the sampled token's, and this many of the likeliest; absent: none). SamplingParams checks the values: an
+    (0 to 20: the sampled token's, and this many of the likeliest; absent: none). `ignore_eos` is none of these: with it
+    no token of the model ends an answer. SamplingParams checks the values: an
     invalid one raises RequestError 400 with its name. Answer i of `count` has seed + i."""
     think: Think = "auto"
     template: Mapping[str, Any] = {}

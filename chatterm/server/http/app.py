@@ -15,7 +15,7 @@ from starlette.routing import Route
 from chatterm.server.http.body import read_body
 from chatterm.server.http.endpoint import Endpoint, ServerState
 from chatterm.server.http.errors import broken, error_for, error_headers
-from chatterm.server.http.fields import json_object
+from chatterm.server.http.fields import Ignored, S, Table, json_object
 from chatterm.server.http.guard import Guard
 from chatterm.server.http.limits import AdmissionQueue, Limits
 from chatterm.server.http.metrics import CONTENT_TYPE, exposition
@@ -24,16 +24,26 @@ from chatterm.server.http.ollama.requests import load_chat, load_generate, parse
 from chatterm.server.http.openai import chat, completions, responses
 from chatterm.server.http.openai.models import TOKENIZE, model_object, tokenized
 from chatterm.server.http.openapi import document
+from chatterm.server.http.request_log import ENTRY, RequestEntry, RequestLog
 from chatterm.server.http.sse import ClientGone
 from chatterm.server.service import RequestError, ServedModel, Service
 
 _NDJSON = b"application/x-ndjson"
 
 
-def make_app(service: Service, limits: Limits | None = None, key: str | None = None) -> Starlette:
-    """Build the API of `service`. With a `key`, every path but /health needs it."""
+def make_app(
+    service: Service,
+    limits: Limits | None = None,
+    key: str | None = None,
+    is_strict: bool = False,
+    log: RequestLog | None = None,
+) -> Starlette:
+    """Build the API of `service`. With a `key`, every path but /health needs it.
+
+    `is_strict`: fields that have no effect are refused, which are ignored otherwise.
+    """
     limits = limits or Limits()
-    site = ServerState(service, limits, AdmissionQueue(limits))
+    site = ServerState(service, limits, AdmissionQueue(limits), log or RequestLog(), is_strict)
     service.watch(site.gate.queued)
     generating = {
         "/v1/chat/completions": Endpoint(site, chat.parse),
@@ -45,6 +55,7 @@ def make_app(service: Service, limits: Limits | None = None, key: str | None = N
     app = _Api(
         generating,
         key,
+        site.log,
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
             *_others(site),
@@ -53,7 +64,7 @@ def make_app(service: Service, limits: Limits | None = None, key: str | None = N
         exception_handlers={
             RequestError: _error,
             HTTPException: _no_route,
-            ClientGone: lambda request, error: Response(status_code=499),
+            ClientGone: _gone,
             Exception: lambda request, error: _error(request, broken()),
         },
     )
@@ -65,14 +76,20 @@ def make_app(service: Service, limits: Limits | None = None, key: str | None = N
 class _Api(Starlette):
     """Dispatches generating paths directly, as routes and middleware would double the cost of a request here."""
 
-    def __init__(self, generating: Mapping[str, Endpoint], key: str | None, **options: Any) -> None:
+    def __init__(
+        self, generating: Mapping[str, Endpoint], key: str | None, log: RequestLog, **options: Any
+    ) -> None:
         super().__init__(**options)
+        self._log = log
         self._generating = {path: Guard(endpoint, key) for path, endpoint in generating.items()}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        is_post = scope["type"] == "http" and scope["method"] == "POST"
-        endpoint = self._generating.get(scope["path"]) if is_post else None
-        await (endpoint or super().__call__)(scope, receive, send)
+        entry = scope[ENTRY] = RequestEntry.of(scope)
+        endpoint = self._generating.get(entry.path) if entry.method == "POST" else None
+        try:
+            await (endpoint or super().__call__)(scope, receive, send)
+        finally:
+            self._log.finished(entry)
 
 
 def _others(site: ServerState) -> list[Route]:
@@ -102,7 +119,7 @@ def _others(site: ServerState) -> list[Route]:
         return _json(model_object(await site.model(request.path_params["name"]), site.limits))
 
     async def tokenize(request: Request) -> Response:
-        given = TOKENIZE.of(await _body(request, site))
+        given = _read(TOKENIZE, await _body(request, site), request, site)
         return _json(await tokenized(given, await site.model(given.model), service, site.limits))
 
     async def tags(request: Request) -> Response:
@@ -113,7 +130,7 @@ def _others(site: ServerState) -> list[Route]:
 
     async def show(request: Request) -> Response:
         body = await _body(request, site)
-        given = SHOW.of({"model": body.get("name"), **body})
+        given = _read(SHOW, {"model": body.pop("name", None), **body}, request, site)
         return _json(show_response(await site.model(given.model)))
 
     async def openapi(request: Request) -> Response:
@@ -147,14 +164,28 @@ async def _body(request: Request, site: ServerState) -> dict[str, Any]:
     return json_object(await read_body(request.scope, request.receive, site.limits))
 
 
+def _read(table: Table[S], body: dict[str, Any], request: Request, site: ServerState) -> S:
+    """Convert a body, and log what is ignored of it. Raises RequestError."""
+    ignored = Ignored(site.is_strict)
+    given = table.of(body, ignored)
+    site.log.ignored(request.scope[ENTRY], ignored.names)
+    return given
+
+
 def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(body), status, headers, "application/json")
 
 
 def _error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
+    request.scope[ENTRY].refuse(error)
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
     return _json(error_for(request.url.path, error), error.status, {**headers, "connection": "close"})
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    request.scope[ENTRY].status = 499
+    return Response(status_code=499)
 
 
 def _no_route(request: Request, error: Exception) -> Response:

@@ -1,7 +1,6 @@
 """Handles a request from its body to the last byte of the answer."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,12 +10,14 @@ from typing import Any
 from chatterm.server.http.answer_state import AnswerState, Collector, Totals
 from chatterm.server.http.body import read_body
 from chatterm.server.http.errors import broken, error_for, error_headers, stopping
-from chatterm.server.http.fields import json_object, wrong
+from chatterm.server.http.fields import Ignored, json_object, wrong
 from chatterm.server.http.guard import send_json
 from chatterm.server.http.limits import AdmissionQueue, Limits
 from chatterm.server.http.metrics import ModelFigures, Recorder
 from chatterm.server.http.renderer import ParsedRequest
+from chatterm.server.http.request_log import ENTRY, RequestEntry, RequestLog
 from chatterm.server.http.sse import ALIVE, ClientGone, StreamedResponse, unless_gone
+from chatterm.server.logs import log
 from chatterm.server.service import (
     AnswerConstraint,
     Delta,
@@ -28,8 +29,6 @@ from chatterm.server.service import (
     Started,
 )
 from chatterm.tool_calls.format import schemas
-
-log = logging.getLogger("chatterm.server")
 
 LARGEST_CONSTRAINT = 200_000
 """Maximum characters of a schema or a grammar."""
@@ -44,6 +43,9 @@ class ServerState:
     service: Service
     limits: Limits
     gate: AdmissionQueue
+    log: RequestLog
+    is_strict: bool = False
+    """Whether fields that have no effect are refused."""
     recorder: Recorder = field(default_factory=Recorder)
     working: set[asyncio.Task[Any]] = field(default_factory=set)
     stopped: bool = False
@@ -91,9 +93,9 @@ class ServerState:
         return next((one for one in self.service.models() if names & {one.name, *one.aliases}), None)
 
 
-Instead = Callable[[dict[str, Any], ServedModel, Service], Awaitable[bytes | None]]
+Instead = Callable[[dict[str, Any], ServedModel, Service, Ignored], Awaitable[bytes | None]]
 """Returns the response to a request that generates nothing; None for all others."""
-Parse = Callable[[dict[str, Any], ServedModel, Limits, str], ParsedRequest]
+Parse = Callable[[dict[str, Any], ServedModel, Limits, str, Ignored], ParsedRequest]
 
 
 class Endpoint:
@@ -115,38 +117,41 @@ class Endpoint:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         stream = StreamedResponse(send, self._type, self._alive)
-        site, path, status = self._site, scope["path"], 200
-        renderer = None
+        site, entry, renderer = self._site, scope[ENTRY], None
+        ignored = Ignored(site.is_strict)
         try:
             try:
                 body = json_object(await read_body(scope, receive, site.limits))
-                client = scope["client"][0] if scope.get("client") else ""
                 model = await self._model(body)
-                body["model"] = model.name
-                if self._instead is not None and (done := await self._instead(body, model, site.service)):
+                body["model"] = entry.model = model.name
+                if self._instead is not None and (
+                    done := await self._instead(body, model, site.service, ignored)
+                ):
                     await send_whole(send, done)
                     return
-                asked = self._parse(body, model, site.limits, client)
+                asked = self._parse(body, model, site.limits, entry.client, ignored)
                 for generation in asked.generations:
                     check_constraint(generation.constraint)
+                site.log.asked(entry, asked.generations)
                 renderer = asked.renderer
-                await unless_gone(receive, self._answer(asked, stream, send))
+                await unless_gone(receive, self._answer(asked, entry, stream, send))
             except (RequestError, ClientGone, asyncio.CancelledError):
                 raise
             except Exception as error:
-                log.exception("a request to %s failed", path)
+                log.exception("a request to %s failed", entry.path)
                 raise broken() from error
         except ClientGone:
-            status = 499
+            entry.status = 499
         except RequestError as error:
-            status = error.status
+            entry.refuse(error)
             if not stream.has_begun:
-                await send_json(send, status, error_for(path, error), error_headers(error))
+                await send_json(send, error.status, error_for(entry.path, error), error_headers(error))
             elif renderer is not None:
                 await stream.end(renderer.failed(error))
         finally:
             stream.close()
-            site.recorder.responses[path, status] += 1
+            site.log.ignored(entry, ignored.names)
+            site.recorder.responses[entry.path, entry.status] += 1
 
     async def _model(self, body: dict[str, Any]) -> ServedModel:
         name = body.get("model")
@@ -155,13 +160,15 @@ class Endpoint:
         # What a model's calls look like is known only once it is loaded.
         return await self._site.model(name, loaded=bool(body.get("tools")))
 
-    async def _answer(self, asked: ParsedRequest, stream: StreamedResponse, send: Any) -> None:
+    async def _answer(
+        self, asked: ParsedRequest, entry: RequestEntry, stream: StreamedResponse, send: Any
+    ) -> None:
         site, generations = self._site, asked.generations
         size = sum(generation.count for generation in generations)
         client, model = generations[0].client, generations[0].model
         turn = site.gate.turn(client, size, model)
         async with site.work(), turn as waited:
-            work = _Work(asked, stream, site.recorder.of(model), waited)
+            work = _Work(asked, entry, stream, site.recorder.of(model), waited)
             try:
                 async with asyncio.timeout(site.limits.request_s + LATE_S):
                     async with aclosing(merged(site.service, generations, turn.finished)) as pieces:
@@ -183,9 +190,15 @@ class _Work:
     """A request that is being answered."""
 
     def __init__(
-        self, asked: ParsedRequest, stream: StreamedResponse, figures: ModelFigures, waited: float
+        self,
+        asked: ParsedRequest,
+        entry: RequestEntry,
+        stream: StreamedResponse,
+        figures: ModelFigures,
+        waited: float,
     ) -> None:
         self._asked = asked
+        self._entry = entry
         self._stream = stream
         self._figures = figures
         self._asked_at = monotonic() - waited
@@ -215,6 +228,8 @@ class _Work:
         if isinstance(piece, Started):
             self.totals.prompt_tokens += piece.prompt_tokens
             self.totals.cached_tokens += piece.cached_tokens
+            self._entry.prompt_tokens = self.totals.prompt_tokens
+            self._entry.cached_tokens = self.totals.cached_tokens
             self._figures.prompt_tokens.add(piece.prompt_tokens)
         if taken is None:
             return
@@ -238,12 +253,14 @@ class _Work:
             count = len(piece.token_ids)
             before = self._latest.get(state.index)
             if before is None:
+                self._entry.first_token = self._entry.first_token or now
                 figures.first_token.add(now - self._asked_at)
             elif count:
                 figures.between_tokens.add((now - before) / count, count)
             self._latest[state.index] = now
         elif state.usage is not None and state.reason is not None:
             figures.generation_tokens.add(state.usage.completion_tokens)
+            self._entry.answer_tokens = (self._entry.answer_tokens or 0) + state.usage.completion_tokens
             figures.finished[{"eos": "stop", "context_full": "length"}.get(state.reason, state.reason)] += 1
             figures.whole.add(now - self._asked_at)
 

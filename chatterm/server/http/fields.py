@@ -1,14 +1,17 @@
 """Request bodies: the fields that an endpoint knows, and their conversion to typed structures.
 
-A field that has no effect here is refused by name, never ignored, unless it is one that cannot change an answer.
+A field that would change the answer elsewhere is refused by name. One that nobody knows, or whose value changes
+nothing, is ignored and noted.
 """
 
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from chatterm.server.service import RequestError
 
@@ -16,8 +19,11 @@ S = TypeVar("S", bound=msgspec.Struct)
 TokenCount = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 """How many tokens an answer may have."""
 
+MOST_NAMES = 20
+"""Maximum names of ignored fields that are noted for one request."""
+_NUMBER = re.compile(r"\[\d+\]")
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
-_NAMED = re.compile(r"^Object (?:missing required|contains unknown) field `([^`]*)`")
+_NAMED = re.compile(r"^Object missing required field `([^`]*)`")
 _TYPES = re.compile(r"\b(?:str|int|bool|float|object|array)\b")
 _WORDS = {"str": "a string", "int": "an integer", "bool": "a boolean", "float": "a number"}
 _WORDS |= {"object": "an object", "array": "an array"}
@@ -29,23 +35,35 @@ def wrong(param: str | None, message: str, code: str | None = None) -> RequestEr
     return RequestError(400, "invalid_request_error", message, param, code)
 
 
+@dataclass(slots=True)
+class Ignored:
+    """The fields of a request that are ignored here."""
+
+    is_strict: bool = False
+    """Whether the request is refused instead."""
+    names: set[str] = field(default_factory=set)
+
+    def add(self, name: str) -> None:
+        """Note a field by its name, in which lists have no numbers. Raises RequestError 400 if this is strict."""
+        name = _one_line(name)[:80]
+        if self.is_strict:
+            raise wrong(name, f"{name} has no effect here; leave it out.", "unknown_parameter")
+        if len(self.names) < MOST_NAMES:
+            self.names.add(name)
+
+
 @dataclass(frozen=True, slots=True)
 class Table(Generic[S]):
     """The fields of an endpoint. Those of `known` are used; null means that a field is not given."""
 
-    endpoint: str
     known: type[S]
-    harmless: Mapping[str, Collection[Any] | None] = field(default_factory=dict)
-    """Fields that are accepted without effect, with their allowed values; None: any."""
-    refused: Collection[str] = ()
-    """Fields of the API that are not supported."""
+    refused: Mapping[str, Collection[Any]] = field(default_factory=dict)
+    """Fields of this API, or of servers with a similar one, that would change the answer: the values that do not."""
+    place: str = ""
+    """What names the object, with a dot, if it is part of a body."""
 
-    def read(self, body: bytes) -> S:
-        """Parse a JSON body. Raises RequestError 400 that names what is wrong."""
-        return self.of(json_object(body))
-
-    def of(self, given: Mapping[str, Any]) -> S:
-        """Convert a decoded body, as `read` does."""
+    def of(self, given: Mapping[str, Any], ignored: Ignored) -> S:
+        """Convert a decoded body, and note what is ignored. Raises RequestError 400 that names what is wrong."""
         used = self.known.__struct_fields__
         taken = {}
         for name, value in given.items():
@@ -53,22 +71,16 @@ class Table(Generic[S]):
                 continue
             if name in used:
                 taken[name] = value
-            elif name in self.harmless:
-                allowed = self.harmless[name]
-                if allowed is not None and not any(value is one or value == one for one in allowed):
-                    choices = " or ".join(map(_shown, allowed))
-                    raise wrong(name, f"{name} can only be {choices} here.", "unsupported_value")
-            elif name in self.refused:
-                raise wrong(
-                    name, f"This server does not support {name}; leave it out.", "unsupported_parameter"
-                )
-            else:
-                raise wrong(
-                    _one_line(name)[:80],
-                    f"{self.endpoint} has no field {_shown(name)}; leave it out.",
-                    "unknown_parameter",
-                )
-        return convert(taken, self.known)
+                continue
+            allowed = self.refused.get(name)
+            if allowed is not None and not any(value is one or value == one for one in allowed):
+                if not allowed:
+                    said = f"This server does not support {name}; leave it out."
+                    raise wrong(f"{self.place}{name}", said, "unsupported_parameter")
+                choices = " or ".join(map(_shown, allowed))
+                raise wrong(f"{self.place}{name}", f"{name} can only be {choices} here.", "unsupported_value")
+            ignored.add(f"{self.place}{name}")
+        return convert(taken, self.known, self.place.removesuffix("."), ignored)
 
 
 def json_object(body: bytes) -> dict[str, Any]:
@@ -84,14 +96,47 @@ def json_object(body: bytes) -> dict[str, Any]:
     return found
 
 
-def convert(given: Any, kind: type[S], place: str = "") -> S:
-    """Convert decoded JSON to a structure. Raises RequestError 400 that names the field, which is within `place`."""
+def convert(given: Any, kind: type[S], place: str, ignored: Ignored) -> S:
+    """Convert decoded JSON to a structure, without the fields inside of it that nobody knows.
+
+    Raises RequestError 400 that names the field, which is within `place`.
+    """
     try:
-        return msgspec.convert(given, kind)
+        try:
+            return msgspec.convert(given, kind)
+        except msgspec.ValidationError as error:
+            if "unknown field" not in str(error):
+                raise
+            known = _known(given, _type(kind), _NUMBER.sub("[]", place), ignored)
+            return msgspec.convert(known, kind)
     except msgspec.ValidationError as error:
         raise _explained(str(error), place) from None
     except RecursionError:
         raise wrong(place or None, "The body is nested too deeply.") from None
+
+
+@cache
+def _type(kind: type[msgspec.Struct]) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _known(given: Any, kind: inspect.Type, place: str, ignored: Ignored) -> Any:
+    """Return a value without the fields of its objects that their structures do not have."""
+    if isinstance(kind, inspect.UnionType):
+        wanted = inspect.StructType if isinstance(given, dict) else inspect.ListType
+        kind = next((one for one in kind.types if isinstance(one, wanted)), kind)
+    if isinstance(kind, inspect.ListType) and isinstance(given, list):
+        return [_known(one, kind.item_type, f"{place}[]", ignored) for one in given]
+    if not isinstance(kind, inspect.StructType) or not isinstance(given, dict):
+        return given
+    fields, lead = {field.name: field.type for field in kind.fields}, f"{place}." if place else ""
+    for name in given.keys() - fields.keys():
+        ignored.add(f"{lead}{name}")
+    return {
+        name: _known(value, fields[name], f"{lead}{name}", ignored)
+        for name, value in given.items()
+        if name in fields
+    }
 
 
 def _explained(text: str, place: str) -> RequestError:
@@ -101,7 +146,7 @@ def _explained(text: str, place: str) -> RequestError:
     text = _PLACE.sub("", text)
     if (named := _NAMED.search(text)) is not None:
         parts.append(named[1])
-        said = " is missing." if "missing" in text else " is not a field of this API; leave it out."
+        said = " is missing."
     else:
         words = _TYPES.sub(
             lambda type: _WORDS.get(type[0], type[0]), text.replace("`", "").replace(" | null", "")

@@ -11,6 +11,7 @@ import msgspec
 
 from chatterm.backends.remote.address import is_loopback
 from chatterm.server.http.errors import error_for, error_headers
+from chatterm.server.http.request_log import ENTRY
 from chatterm.server.service import RequestError
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -32,6 +33,7 @@ class Guard:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and (error := self._refusal(scope)) is not None:
+            scope[ENTRY].refuse(error)
             await send_json(send, error.status, error_for(scope["path"], error), error_headers(error))
             return
         await self._app(scope, receive, send)

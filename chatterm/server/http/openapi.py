@@ -157,12 +157,10 @@ def _or_null(kind: dict[str, Any]) -> dict[str, Any]:
 
 
 def _complete(schema: dict[str, Any], table: Table[Any]) -> None:
-    """Adapt a schema to `Table.of`: null means not given, harmless fields are allowed, all others are refused."""
+    """Adapt a schema to `Table.of`: null means not given; some fields may only have values that change nothing."""
     for name, kind in schema["properties"].items():
         if name not in schema.get("required", ()):
             kind.pop("default", None)
             schema["properties"][name] = _or_null(kind)
-    for name, values in table.harmless.items():
-        taken = {} if values is None else {"enum": [*values, None]}
-        schema["properties"][name] = taken | {"description": "Accepted, but has no effect."}
-    schema["additionalProperties"] = False
+    for name, values in table.refused.items():
+        schema["properties"][name] = {"enum": [*values, None], "description": "Not supported otherwise."}

@@ -10,8 +10,8 @@ from chatterm.server.service import AnswerConstraint, ChatMessage, Generation, R
 from chatterm.tool_calls.format import call_marks, json_value
 from chatterm.tool_calls.grammar import explain_refusal, spell_marks
 from engine.errors import ContextFullError
+from engine.params import SUPPRESSED, SamplingParams
 from engine.params import Constraint as EngineConstraint
-from engine.params import SamplingParams
 
 if TYPE_CHECKING:
     from engine.conversation.requests import PreparedPrompt
@@ -25,6 +25,11 @@ _COMPLETION = 256
 def parse_sampling(engine: "Engine", request: Generation) -> SamplingParams:
     """Return the sampling parameters. Raises RequestError for a value out of range and for an unknown field."""
     given = dict(request.sampling)
+    if given.pop("ignore_eos", False):
+        given["logit_bias"] = {
+            **dict.fromkeys(engine.tokenizer.stop_ids, SUPPRESSED),
+            **(given.get("logit_bias") or {}),
+        }
     for name in given:
         if name not in _FIELDS:
             raise _wrong(name, f"{name} is not supported here; leave it out.")

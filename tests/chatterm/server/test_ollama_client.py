@@ -147,9 +147,7 @@ def test_likelihoods_of_tokens(client):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"options": {"num_ctx": 10**6}}, "num_ctx"),
-        ({"options": {"mirostat": 2}}, "mirostat"),
-        ({"options": {"nonsense": 2}}, "nonsense"),
+        ({"options": {"temperature": "warm"}}, "options.temperature"),
         ({"keep_alive": "soon"}, "keep_alive"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be between 0 and 20"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),

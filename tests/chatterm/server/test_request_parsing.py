@@ -1,11 +1,13 @@
 """What requests ask for, as the engine knows it."""
 
+from pathlib import Path
+
 import pytest
 
-from chatterm.server.process.request_parsing import template_message
-from chatterm.server.service import ChatMessage, HistoryToolCall
+from chatterm.server.process.request_parsing import parse_sampling, template_message
+from chatterm.server.service import ChatMessage, Generation, HistoryToolCall
 from chatterm.tool_calls.format import call_marks, said_by, tool_format
-from tests.engine.tiny import TEMPLATE, harmony_tokenizer, tiny_tokenizer
+from tests.engine.tiny import TEMPLATE, harmony_tokenizer, tiny_engine, tiny_tokenizer
 
 
 def test_messages_are_what_templates_know() -> None:
@@ -45,3 +47,10 @@ def test_what_a_client_reads_of_an_answer() -> None:
     assert said_by(text, "hermes", tools) == ("So:", [("f", {"a": [1, "b"]})])
     assert said_by(text, "hermes", ()) == (text, [])
     assert said_by('<tool_call>{"name": "f", "arguments": {"a"', "hermes", tools) == ("", [("f", '{"a"')])
+
+
+def test_an_answer_without_an_end(checkpoint: Path) -> None:
+    with tiny_engine(checkpoint) as engine:
+        request = Generation(model="tiny", prompt="x", sampling={"ignore_eos": True, "logit_bias": {5: 1.0}})
+        bias = parse_sampling(engine, request).logit_bias
+        assert bias == {5: 1.0, **dict.fromkeys(engine.tokenizer.stop_ids, -100.0)}

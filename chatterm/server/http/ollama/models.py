@@ -20,12 +20,7 @@ class ShowRequest(Struct):
     model: str
 
 
-SHOW = Table(
-    "/api/show",
-    ShowRequest,
-    harmless={"verbose": None, "name": None},
-    refused=("system", "template", "options"),
-)
+SHOW = Table(ShowRequest)
 
 
 def tag(model: ServedModel) -> dict[str, Any]:

@@ -2,17 +2,18 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from chatterm.server.http.fields import Table, wrong
+from chatterm.server.http.fields import Ignored, Table, wrong
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.ollama.render import GenerateRenderer, OllamaChatRenderer, stamp
 from chatterm.server.http.openai.common import (
     Strings,
     ToolDefinition,
+    given_functions,
     given_sampling,
     parse_stops,
     parse_tools,
@@ -27,6 +28,7 @@ from chatterm.server.service import (
     ChatMessage,
     Generation,
     HistoryToolCall,
+    Role,
     ServedModel,
     Service,
     Think,
@@ -46,29 +48,14 @@ class OllamaOptions(Struct):
     min_p: float | None = None
     seed: int | None = None
     num_predict: Annotated[int, Meta(lt=2**31)] | None = None
-    num_ctx: int | None = None
     stop: Strings | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
 
-OPTIONS = Table(
-    "options",
-    OllamaOptions,
-    harmless={
-        # These are set when this server is started.
-        **dict.fromkeys(
-            ("num_thread", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "numa"), None
-        ),
-        **dict.fromkeys(("num_batch", "num_keep", "f16_kv", "vocab_only"), None),
-        "mirostat": (0,),
-        "tfs_z": (1,),
-        "typical_p": (1,),
-        "logits_all": (False,),
-    },
-    refused=("repeat_last_n", "mirostat_tau", "mirostat_eta", "penalize_newline", "dimensions"),
-)
+OPTIONS = Table(OllamaOptions, place="options.")
+"""Others are ignored, as Ollama does with many: they are about the machine, or about samplers that it no longer has."""
 
 
 class OllamaFunctionCall(Struct, forbid_unknown_fields=True):
@@ -85,7 +72,7 @@ class OllamaCall(Struct, forbid_unknown_fields=True):
 
 
 class OllamaMessage(Struct, forbid_unknown_fields=True):
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: str | None = ""
     thinking: str | None = None
     tool_calls: list[OllamaCall] | None = None
@@ -112,7 +99,7 @@ class OllamaChatRequest(_Request, kw_only=True):
     """A request to /api/chat."""
 
     messages: list[OllamaMessage] = []
-    tools: list[ToolDefinition] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class GenerateRequest(_Request, kw_only=True):
@@ -123,25 +110,29 @@ class GenerateRequest(_Request, kw_only=True):
     raw: bool = False
 
 
-CHAT = Table("/api/chat", OllamaChatRequest, harmless={"truncate": None, "shift": None})
+CHAT = Table(OllamaChatRequest)
 GENERATE = Table(
-    "/api/generate",
     GenerateRequest,
-    harmless={**CHAT.harmless, "suffix": ("",), "template": ("",), "context": ([],), "images": ([],)},
-    refused=("width", "height", "steps"),
+    {
+        **dict.fromkeys(("width", "height", "steps"), ()),
+        **dict.fromkeys(("suffix", "template"), ("",)),
+        **dict.fromkeys(("context", "images"), ([],)),
+    },
 )
 
 
-def parse_chat(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
+def parse_chat(
+    body: dict[str, Any], model: ServedModel, limits: Limits, client: str, ignored: Ignored
+) -> ParsedRequest:
     """Parse a request to /api/chat. Raises RequestError."""
-    given = CHAT.of(body)
-    tools = parse_tools(given.tools)
+    given = CHAT.of(body, ignored)
+    tools = parse_tools(given_functions(given.tools, ToolDefinition, ignored))
     constraint = with_tools(_constraint(given.format), model, tools, "auto", True)
-    think, template = _think(given.think, model)
+    think, template = _think(given.think, model, ignored)
     generation = Generation(
         model=given.model,
         messages=_messages(given.messages),
-        sampling=_sampling(given.options, model, limits) | _logprobs(given),
+        sampling=_sampling(given.options, ignored) | _logprobs(given),
         think=think,
         template=template,
         tools=tools,
@@ -154,10 +145,12 @@ def parse_chat(body: dict[str, Any], model: ServedModel, limits: Limits, client:
     return ParsedRequest((generation,), given.stream, OllamaChatRenderer(given.model))
 
 
-def parse_generate(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
+def parse_generate(
+    body: dict[str, Any], model: ServedModel, limits: Limits, client: str, ignored: Ignored
+) -> ParsedRequest:
     """Parse a request to /api/generate. Raises RequestError."""
-    given = GENERATE.of(body)
-    think, template = _think(given.think, model)
+    given = GENERATE.of(body, ignored)
+    think, template = _think(given.think, model, ignored)
     system = (ChatMessage("system", given.system),) if given.system else ()
     is_raw = given.raw or not model.chats
     if is_raw and given.system:
@@ -166,7 +159,7 @@ def parse_generate(body: dict[str, Any], model: ServedModel, limits: Limits, cli
         model=given.model,
         messages=None if is_raw else (*system, ChatMessage("user", given.prompt)),
         prompt=given.prompt if is_raw else None,
-        sampling=_sampling(given.options, model, limits) | _logprobs(given),
+        sampling=_sampling(given.options, ignored) | _logprobs(given),
         think=think,
         template=template,
         constraint=_constraint(given.format),
@@ -178,20 +171,24 @@ def parse_generate(body: dict[str, Any], model: ServedModel, limits: Limits, cli
     return ParsedRequest((generation,), given.stream, GenerateRenderer(given.model))
 
 
-async def load_chat(body: dict[str, Any], model: ServedModel, service: Service) -> bytes | None:
+async def load_chat(
+    body: dict[str, Any], model: ServedModel, service: Service, ignored: Ignored
+) -> bytes | None:
     """Load the model for a chat without messages, or unload it (`keep_alive` 0); return None for other chats."""
     if body.get("messages"):
         return None
-    given = CHAT.of(body)
+    given = CHAT.of(body, ignored)
     message = {"message": {"role": "assistant", "content": ""}}
     return await _loaded(given.keep_alive, model, service, message)
 
 
-async def load_generate(body: dict[str, Any], model: ServedModel, service: Service) -> bytes | None:
+async def load_generate(
+    body: dict[str, Any], model: ServedModel, service: Service, ignored: Ignored
+) -> bytes | None:
     """Load or unload the model for a request without a prompt; return None for other requests."""
     if body.get("prompt"):
         return None
-    given = GENERATE.of(body)
+    given = GENERATE.of(body, ignored)
     return await _loaded(given.keep_alive, model, service, {"response": ""})
 
 
@@ -265,11 +262,11 @@ def _constraint(format: str | dict[str, Any] | None) -> AnswerConstraint | None:
     return AnswerConstraint("json_object")
 
 
-def _think(given: bool | str | None, model: ServedModel) -> tuple[Think, dict[str, Any]]:
+def _think(given: bool | str | None, model: ServedModel, ignored: Ignored) -> tuple[Think, dict[str, Any]]:
     if isinstance(given, str):
-        return thinking(given, None, model, "think")
-    if given and model.thinks is False:
-        raise wrong("think", f"{model.name} does not think; leave out think.")
+        return thinking(given, None, model, ignored, "think")
+    if given is not None and model.thinks is False:
+        ignored.add("think")
     return ("auto" if given is None else "on" if given else "off"), {}
 
 
@@ -281,16 +278,10 @@ def _logprobs(given: _Request) -> dict[str, Any]:
     return {"logprobs": given.top_logprobs} if given.logprobs else {}
 
 
-def _sampling(given: Mapping[str, Any] | None, model: ServedModel, limits: Limits) -> dict[str, Any]:
+def _sampling(given: Mapping[str, Any] | None, ignored: Ignored) -> dict[str, Any]:
     if given is None:
         return {}
-    options = OPTIONS.of(given)
-    room = limits.room(model.context_length)
-    if options.num_ctx is not None and room is not None and options.num_ctx > room:
-        raise wrong(
-            "options.num_ctx",
-            f"num_ctx is {options.num_ctx}; this server was started with a context of {room:,} tokens.",
-        )
+    options = OPTIONS.of(given, ignored)
     same = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
     found = given_sampling(options, same)
     if options.seed == -1:

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+from msgspec import Struct
 
 from chatterm.server.http.answer_state import AnswerState, Finished, Likelihoods, Part, Thought
-from chatterm.server.http.fields import Table, TokenCount, wrong
+from chatterm.server.http.fields import Ignored, Table, TokenCount, wrong
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.openai.common import (
     ChatMessagePart,
     ToolDefinition,
+    given_functions,
     named_tool,
     new_id,
     openai_finish_reason,
@@ -27,9 +30,23 @@ from chatterm.server.http.openai.completions_base import (
     sampling,
     usage_wanted,
 )
+from chatterm.server.http.openai.refused import REFUSED
 from chatterm.server.http.renderer import ParsedRequest
-from chatterm.server.service import Logprob, ServedModel, TokenLogprob
+from chatterm.server.service import Logprob, ServedModel, Think, TokenLogprob
 from chatterm.tool_calls.reader import AnswerText, CallArguments, CallBegan
+
+
+class ReasoningOptions(Struct, forbid_unknown_fields=True):
+    """As OpenRouter's clients write them."""
+
+    effort: str | None = None
+    enabled: bool | None = None
+
+
+class ThinkingOptions(Struct, forbid_unknown_fields=True):
+    """As the clients of GLM and DeepSeek write them."""
+
+    type: Literal["enabled", "disabled", "auto"]
 
 
 class ChatRequest(CompletionsRequest, kw_only=True):
@@ -40,45 +57,30 @@ class ChatRequest(CompletionsRequest, kw_only=True):
     top_logprobs: int | None = None
     max_completion_tokens: TokenCount | None = None
     reasoning_effort: str | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking: ThinkingOptions | None = None
+    enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[ToolDefinition] | None = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     safety_identifier: str | None = None
 
 
-TABLE = Table(
-    "/v1/chat/completions",
-    ChatRequest,
-    harmless={
-        "metadata": None,
-        "store": (False,),
-        "service_tier": ("auto", "default"),
-        "prompt_cache_retention": None,
-        "modalities": (["text"],),
-        "verbosity": ("medium",),
-        "add_generation_prompt": (True,),
-        "stream_obfuscation": (False,),
-    },
-    refused=(
-        *("audio", "functions", "function_call", "prediction", "web_search_options", "best_of", "echo"),
-        *("stop_token_ids", "ignore_eos", "min_tokens", "length_penalty", "use_beam_search", "bad_words"),
-        *("continue_final_message", "add_special_tokens", "chat_template", "documents", "guided_json"),
-        *("guided_regex", "guided_choice", "guided_grammar", "prompt_logprobs", "truncate_prompt_tokens"),
-        *("skip_special_tokens", "include_stop_str_in_output", "priority", "return_token_ids", "moderation"),
-        *("include_reasoning", "logits_processors", "mm_processor_kwargs", "kv_transfer_params", "thinking"),
-    ),
-)
+TABLE = Table(ChatRequest, REFUSED)
 
 
-def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
+def parse(
+    body: dict[str, Any], model: ServedModel, limits: Limits, client: str, ignored: Ignored
+) -> ParsedRequest:
     """Parse a request. Raises RequestError."""
-    given = TABLE.of(body)
+    given = TABLE.of(body, ignored)
     constraint = parse_constraint(given.response_format, given.structured_outputs)
-    choice = named_tool(given.tool_choice)
-    calls = calling(given.tools or (), choice, given.parallel_tool_calls, constraint, model)
-    think, template = thinking(given.reasoning_effort, given.chat_template_kwargs, model)
-    with_usage, running = usage_wanted(given)
+    choice = named_tool(given.tool_choice, ignored)
+    functions = given_functions(given.tools, ToolDefinition, ignored)
+    calls = calling(functions, choice, given.parallel_tool_calls, constraint, model)
+    think, template = _thinking(given, model, ignored)
+    with_usage, running = usage_wanted(given, ignored)
     asked = generation(
         given,
         limits,
@@ -100,6 +102,21 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
     return ParsedRequest((asked,), given.stream, renderer)
 
 
+def _thinking(given: ChatRequest, model: ServedModel, ignored: Ignored) -> tuple[Think, dict[str, Any]]:
+    """Return whether to think, by whichever of the fields for it was given, and the variables for the template."""
+    reasoning = given.reasoning or ReasoningOptions()
+    kinds = {"enabled": True, "disabled": False}
+    wanted = (
+        given.enable_thinking,
+        kinds.get(given.thinking.type) if given.thinking else None,
+        reasoning.enabled,
+    )
+    names = dict(given.chat_template_kwargs or {})
+    if (enable := next((one for one in wanted if one is not None), None)) is not None:
+        names.setdefault("enable_thinking", enable)
+    return thinking(given.reasoning_effort or reasoning.effort, names, model, ignored)
+
+
 def _limit(given: ChatRequest) -> int | None:
     most, older = given.max_completion_tokens, given.max_tokens
     if most is not None and older is not None and most != older:
@@ -111,7 +128,7 @@ def _limit(given: ChatRequest) -> int | None:
 
 def _alternatives(given: ChatRequest) -> int | None:
     most = given.top_logprobs
-    if most is not None and (not given.logprobs or not 0 <= most <= MOST_ALTERNATIVES):
+    if most and (not given.logprobs or not 0 <= most <= MOST_ALTERNATIVES):
         raise wrong(
             "top_logprobs", f"top_logprobs must be 0 to {MOST_ALTERNATIVES}, and needs logprobs to be true."
         )

@@ -4,13 +4,13 @@ import json
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from chatterm.server.http.answer_state import AnswerState, Totals
-from chatterm.server.http.fields import convert, wrong
+from chatterm.server.http.fields import Ignored, convert, wrong
 from chatterm.server.http.limits import Limits
 from chatterm.server.service import AnswerConstraint, ChatMessage, HistoryToolCall, Role, ServedModel, Think
 from chatterm.tool_calls.grammar import NO_PARAMETERS, calls_or, forced_calls, free_calls
@@ -34,11 +34,12 @@ _EFFORTS: Mapping[str, Think] = {
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 
 Strings = str | list[str]
+S = TypeVar("S", bound=Struct)
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] = "{}"
 
 
 class FunctionCallPart(Struct, forbid_unknown_fields=True):
@@ -62,6 +63,9 @@ class ChatMessagePart(Struct, forbid_unknown_fields=True):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+    prefix: bool | None = None
+    """Whether this answer is to be continued; `partial` means the same."""
+    partial: bool | None = None
 
 
 class Function(Struct, forbid_unknown_fields=True):
@@ -72,8 +76,8 @@ class Function(Struct, forbid_unknown_fields=True):
 
 
 class ToolDefinition(Struct, forbid_unknown_fields=True):
-    type: Literal["function"]
     function: Function
+    type: Literal["function"] = "function"
 
 
 class NamedFunction(Struct, forbid_unknown_fields=True):
@@ -95,6 +99,8 @@ class Schema(Struct, forbid_unknown_fields=True):
 class ResponseFormat(Struct, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Schema | None = None
+    schema: dict[str, Any] | None = None
+    """That of a json_object, as llama-server's clients write it."""
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
@@ -116,9 +122,14 @@ def parse_messages(given: Sequence[ChatMessagePart], place: str = "messages") ->
         where = f"{place}[{number}]"
         text = parse_text(message.content, f"{where}.content") or message.refusal or ""
         calls = tuple(
-            HistoryToolCall(call.id, call.function.name, call.function.arguments)
+            HistoryToolCall(call.id, call.function.name, _json_text(call.function.arguments))
             for call in message.tool_calls or ()
         )
+        if message.prefix or message.partial:
+            name = "prefix" if message.prefix else "partial"
+            raise wrong(
+                f"{where}.{name}", f"{where}.{name}: an answer cannot be continued here; leave it out."
+            )
         if message.role != "assistant" and (calls or message.reasoning_content or message.reasoning):
             raise wrong(where, f"{where}: only an assistant's message can have tool_calls or reasoning.")
         if message.content is None and message.role != "assistant":
@@ -140,6 +151,10 @@ def parse_messages(given: Sequence[ChatMessagePart], place: str = "messages") ->
     return tuple(found)
 
 
+def _json_text(arguments: str | dict[str, Any]) -> str:
+    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+
+
 def parse_text(content: str | Sequence[Mapping[str, Any]] | None, place: str) -> str:
     """Join the text of a message that may come in parts. Raises RequestError 400 for parts that are not text."""
     if content is None or isinstance(content, str):
@@ -157,6 +172,17 @@ def parse_text(content: str | Sequence[Mapping[str, Any]] | None, place: str) ->
             raise wrong(f"{place}[{number}].text", f"{place}[{number}].text must be a string.")
         texts.append(text)
     return "".join(texts)
+
+
+def given_functions(given: Sequence[Mapping[str, Any]] | None, kind: type[S], ignored: Ignored) -> list[S]:
+    """Convert the tools that are functions. Others, which a client brings or its own server has, are left out."""
+    found = []
+    for number, tool in enumerate(given or ()):
+        if tool.get("type", "function") == "function":
+            found.append(convert(tool, kind, f"tools[{number}]", ignored))
+        else:
+            ignored.add(f"tools[{tool['type']}]")
+    return found
 
 
 def parse_tools(given: Sequence[ToolDefinition] | None) -> tuple[Mapping[str, Any], ...]:
@@ -195,7 +221,7 @@ def parse_tool_choice(given: str | NamedTool | None, tools: Sequence[Mapping[str
         if given.function.name not in names:
             raise wrong("tool_choice", "tool_choice names a function that is not among the tools.")
         return given.function.name
-    choice = given or "auto"
+    choice = "required" if given == "any" else given or "auto"  # Mistral's clients write "any"
     if choice not in ("auto", "none", "required"):
         raise wrong("tool_choice", 'tool_choice must be "auto", "none", "required" or a function.')
     if choice == "required" and not tools:
@@ -212,7 +238,7 @@ def parse_constraint(
     if format is None or format.type == "text":
         return None
     if format.type == "json_object":
-        return AnswerConstraint("json_object")
+        return AnswerConstraint("json_object") if format.schema is None else schema_constraint(format.schema)
     if format.json_schema is None or format.json_schema.schema is None:
         raise wrong("response_format.json_schema", "response_format.json_schema.schema is missing.")
     return schema_constraint(format.json_schema.schema)
@@ -284,6 +310,8 @@ def given_sampling(given: Struct, names: Sequence[str]) -> dict[str, Any]:
     found = {name: value for name in names if (value := getattr(given, name)) is not None}
     if "seed" in found:
         found["seed"] %= 2**63  # seeds of other servers may be negative
+    if found.get("top_k") == -1:
+        found["top_k"] = 0  # vLLM's clients write -1 for all tokens
     if found.get("top_p") == 0:
         found["top_p"] = _LIKELIEST  # OpenAI's API allows 0, and Ollama and llama.cpp take it so, too
     return found
@@ -293,10 +321,10 @@ def parse_stops(given: Strings | None) -> tuple[str, ...] | None:
     """Return the stop strings; None if not given. Raises RequestError 400."""
     if given is None:
         return None
-    stops = (given,) if isinstance(given, str) else tuple(given)
-    if len(stops) > _MOST_STOPS or any(not 0 < len(stop) <= _LONGEST_STOP for stop in stops):
-        least, most = counted(1, "character"), counted(_LONGEST_STOP, "character")
-        raise wrong("stop", f"stop must be at most {counted(_MOST_STOPS, 'string')} of {least} to {most}.")
+    stops = tuple(filter(None, (given,) if isinstance(given, str) else given))
+    if len(stops) > _MOST_STOPS or any(len(stop) > _LONGEST_STOP for stop in stops):
+        most = counted(_LONGEST_STOP, "character")
+        raise wrong("stop", f"stop must be at most {counted(_MOST_STOPS, 'string')} of {most} at most.")
     return stops
 
 
@@ -332,6 +360,7 @@ def thinking(
     effort: str | None,
     template: Mapping[str, Any] | None,
     model: ServedModel,
+    ignored: Ignored,
     place: str = "reasoning_effort",
 ) -> tuple[Think, dict[str, Any]]:
     """Return whether to think, and the variables for the chat template. Raises RequestError 400."""
@@ -343,8 +372,8 @@ def thinking(
         if effort not in _EFFORTS:
             raise wrong(place, f"{place} must be one of {', '.join(_EFFORTS)}.")
         think = _EFFORTS[effort]
-        if think == "on" and model.thinks is False:
-            raise wrong(place, f"{model.name} does not think; leave out {place}.", "unsupported_parameter")
+        if model.thinks is False:
+            ignored.add(place)
         if think == "on" and "reasoning_effort" in model.template:
             names.setdefault("reasoning_effort", effort)
     enable = names.pop("enable_thinking", names.pop("thinking", None))
@@ -382,6 +411,8 @@ def openai_finish_reason(state: AnswerState) -> str:
     return "tool_calls" if state.calls and not is_cut else "stop"
 
 
-def named_tool(given: Any) -> str | NamedTool | None:
+def named_tool(given: Any, ignored: Ignored) -> str | NamedTool | None:
     """Convert a decoded tool_choice. Raises RequestError 400."""
-    return given if given is None or isinstance(given, str) else convert(given, NamedTool, "tool_choice")
+    if given is None or isinstance(given, str):
+        return given
+    return convert(given, NamedTool, "tool_choice", ignored)

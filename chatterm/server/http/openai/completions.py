@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from chatterm.server.http.answer_state import AnswerState, Finished, Likelihoods, Part, Thought
-from chatterm.server.http.fields import Table, wrong
+from chatterm.server.http.fields import Ignored, Table, wrong
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.openai.common import new_id, openai_finish_reason, parse_constraint, parse_count
 from chatterm.server.http.openai.completions_base import (
@@ -18,6 +18,7 @@ from chatterm.server.http.openai.completions_base import (
     sampling,
     usage_wanted,
 )
+from chatterm.server.http.openai.refused import REFUSED
 from chatterm.server.http.renderer import ParsedRequest
 from chatterm.server.service import Logprob, ServedModel
 from chatterm.tool_calls.reader import AnswerText
@@ -36,26 +37,18 @@ class CompletionRequest(CompletionsRequest, kw_only=True):
     logprobs: int | None = None
 
 
-TABLE = Table(
-    "/v1/completions",
-    CompletionRequest,
-    harmless={"echo": (False,), "best_of": (1,), "suffix": ("",), "add_special_tokens": (True,)},
-    refused=(
-        *("stop_token_ids", "ignore_eos", "min_tokens", "length_penalty", "use_beam_search", "bad_words"),
-        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_logprobs"),
-        *("truncate_prompt_tokens", "skip_special_tokens", "include_stop_str_in_output", "priority"),
-        *("return_token_ids", "logits_processors", "prompt_embeds", "messages", "tools"),
-    ),
-)
+TABLE = Table(CompletionRequest, {**REFUSED, "add_special_tokens": (True,), "messages": (), "tools": ([],)})
 
 
-def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
+def parse(
+    body: dict[str, Any], model: ServedModel, limits: Limits, client: str, ignored: Ignored
+) -> ParsedRequest:
     """Parse a request. Raises RequestError."""
-    given = TABLE.of(body)
+    given = TABLE.of(body, ignored)
     prompts = _prompts(given.prompt)
     if given.logprobs is not None and not 0 <= given.logprobs <= MOST_ALTERNATIVES:
         raise wrong("logprobs", f"logprobs must be 0 to {MOST_ALTERNATIVES}.")
-    with_usage, running = usage_wanted(given)
+    with_usage, running = usage_wanted(given, ignored)
     asked = {
         "count": parse_count(given.n, limits, len(prompts)),
         "sampling": sampling(

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from chatterm.server.http.answer_state import AnswerState, Totals
 from chatterm.server.http.errors import error_object
-from chatterm.server.http.fields import wrong
+from chatterm.server.http.fields import Ignored
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.openai.common import (
     NamedTool,
@@ -32,7 +32,7 @@ from chatterm.server.service import AnswerConstraint, Generation, RequestError, 
 
 _SAMPLING = (
     *("seed", "temperature", "top_p", "top_k", "min_p"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop_repetition"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop_repetition", "ignore_eos"),
 )
 MOST_ALTERNATIVES = 20
 
@@ -68,6 +68,7 @@ class CompletionsRequest(CompletionRequest, kw_only=True):
     frequency_penalty: float | None = None
     stop_repetition: bool | None = None
     logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
     max_tokens: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -79,19 +80,21 @@ def sampling(given: CompletionsRequest, most: int | None, logprobs: int | None) 
     others = {
         "stop": parse_stops(given.stop),
         "logit_bias": parse_logit_bias(given.logit_bias),
-        "max_tokens": most,
+        "max_tokens": None
+        if most == -1
+        else most,  # LM Studio's and llama-server's clients write -1 for no limit
         "logprobs": logprobs,
     }
     return found | {name: value for name, value in others.items() if value is not None}
 
 
-def usage_wanted(given: CompletionsRequest) -> tuple[bool, bool]:
-    """Return whether a stream ends with its usage, and whether every chunk has it. Raises RequestError 400."""
+def usage_wanted(given: CompletionsRequest, ignored: Ignored) -> tuple[bool, bool]:
+    """Return whether a stream ends with its usage, and whether every chunk has it."""
     options = given.stream_options
-    if options is not None and not given.stream:
-        raise wrong("stream_options", "stream_options needs stream to be true.")
     if options is None:
         return False, False
+    if not given.stream:
+        ignored.add("stream_options")
     return bool(options.include_usage), bool(options.continuous_usage_stats)
 
 

@@ -34,16 +34,14 @@ class TokenizeRequest(Struct):
 
 
 TOKENIZE = Table(
-    "/tokenize",
     TokenizeRequest,
-    harmless={"add_special_tokens": (True,), "add_generation_prompt": (True,)},
-    refused=(
-        "continue_final_message",
-        "chat_template",
-        "chat_template_kwargs",
-        "tools",
-        "mm_processor_kwargs",
-    ),
+    {
+        **dict.fromkeys(("add_special_tokens", "add_generation_prompt"), (True,)),
+        "continue_final_message": (False,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "tools": ([],),
+    },
 )
 
 

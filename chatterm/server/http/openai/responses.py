@@ -6,13 +6,14 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from chatterm.server.http.fields import Table, TokenCount, convert, wrong
+from chatterm.server.http.fields import Ignored, Table, TokenCount, convert, wrong
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.openai.common import (
     Function,
     NamedFunction,
     NamedTool,
     ToolDefinition,
+    given_functions,
     given_sampling,
     parse_text,
     schema_constraint,
@@ -24,6 +25,7 @@ from chatterm.server.http.openai.completions_base import (
     calling,
     generation,
 )
+from chatterm.server.http.openai.refused import REFUSED
 from chatterm.server.http.openai.responses_render import ResponseRenderer
 from chatterm.server.http.renderer import ParsedRequest
 from chatterm.server.service import AnswerConstraint, ChatMessage, HistoryToolCall, Role, ServedModel
@@ -31,8 +33,6 @@ from chatterm.server.service import AnswerConstraint, ChatMessage, HistoryToolCa
 
 class Reasoning(Struct, forbid_unknown_fields=True):
     effort: str | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: None = None
 
 
 class TextFormat(Struct, forbid_unknown_fields=True):
@@ -45,15 +45,14 @@ class TextFormat(Struct, forbid_unknown_fields=True):
 
 class TextOptions(Struct, forbid_unknown_fields=True):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
 
 
 class FunctionTool(Struct, forbid_unknown_fields=True):
-    type: Literal["function"]
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    type: Literal["function"] = "function"
 
 
 class ResponsesRequest(CompletionRequest, kw_only=True):
@@ -66,7 +65,7 @@ class ResponsesRequest(CompletionRequest, kw_only=True):
     max_output_tokens: TokenCount | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
@@ -74,45 +73,32 @@ class ResponsesRequest(CompletionRequest, kw_only=True):
 
 
 TABLE = Table(
-    "/v1/responses",
     ResponsesRequest,
-    harmless={
-        "store": (False,),
+    {
+        **REFUSED,
+        **dict.fromkeys(("previous_response_id", "conversation", "prompt", "context_management"), ()),
         "background": (False,),
-        "truncation": ("disabled",),
-        "service_tier": ("auto", "default"),
-        "prompt_cache_retention": None,
-        "stream_options": ({"include_obfuscation": False}, {}),
     },
-    refused=(
-        "previous_response_id",
-        "conversation",
-        "prompt",
-        "max_tool_calls",
-        "context_management",
-        "moderation",
-    ),
 )
 
-_INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
+_LOGPROBS = "message.output_text.logprobs"
 
 
-def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> ParsedRequest:
+def parse(
+    body: dict[str, Any], model: ServedModel, limits: Limits, client: str, ignored: Ignored
+) -> ParsedRequest:
     """Parse a request. Raises RequestError."""
-    if body.get("store") is True:
-        raise wrong(
-            "store", "Nothing is stored here; leave out store, or set it to false.", "unsupported_value"
-        )
-    given = TABLE.of(body)
-    functions = [ToolDefinition("function", _function(tool)) for tool in given.tools or ()]
-    choice, parallel = _choice(given.tool_choice), given.parallel_tool_calls
+    given = TABLE.of(body, ignored)
+    tools = given_functions(given.tools, FunctionTool, ignored)
+    functions = [ToolDefinition(_function(tool)) for tool in tools]
+    choice, parallel = _choice(given.tool_choice, ignored), given.parallel_tool_calls
     calls = calling(functions, choice, parallel, _constraint(given.text), model)
     effort = given.reasoning.effort if given.reasoning is not None else None
-    think, template = thinking(effort, None, model, "reasoning.effort")
-    unknown = next((name for name in given.include or () if name not in _INCLUDED), None)
-    if unknown is not None:
-        raise wrong("include", f"include can only have {' and '.join(_INCLUDED)} here.", "unsupported_value")
-    logprobs = given.top_logprobs is not None or _INCLUDED[0] in (given.include or ())
+    think, template = thinking(effort, None, model, ignored, "reasoning.effort")
+    for name in given.include or ():
+        if name != _LOGPROBS:
+            ignored.add(f"include[{name}]")
+    logprobs = given.top_logprobs is not None or _LOGPROBS in (given.include or ())
     sampling = given_sampling(given, ("temperature", "top_p"))
     if given.max_output_tokens is not None:
         sampling["max_tokens"] = given.max_output_tokens
@@ -124,16 +110,16 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
         given,
         limits,
         client,
-        messages=_messages(given.instructions, given.input),
+        messages=_messages(given.instructions, given.input, ignored),
         sampling=sampling,
         think=think,
         template=template,
         **calls,
     )
-    return ParsedRequest((asked,), given.stream, ResponseRenderer(given.model, _echo(given), logprobs))
+    return ParsedRequest((asked,), given.stream, ResponseRenderer(given.model, _echo(given, tools), logprobs))
 
 
-def _echo(given: ResponsesRequest) -> dict[str, Any]:
+def _echo(given: ResponsesRequest, tools: Sequence[FunctionTool]) -> dict[str, Any]:
     """Return the fields of the request that a response repeats."""
     text = (
         given.text.format if given.text is not None and given.text.format is not None else TextFormat("text")
@@ -150,7 +136,7 @@ def _echo(given: ResponsesRequest) -> dict[str, Any]:
         "temperature": given.temperature,
         "text": {"format": format},
         "tool_choice": given.tool_choice if given.tool_choice is not None else "auto",
-        "tools": [msgspec.to_builtins(tool) for tool in given.tools or ()],
+        "tools": [msgspec.to_builtins(tool) for tool in tools],
         "top_p": given.top_p,
         "truncation": "disabled",
         "user": given.user,
@@ -161,10 +147,10 @@ def _function(tool: FunctionTool) -> Function:
     return Function(tool.name, tool.description, tool.parameters, tool.strict)
 
 
-def _choice(given: Any) -> str | NamedTool | None:
+def _choice(given: Any, ignored: Ignored) -> str | NamedTool | None:
     if given is None or isinstance(given, str):
         return given
-    found = convert(given, FunctionTool, "tool_choice")
+    found = convert(given, FunctionTool, "tool_choice", ignored)
     return NamedTool("function", NamedFunction(found.name))
 
 
@@ -211,7 +197,9 @@ class _ReasoningItem(_InputItem):
     encrypted_content: str | None = None
 
 
-def _messages(instructions: str | None, given: str | Sequence[Mapping[str, Any]]) -> tuple[ChatMessage, ...]:
+def _messages(
+    instructions: str | None, given: str | Sequence[Mapping[str, Any]], ignored: Ignored
+) -> tuple[ChatMessage, ...]:
     """Convert the conversation, items of one answer (thinking, text, calls) to one message. Raises RequestError 400."""
     found = [ChatMessage("system", instructions)] if instructions else []
     if isinstance(given, str):
@@ -219,7 +207,7 @@ def _messages(instructions: str | None, given: str | Sequence[Mapping[str, Any]]
     if not given:
         raise wrong("input", "input is empty; write something first.")
     for number, item in enumerate(given):
-        message = _message(item, f"input[{number}]")
+        message = _message(item, f"input[{number}]", ignored)
         if message.role == "assistant" and found and found[-1].role == "assistant":
             before = found.pop()
             message = ChatMessage(
@@ -232,27 +220,27 @@ def _messages(instructions: str | None, given: str | Sequence[Mapping[str, Any]]
     return tuple(found)
 
 
-def _message(item: Mapping[str, Any], place: str) -> ChatMessage:
+def _message(item: Mapping[str, Any], place: str, ignored: Ignored) -> ChatMessage:
     """Convert an item to a message, or to a part of an assistant's. Raises RequestError 400."""
     match item.get("type", "message"):
         case "message":
-            message = convert(item, _MessageItem, place)
+            message = convert(item, _MessageItem, place, ignored)
             if message.role == "tool":
                 raise wrong(
                     f"{place}.role", f"{place}: results of tools are items of type function_call_output."
                 )
             return ChatMessage(message.role, parse_text(message.content, f"{place}.content"))
         case "function_call_output":
-            result = convert(item, _ResultItem, place)
+            result = convert(item, _ResultItem, place, ignored)
             return ChatMessage(
                 "tool", parse_text(result.output, f"{place}.output"), tool_call_id=result.call_id
             )
         case "function_call":
-            call = convert(item, _CallItem, place)
+            call = convert(item, _CallItem, place, ignored)
             calls = (HistoryToolCall(call.call_id, call.name, call.arguments),)
             return ChatMessage("assistant", "", tool_calls=calls)
         case "reasoning":
-            parts = convert(item, _ReasoningItem, place).content or []
+            parts = convert(item, _ReasoningItem, place, ignored).content or []
             texts = (part["text"] for part in parts if isinstance(part.get("text"), str))
             return ChatMessage("assistant", "", "".join(texts))
         case kind:
