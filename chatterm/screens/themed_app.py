@@ -1,20 +1,21 @@
 """The look of the application: its theme, and the capabilities of the terminal."""
 
-import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from textual.app import App
+from textual.css.parse import parse
 from textual.css.stylesheet import Stylesheet
 from textual.filter import NoColor
+from textual.widget import Widget
 
 from chatterm.settings.settings import Glyphs
 from chatterm.settings.themes import DEFAULT_THEME, TERMINAL_THEME, load_theme
 from chatterm.terminal.driver import terminal_driver
 from chatterm.terminal.glyphs import ascii_filter
+from chatterm.widgets.slices import in_slices
 
 _PLAIN_TERMINALS = ("linux", "vt", "cons", "sun", "wsvt", "xterm-mono", "dumb")
 """Prefixes of TERM for terminals with few glyphs."""
@@ -66,6 +67,18 @@ class ParsedOnce(Stylesheet):
         """Parse what was not parsed yet."""
         self.parse()
 
+    def parse_in_pieces(self) -> Generator[None, None, None]:
+        """Do what `reparse` does; yield after each rule."""
+        for place, (css, is_default, tie_breaker, scope) in list(self.source.items()):
+            key = (css, place, is_default, tie_breaker, scope)  # as in `Stylesheet._parse_rules`
+            if key not in self._parse_cache:
+                rules = []
+                for rule in parse(scope, css, place, None, self._variable_tokens, is_default, tie_breaker):
+                    rules.append(rule)
+                    yield
+                self._parse_cache[key] = rules
+        self.parse()
+
 
 class ThemedApp(App[int]):
     """An application with a theme. The default terminal has all capabilities."""
@@ -86,6 +99,9 @@ class ThemedApp(App[int]):
         if plain:
             self._filters.append(ascii_filter())
         self.chosen_theme = theme
+        self._is_restyling = False
+        self._wants_styles = False
+        """Whether the theme has changed since the latest styling began."""
         self.use_theme(theme)
 
     def use_theme(self, name: str) -> str:
@@ -104,8 +120,37 @@ class ThemedApp(App[int]):
         return "" if full else "This terminal has 16 colours, so every theme uses those."
 
     def refresh_css(self, animate: bool = True) -> None:
-        """Parse the styles for the theme, and apply them in the next turn of the event loop: either takes 15 ms."""
-        self.stylesheet.set_variables(self.get_css_variables())
-        self.stylesheet.reparse()
-        apply = partial(super().refresh_css, animate)
-        asyncio.get_running_loop().call_soon(self.call_later, apply)
+        """Style everything for the theme, in slices; no frame is drawn meanwhile, since it would show two themes."""
+        if not self.screen_stack:  # widgets are styled when they are mounted
+            self.stylesheet.set_variables(self.get_css_variables())
+            self.stylesheet.reparse()
+            return
+        self._wants_styles = True
+        if not self._is_restyling:
+            self._is_restyling = True
+            self.run_worker(self._restyle())
+
+    async def _restyle(self) -> None:
+        try:
+            while self._wants_styles:  # another theme may be chosen meanwhile
+                self._wants_styles = False
+                with self.batch_update():
+                    await in_slices(self._apply_theme(), 0)
+        finally:
+            self._is_restyling = False
+        for screen in self.screen_stack:
+            screen.refresh()
+
+    def _apply_theme(self) -> Generator[None, None, None]:
+        """Parse the styles and apply them to every widget; yield after each piece."""
+        styles = self.stylesheet
+        assert isinstance(styles, ParsedOnce)
+        styles.set_variables(self.get_css_variables())
+        yield from styles.parse_in_pieces()
+        styles.apply(self)
+        for screen in reversed(self.screen_stack):
+            for widget in screen.walk_children(Widget, with_self=True):
+                if widget.is_attached:  # it may have been removed meanwhile
+                    styles.update_nodes([widget])
+                yield
+            screen._css_update_count = self._css_update_count

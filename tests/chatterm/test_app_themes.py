@@ -1,10 +1,13 @@
 """Themes: complete, readable, a person's own, switched live; sixteen colours, no colours, ASCII."""
 
-import asyncio
 import os
 import re
 import sys
 import textwrap
+from asyncio import Handle
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,13 @@ import pytest
 from rich.color import Color as RichColor
 from rich.color import ColorSystem, ColorType
 from textual.color import Color
-from textual.css import stylesheet
 from textual.dom import DOMNode
+from textual.screen import Screen
 from textual.theme import Theme
 
+from chatterm.app import ChatApp
 from chatterm.markdown.lines import cells
+from chatterm.screens import themed_app
 from chatterm.screens.themed_app import ParsedOnce, Terminal, this_terminal
 from chatterm.settings.settings import SettingsError
 from chatterm.settings.themes import (
@@ -29,6 +34,7 @@ from chatterm.settings.themes import (
     theme_names,
 )
 from chatterm.terminal.glyphs import ASCII, plain
+from chatterm.widgets import slices
 from chatterm.widgets.canvas import STYLES
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -282,36 +288,56 @@ sys.exit(run_app(ScriptedBackend([Script("# Done\\n\\n> `quote`\\n\\n- item")]),
 """
 
 
-async def test_a_change_of_theme_parses_each_style_once_and_applies_it_in_a_later_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    turn, parsed, applied = 0, dict[object, list[int]](), list[int]()
-    run, parse, update = asyncio.Handle._run, stylesheet.parse, ParsedOnce.update
+async def test_a_theme_is_applied_in_slices_and_no_frame_shows_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces, worst, parsed, drawn = 0, 0, Counter[object](), list[bool]()
+    run, parse, update, display = Handle._run, themed_app.parse, ParsedOnce.update_nodes, ChatApp._display
 
-    def counted_run(self: asyncio.Handle) -> None:
-        nonlocal turn
-        turn += 1
+    def piece() -> None:
+        nonlocal pieces, worst
+        pieces += 1
+        worst = max(worst, pieces)
+
+    def counted_run(self: Handle) -> None:
+        nonlocal pieces
+        pieces = 0
         run(self)
 
-    def noted_parse(scope: str, css: str, read_from: object, **more: Any) -> Any:
-        parsed.setdefault(read_from, []).append(turn)
-        return parse(scope, css, read_from, **more)
+    def counted_parse(scope: str, css: str, place: object, *more: Any) -> Iterator[object]:
+        parsed[place] += 1
+        for rule in parse(scope, css, place, *more):
+            piece()
+            yield rule
 
-    def noted_update(self: ParsedOnce, root: DOMNode, animate: bool = False) -> None:
-        applied.append(turn)
-        update(self, root, animate)
+    def counted_update(self: ParsedOnce, nodes: list[DOMNode], animate: bool = False) -> None:
+        piece()
+        update(self, nodes, animate)
+
+    def noted_display(self: ChatApp, screen: Screen[Any], frame: Any) -> None:
+        if frame is not None:
+            drawn.append(self._is_restyling)
+        display(self, screen, frame)
 
     async with driven(ScriptedBackend()) as driver:
-        monkeypatch.setattr(asyncio.Handle, "_run", counted_run)
-        monkeypatch.setattr(stylesheet, "parse", noted_parse)
-        monkeypatch.setattr(ParsedOnce, "update", noted_update)
+        ticks = count()
+        monkeypatch.setattr(slices, "monotonic", lambda: next(ticks) / 1000)
+        monkeypatch.setattr(Handle, "_run", counted_run)
+        monkeypatch.setattr(themed_app, "parse", counted_parse)
+        monkeypatch.setattr(ParsedOnce, "update_nodes", counted_update)
+        monkeypatch.setattr(ChatApp, "_display", noted_display)
         driver.app.use_theme("paper")
-        await driver.until(lambda: applied)
-        (parsing,) = {each for turns in parsed.values() for each in turns}
-        assert parsing < applied[0]
+        await driver.until(lambda: parsed)
+        driver.app.use_theme("dusk")  # before the other one is there
+        await driver.pilot.pause()
+        assert max(parsed.values()) == 2
+        assert worst < 10 < len(parsed)
+        assert drawn
+        assert not any(drawn)
+        wanted = load_theme("dusk").background
+        assert driver.app.chat.styles.background.hex == driver.composer.screen.styles.background.hex == wanted
+        parsed.clear()
         await driver.send("/stats")
         await driver.shows("Statistics")
-    assert max(map(len, parsed.values())) == 1
+    assert all(times == 1 for times in parsed.values())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
