@@ -1,6 +1,7 @@
 """Text to token ids and back, and conversations to text."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelError
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from models.files import ModelFiles
 
 __all__ = ["Message", "PromptPiece", "TextStream", "Tokenizer", "load_tokenizer"]
+
+
+_LIKELY = 16
+"""More characters than tokens stand for on average in almost all texts."""
 
 
 class Tokenizer:
@@ -128,6 +133,22 @@ class Tokenizer:
         for piece in pieces:
             _check(piece.text)
         return self._pieces.encode(pieces, after)
+
+    def may_fit(self, texts: Sequence[str], tokens: int) -> bool:
+        """Return False if `texts` surely have more than `tokens` tokens, from their lengths and beginnings alone.
+
+        Raises ModelError for text that is not valid Unicode.
+        """
+        if sum(map(len, texts)) > tokens * self._longest:
+            return False
+        start = tokens * _LIKELY
+        long = (text[:start] for text in texts if len(text) > start)
+        return all(len(self.encode_plain(text)) <= 2 * tokens for text in long)
+
+    @cached_property
+    def _longest(self) -> int:
+        """The most characters that a token stands for."""
+        return max(len(self._token_bytes(token_id)) for token_id in range(self.vocab_size))
 
     def spells_control(self, text: str) -> bool:
         """Return whether control tokens would be recognised in `text` if it were not typed.

@@ -477,3 +477,13 @@ def test_loading_imports_neither_transformers_nor_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path)], cwd=root, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_texts_that_may_fit_are_told_by_their_length_and_their_beginning() -> None:
+    tokenizer = tiny_tokenizer("tiny_bpe")
+    text = "river " * 100
+    count = len(tokenizer.encode_plain(text))
+    assert tokenizer.may_fit([text], count)
+    assert not tokenizer.may_fit([text], 1)
+    assert not tokenizer.may_fit(["a"] * 1000, 1)
+    assert not tokenizer.may_fit(["a b " * 1000], 100)

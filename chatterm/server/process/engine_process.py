@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -32,6 +31,8 @@ from chatterm.server.process.generation_task import GenerationTask
 from chatterm.server.process.memory import trim_heap
 from chatterm.server.process.model_pool import MeasuredEngines, ModelPool, PooledModel
 from chatterm.server.process.queries import Queries, Tokenize, TokenTexts
+from chatterm.server.process.request_parsing import is_long, message_texts
+from chatterm.server.process.workers import Workers
 from chatterm.server.service import Generation
 from chatterm.server.spawn import ProcessOptions
 from engine.errors import GpuLostError
@@ -55,7 +56,7 @@ class EngineProcess:
         self.host = host
         self.agreed = agreed()
         self.pump = Pump(asyncio.get_running_loop())
-        self.workers = ThreadPoolExecutor(4, "request")
+        self.workers = Workers()
         self.ended = asyncio.Event()
         """Set when the process is to end."""
         self.ends_unused = ends_unused
@@ -69,9 +70,7 @@ class EngineProcess:
         self._methods: dict[str, Callable[[Call, CallStream], Any]] = {
             "generate": self._generate,
             "models": lambda call, stream: self._off(stream, self._looking.models),
-            "tokenize": lambda call, stream: self._off(
-                stream, self._looking.tokenize, unpack(call.body, Tokenize)
-            ),
+            "tokenize": self._tokenize,
             "token_texts": lambda call, stream: self._off(
                 stream, self._looking.token_texts, unpack(call.body, TokenTexts)
             ),
@@ -136,6 +135,11 @@ class EngineProcess:
 
         self._off(stream, work, thread=True)
 
+    def _tokenize(self, call: Call, stream: CallStream) -> None:
+        wanted = unpack(call.body, Tokenize)
+        texts = [wanted.text] if isinstance(wanted.text, str) else message_texts(wanted.text)
+        self._off(stream, self._looking.tokenize, wanted, is_long=is_long(texts))
+
     def _metrics(self, call: Call, stream: CallStream) -> None:
         """Send the metrics. The web process sends its queue lengths with the call."""
         stream.client.queued = unpack(call.body, dict[str, int] | None) or {}  # type: ignore[arg-type]
@@ -147,7 +151,12 @@ class EngineProcess:
         self.ended.set()
 
     def _off(
-        self, stream: CallStream, work: Callable[..., Any], *arguments: Any, thread: bool = False
+        self,
+        stream: CallStream,
+        work: Callable[..., Any],
+        *arguments: Any,
+        thread: bool = False,
+        is_long: bool = False,
     ) -> None:
         """Run `work` in another thread; what it returns is the result of the call."""
 
@@ -156,8 +165,8 @@ class EngineProcess:
                 if thread:  # it may take minutes
                     stream.done(await asyncio.to_thread(work, *arguments))
                 else:
-                    loop = asyncio.get_running_loop()
-                    stream.done(await loop.run_in_executor(self.workers, work, *arguments))
+                    done = self.workers.submit("", work, *arguments, is_long=is_long)
+                    stream.done(await asyncio.wrap_future(done))
             except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
                 stream.failed(error)
 
@@ -216,7 +225,7 @@ class EngineProcess:
         await asyncio.to_thread(self.host.close)
         for client in list(self._clients):
             client.close()
-        self.workers.shutdown(wait=False, cancel_futures=True)
+        self.workers.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE):
                 while self._clients:
@@ -286,6 +295,9 @@ def main() -> int:
     """Run as a process of its own; return the exit code."""
     line = sys.stdin.buffer.readline()
     sys.setswitchinterval(0.0001)  # as in a chat's worker: the engine's thread must not wait for the loop's
+    os.environ["TOKENIZERS_PARALLELISM"] = (
+        "false"  # its threads would not have the priority of the one that asks
+    )
 
     def ready(calls: EngineProcess) -> None:
         print("ready", flush=True)

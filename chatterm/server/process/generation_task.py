@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -16,7 +16,15 @@ from chatterm.ipc.frames import FrameError
 from chatterm.server.process.connection import CallStream
 from chatterm.server.process.frame_batcher import Pump
 from chatterm.server.process.model_pool import ModelPool, PooledModel
-from chatterm.server.process.request_parsing import about, bounded, parse_sampling, prepare_prompt
+from chatterm.server.process.request_parsing import (
+    about,
+    bounded,
+    is_long,
+    parse_sampling,
+    prepare_prompt,
+    request_texts,
+)
+from chatterm.server.process.workers import Workers
 from chatterm.server.service import (
     AnswerEnded,
     Delta,
@@ -65,7 +73,7 @@ class GenerationTask:
     """Answers one Generation. On the event loop's thread unless noted otherwise."""
 
     def __init__(
-        self, request: Generation, host: ModelPool, pump: Pump, workers: Executor, out: CallStream
+        self, request: Generation, host: ModelPool, pump: Pump, workers: Workers, out: CallStream
     ) -> None:
         """Begin to answer; `workers` prepare prompts."""
         self.waits, self.due = False, 0.0
@@ -132,11 +140,16 @@ class GenerationTask:
         self._held = held
         self._host.keep(held, self._request.keep_alive_s)
         # This may follow up on one of those, which are ahead of it in the queue for a thread.
-        self._later(self._prepare_now, list(held.pending_recalls))
+        recalls = [recall for recall, client in held.pending_recalls.items() if client == self._client]
+        self._later(
+            self._prepare_now,
+            recalls,
+            is_long=is_long(request_texts(self._request), self._request.constraint),
+        )
 
     async def _loaded(self) -> PooledModel:
         name = self._request.model
-        if not await self._loop.run_in_executor(self._workers, self._host.is_here, name):
+        if not await asyncio.wrap_future(self._workers.submit(self._client, self._host.is_here, name)):
             raise no_model(name)
         return await asyncio.to_thread(self._host.acquire, name)
 
@@ -331,9 +344,9 @@ class GenerationTask:
             # Before the client is told: it may ask for another model, which needs the memory.
             self._host.begin_cleanup(held)
             try:
-                recall = self._workers.submit(self._leave, held)
-                held.pending_recalls.add(recall)
-                recall.add_done_callback(held.pending_recalls.discard)
+                recall = self._workers.submit(self._client, self._leave, held)
+                held.pending_recalls[recall] = self._client
+                recall.add_done_callback(lambda done: held.pending_recalls.pop(done, None))
             except RuntimeError:  # the process ends
                 self._host.end_cleanup(held)
         if self._problem is not None:
@@ -343,10 +356,10 @@ class GenerationTask:
         else:
             self._out.done()
 
-    def _later(self, work: Callable[..., None], *arguments: Any) -> None:
+    def _later(self, work: Callable[..., None], *arguments: Any, is_long: bool = False) -> None:
         """Run `work` in a worker thread."""
         with suppress(RuntimeError):  # the process ends
-            self._workers.submit(work, *arguments)
+            self._workers.submit(self._client, work, *arguments, is_long=is_long)
 
     def _leave(self, held: PooledModel) -> None:
         """Record the answers and have the next turn prewarmed. In a worker thread."""

@@ -73,8 +73,8 @@ class PooledModel:
     """On the monotonic clock; meaningless while it is in use."""
     sequences: set[Any] = field(default_factory=set)
     """Sequences that run for requests now."""
-    pending_recalls: set[Future[None]] = field(default_factory=set)
-    """Cleanups of finished requests, which record their answers for the next prompt."""
+    pending_recalls: dict[Future[None], str | None] = field(default_factory=dict)
+    """Cleanups of finished requests, which record their answers for the next prompt, with the client of each."""
     waiting_for_prefix: list[tuple[Any, Callable[[], None]]] = field(default_factory=list)
     """Callbacks that wait for a sequence's first token, to reuse the prefix that it computes."""
     lock: Any = field(default_factory=threading.Lock)

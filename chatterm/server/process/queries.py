@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from chatterm.backends.backend import ModelError
 from chatterm.server.process.generation_task import no_model, request_error
 from chatterm.server.process.model_pool import KnownModel, ModelPool, PooledModel
-from chatterm.server.process.request_parsing import template_message
+from chatterm.server.process.request_parsing import check_length, message_texts, template_message
 from chatterm.server.service import ChatMessage, Latency, Metrics, ModelMetrics, RequestError, ServedModel
 from engine.errors import EngineError
 
@@ -74,7 +74,9 @@ class Queries:
         with self._using(wanted.model) as held:
             try:
                 if isinstance(wanted.text, str):
+                    check_length(held.engine, [wanted.text])
                     return held.requests.completes(wanted.text).rows.token_ids
+                check_length(held.engine, message_texts(wanted.text))
                 messages = [template_message(message) for message in wanted.text]
                 return held.requests.asked(messages, think=held.thinks("auto")).rows.token_ids
             except (EngineError, ModelError) as error:

@@ -1,8 +1,10 @@
 """Converts requests to the engine's prompts and sampling parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from chatterm.backends.backend import EngineError, ModelError
 from chatterm.server.process.model_pool import PooledModel
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _COMPLETION = 256
 """Default limit of tokens for models without a chat template."""
+_LONG_PROMPT, _LONG_CONSTRAINT = 50_000, 10_000
+"""Characters from which preparing a request takes more than some 20 ms."""
 
 
 def parse_sampling(engine: "Engine", request: Generation) -> SamplingParams:
@@ -56,9 +60,10 @@ def parse_sampling(engine: "Engine", request: Generation) -> SamplingParams:
 
 def prepare_prompt(held: PooledModel, request: Generation) -> "PreparedPrompt":
     """Prepare the prompt. Raises RequestError, EngineError and ModelError."""
+    engine = held.engine
+    check_length(engine, request_texts(request))
     if request.messages is None:
         return held.requests.completes(_checked(held, request.prompt or ""))
-    engine = held.engine
     if not engine.tokenizer.has_chat_template:
         raise RequestError(
             400, "invalid_request_error", f"{held.name} completes text and cannot chat; use /v1/completions."
@@ -79,6 +84,41 @@ def prepare_prompt(held: PooledModel, request: Generation) -> "PreparedPrompt":
         names=request.template,
         shown=call_marks(engine.tokenizer) if request.tools else frozenset(),
     )
+
+
+def is_long(texts: Sequence[str], constraint: AnswerConstraint | None = None) -> bool:
+    """Return whether preparing these texts may take so long that other requests should not wait for it."""
+    size = len(constraint.text) if constraint is not None else 0
+    return size > _LONG_CONSTRAINT or sum(map(len, texts)) > _LONG_PROMPT
+
+
+def request_texts(request: Generation) -> list[str]:
+    """Return the texts that the prompt of a request is made of."""
+    if request.messages is None:
+        return [request.prompt] if isinstance(request.prompt, str) else []
+    tools = [msgspec.json.encode(request.tools).decode()] if request.tools else []
+    return [*message_texts(request.messages), *tools]
+
+
+def message_texts(messages: Sequence[ChatMessage]) -> list[str]:
+    """Return the texts of a conversation."""
+    return [
+        text
+        for message in messages
+        for text in (message.content, message.reasoning, *(call.arguments for call in message.tool_calls))
+    ]
+
+
+def check_length(engine: "Engine", texts: Sequence[str]) -> None:
+    """Raise ContextFullError for texts that cannot fit the context, without tokenising all of them."""
+    room = engine.context_length
+    if not engine.tokenizer.may_fit(texts, room):
+        size = sum(map(len, texts))
+        raise ContextFullError(
+            f"The prompt has {size:,} characters, more than the context of {room:,} tokens can hold; shorten it.",
+            needed=room + 1,
+            available=room,
+        )
 
 
 def template_message(message: ChatMessage) -> dict[str, Any]:

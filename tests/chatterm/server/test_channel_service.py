@@ -135,6 +135,29 @@ async def test_more_messages_than_the_context_has_tokens_are_refused_unread(
     assert read == []
 
 
+@pytest.mark.parametrize("text", ["a" * 10**6, " a" * 10_000], ids=["too many characters", "too many tokens"])
+@pytest.mark.parametrize("is_message", [True, False])
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    service: ChannelService, served: Served, monkeypatch: pytest.MonkeyPatch, text: str, is_message: bool
+) -> None:
+    tokenizer, read = served.engine.tokenizer, list[int]()
+    encode = tokenizer.encode_pieces
+
+    def counted(pieces: Any, after: int | None = None) -> list[int]:
+        read.append(sum(len(piece.text) for piece in pieces))
+        return encode(pieces, after)
+
+    monkeypatch.setattr(tokenizer, "encode_pieces", counted)
+    monkeypatch.setattr(tokenizer, "encode", lambda text: pytest.fail("all of it was read"))
+    changed = {"messages": (ChatMessage("user", text),)} if is_message else {"messages": None, "prompt": text}
+    with pytest.raises(RequestError, match="characters, more than the context of 1,024 tokens") as caught:
+        await answers_of(service, asks(**changed))
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    assert max(read, default=0) <= 16 * served.engine.context_length
+    with pytest.raises(RequestError, match="characters, more than"):
+        await service.tokenize("tiny", text)
+
+
 async def test_many_requests_run_side_by_side(service: ChannelService) -> None:
     requests = [asks(prompt=f"river {n}", messages=None, sampling={"seed": n}) for n in range(12)]
     alone = [(await answers_of(service, request))[1][0]["ids"] for request in requests]

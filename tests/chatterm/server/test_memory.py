@@ -71,7 +71,7 @@ async def test_garbage_is_looked_for_everywhere_when_a_model_is_gone(monkeypatch
         await models.look()
     calls.ended.set()
     await running
-    calls.workers.shutdown()
+    calls.workers.close()
     assert done == ["leave_out", "leave_out", "search_all", "search_all"]
 
 
@@ -90,7 +90,7 @@ async def test_the_search_does_not_find_what_is_gone_in_use(monkeypatch: pytest.
     await models.look()
     calls.ended.set()
     await running
-    calls.workers.shutdown()
+    calls.workers.close()
     assert seen == [None]
 
 
