@@ -4,14 +4,18 @@ import asyncio
 
 import pytest
 from textual import events
+from textual.command import CommandList
 from textual.content import Content
+from textual.dom import DOMNode
 from textual.keys import _character_to_key
+from textual.widgets.option_list import Option
 
 from chatterm.app import ChatApp
 from chatterm.screens.chat.commands import COMMANDS
 from chatterm.screens.chat.palette import SlashCommands
 from chatterm.screens.report import ReportScreen
 from chatterm.screens.settings import SettingsScreen
+from chatterm.screens.themed_app import ParsedOnce
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import ScriptedBackend
 
@@ -95,3 +99,32 @@ async def test_the_palette_shows_what_a_command_takes() -> None:
             assert isinstance(shown, Content)
             assert shown.plain == command.usage
             assert "".join(shown.plain[span.start : span.end] for span in shown.spans) == command.usage
+
+
+async def test_the_palette_fills_its_list_and_styles_it_in_several_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = [list[str]()]
+    run, fill, update = asyncio.Handle._run, CommandList.add_options, ParsedOnce.update_nodes
+
+    def noted_run(self: asyncio.Handle) -> None:
+        work.append([])
+        run(self)
+
+    def noted_fill(self: CommandList, options: list[Option]) -> CommandList:
+        work[-1].append("filled" if options else "")
+        fill(self, options)
+        return self
+
+    def noted_update(self: ParsedOnce, nodes: list[DOMNode], animate: bool = False) -> None:
+        work[-1].append(f"styled {next(iter(nodes)).css_identifier}")
+        update(self, nodes, animate)
+
+    async with driven(ScriptedBackend(), (100, 40)) as driver:
+        monkeypatch.setattr(asyncio.Handle, "_run", noted_run)
+        monkeypatch.setattr(CommandList, "add_options", noted_fill)
+        monkeypatch.setattr(ParsedOnce, "update_nodes", noted_update)
+        send(driver.app, "ctrl+p")
+        await driver.shows("/retry [N]")
+    for alone in ("filled", "styled CommandList", "styled Horizontal#--input"):
+        assert [did for did in work if alone in did] == [[alone]]

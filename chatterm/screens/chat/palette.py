@@ -24,6 +24,16 @@ class Palette(Backdrop, CommandPalette):
         """Apply the styles in another turn of the event loop than the one that fills the list."""
         self.call_later(super().update_node_styles, animate)
 
+    def _watch__list_visible(self) -> None:
+        """Show or hide the list in another turn, too, and its border in yet another one."""
+        for selector, name in (("CommandList", "--visible"), ("#--input", "--list-visible")):
+            self.call_later(self._mark, selector, name)
+        if not self._list_visible:
+            self._show_busy = False
+
+    def _mark(self, selector: str, name: str) -> None:
+        self.query(selector).set_class(self._list_visible, name)
+
     def _action_command_list(self, action: str) -> None:
         """Move in the list only while it has rows on the screen: without any, Textual fails."""
         if action == "select" or self.query_one(CommandList).scrollable_content_region:
