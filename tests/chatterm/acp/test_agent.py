@@ -1,31 +1,44 @@
-"""`chatterm acp` as an editor meets it: the SDK's own client, over the streams of a process."""
+"""`chatterm acp` as an editor meets it: the SDK's own client."""
 
 import asyncio
 import json
 import os
+import socket
+import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from acp import PROTOCOL_VERSION, RequestError, schema, spawn_agent_process, text_block
+from acp import (
+    PROTOCOL_VERSION,
+    RequestError,
+    connect_to_agent,
+    run_agent,
+    schema,
+    spawn_agent_process,
+    text_block,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.acp import agent as agents
 from chatterm.acp.content import to_message
-from chatterm.acp.jsonrpc import parse_line
+from chatterm.acp.engine import EditorEngine
+from chatterm.acp.jsonrpc import LineTransport, parse_line
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import SessionStore
 from chatterm.tools.rules import read_rules, rules_path
 from chatterm.tools.session import ToolSession
+from tests.chatterm.acp.scripted_agent import scripted
 from tests.chatterm.scripted import ScriptedBackend
-from tests.counting import until_true
+from tests.counting import PATIENCE, patience, until_true
 from tests.fresh import examples
 
 ROOT = Path(__file__).parents[3]
@@ -66,20 +79,41 @@ class Editor:
         return [u for u in self.shown if u.session_update == kind][-1]
 
 
+def process(scripts: list[dict[str, Any]]) -> list[str]:
+    return [sys.executable, "-m", "tests.chatterm.acp.scripted_agent", json.dumps(scripts)]
+
+
 @asynccontextmanager
-async def agent(
-    editor: Editor, scripts: list[dict[str, Any]], tools: str = ""
-) -> AsyncIterator[tuple[Any, asyncio.subprocess.Process]]:
-    command = [sys.executable, "-m", "tests.chatterm.acp.scripted_agent", json.dumps(scripts), tools]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    async with spawn_agent_process(editor, *command, env=env, cwd=ROOT, use_unstable_protocol=True) as both:
-        await both[0].initialize(protocol_version=PROTOCOL_VERSION)
-        yield both
+async def agent(editor: Editor, scripts: list[dict[str, Any]], tools: str = "") -> AsyncIterator[Any]:
+    """An agent in this process, over a socket: starting one takes longer than all that it does here."""
+    ours, its = socket.socketpair()
+    store = SessionStore.open()
+    served = agents.Agent(EditorEngine(scripted(scripts), {}, {}), store, tools, "0")
+    with its:
+        lines: Any = LineTransport(its.fileno(), its.fileno())
+        running = asyncio.create_task(run_agent(served, lines, use_unstable_protocol=True))
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        client = connect_to_agent(editor, writer, reader, use_unstable_protocol=True)
+        try:
+            await client.initialize(protocol_version=PROTOCOL_VERSION)
+            yield client
+        finally:
+            await client.close()
+            writer.close()
+            await running
+            await asyncio.to_thread(served.end)
+            assert store.close()
 
 
 async def test_an_answer_with_thinking_is_streamed_and_saved_as_any_other(tmp_path: Path) -> None:
     editor = Editor()
-    async with agent(editor, [{"text": "It is **four**.", "reasoning": "two and two"}]) as (conn, _):
+    command = process([{"text": "It is **four**.", "reasoning": "two and two"}])
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    async with spawn_agent_process(editor, *command, env=env, cwd=ROOT, use_unstable_protocol=True) as (
+        conn,
+        _,
+    ):
+        await conn.initialize(protocol_version=PROTOCOL_VERSION)
         made = await conn.new_session(cwd=str(tmp_path), mcp_servers=[])
         done = await conn.prompt(session_id=made.session_id, prompt=[text_block("2 + 2?")])
         assert done.stop_reason == "end_turn"
@@ -101,12 +135,12 @@ async def test_an_answer_with_thinking_is_streamed_and_saved_as_any_other(tmp_pa
 
 async def test_two_conversations_share_the_engine_and_a_saved_one_is_told_again(tmp_path: Path) -> None:
     first, second = Editor(), Editor()
-    async with agent(first, [{"text": "one"}, {"text": "two"}, {"text": "three"}]) as (conn, _):
+    async with agent(first, [{"text": "one"}, {"text": "two"}, {"text": "three"}]) as conn:
         a = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
         b = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
         for session, text in ((a, "first"), (b, "second"), (a, "third")):
             await conn.prompt(session_id=session, prompt=[text_block(text)])
-    async with agent(second, [{"text": "four"}]) as (conn, _):
+    async with agent(second, [{"text": "four"}]) as conn:
         await conn.load_session(cwd=str(tmp_path), session_id=a, mcp_servers=[])
         assert second.text("user_message_chunk") == "firstthird"
         assert second.text("agent_message_chunk") == "onethree"
@@ -122,7 +156,7 @@ async def test_two_conversations_share_the_engine_and_a_saved_one_is_told_again(
 async def test_a_prompt_is_cancelled_in_the_middle_and_the_text_stays(tmp_path: Path) -> None:
     editor = Editor()
     scripts = [{"text": "A long answer that never ends.", "waits": True, "gate_after": 2}, {"text": "Next."}]
-    async with agent(editor, scripts) as (conn, _):
+    async with agent(editor, scripts) as conn:
         session = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
         asked = asyncio.create_task(conn.prompt(session_id=session, prompt=[text_block("Tell me.")]))
         await until_true(lambda: editor.text("agent_message_chunk"))
@@ -156,7 +190,7 @@ async def test_a_call_runs_once_the_person_has_seen_it_and_said_yes(
     tmp_path: Path, answer: str, written: bool, states: list[str]
 ) -> None:
     editor = Editor([answer])
-    async with agent(editor, [WRITES, {"text": "Done."}], "write") as (conn, _):
+    async with agent(editor, [WRITES, {"text": "Done."}], "write") as conn:
         made = await conn.new_session(cwd=str(tmp_path), mcp_servers=[])
         assert made.modes.current_mode_id == "given"
         done = await conn.prompt(session_id=made.session_id, prompt=[text_block("Write it.")])
@@ -183,7 +217,7 @@ async def test_what_was_allowed_for_the_session_is_not_asked_again_and_no_mode_h
     (tmp_path / "a.txt").write_text("inside")
     reads = {"text": "", "calls": [["read_file", {"path": "a.txt"}]]}
     editor = Editor(["session"])
-    async with agent(editor, [reads, reads, WRITES, {"text": "Done."}]) as (conn, _):
+    async with agent(editor, [reads, reads, WRITES, {"text": "Done."}]) as conn:
         session = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
         await conn.set_session_mode(session_id=session, mode_id="read")
         with pytest.raises(RequestError, match="no such mode"):
@@ -201,7 +235,7 @@ async def test_what_was_allowed_for_the_session_is_not_asked_again_and_no_mode_h
 
 async def test_a_question_that_nobody_answers_ends_with_the_prompt(tmp_path: Path) -> None:
     editor = Editor(silent=True)
-    async with agent(editor, [WRITES], "write") as (conn, _):
+    async with agent(editor, [WRITES], "write") as conn:
         session = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
         asked = asyncio.create_task(conn.prompt(session_id=session, prompt=[text_block("Write.")]))
         await until_true(lambda: editor.asked)
@@ -252,10 +286,9 @@ async def test_files_are_attached_and_what_cannot_be_is_said_in_a_line(tmp_path:
     )
     picture = schema.ImageContentBlock(type="image", data="AAAA", mime_type="image/png")
     editor = Editor()
-    async with agent(editor, [{"text": "Yes."}, {"error": "The context is full; /compact makes room."}]) as (
-        conn,
-        _,
-    ):
+    async with agent(
+        editor, [{"text": "Yes."}, {"error": "The context is full; /compact makes room."}]
+    ) as conn:
         session = (await conn.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
         await conn.prompt(session_id=session, prompt=[text_block("See "), link, text_block(" and "), held])
         with pytest.raises(RequestError, match="text and files"):
@@ -323,34 +356,32 @@ def test_what_goes_on_to_the_connection_is_a_message_that_it_can_stand(line: byt
         assert "\n" not in problem["error"]["message"]
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator["subprocess.Popen[bytes]"]:
+    """An agent in a process of its own, which has to end as it should."""
+    pipe, env = subprocess.PIPE, os.environ | {"CHATTERM_DATA": str(tmp_path_factory.mktemp("data"))}
+    with subprocess.Popen(process([]), cwd=ROOT, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as started:
+        yield started
+        rest, errors = started.communicate(timeout=PATIENCE)
+    assert started.returncode == 0, errors
+    assert b"Traceback" not in rest + errors
+
+
 @examples(2)
 @given(st.lists(LINES, min_size=40, max_size=60))
-def test_hostile_lines_never_end_it_and_give_no_traceback(lines: list[bytes]) -> None:
-    asyncio.run(_survives(lines))
-
-
-async def _survives(lines: list[bytes]) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.chatterm.acp.scripted_agent", "[]"),
-        cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    last = {"jsonrpc": "2.0", "id": "last", "method": "initialize", "params": {"protocolVersion": 1}}
-    sent = b"\n".join([*lines, json.dumps(last).encode()]) + b"\n"
-    assert process.stdin is not None
-    process.stdin.write(sent)
-    await process.stdin.drain()
-    assert process.stdout is not None
-    answers = []
-    while not answers or answers[-1].get("id") != "last":
-        answers.append(json.loads(await asyncio.wait_for(process.stdout.readline(), 60)))
+def test_hostile_lines_never_end_it_and_give_no_traceback(
+    alone: "subprocess.Popen[bytes]", lines: list[bytes]
+) -> None:
+    last = {"jsonrpc": "2.0", "id": token_hex(8), "method": "initialize", "params": {"protocolVersion": 1}}
+    assert alone.stdin is not None
+    assert alone.stdout is not None
+    with patience():
+        alone.stdin.write(b"\n".join([*lines, json.dumps(last).encode()]) + b"\n")
+        alone.stdin.flush()
+        answers = [json.loads(alone.stdout.readline())]
+        while answers[-1].get("id") != last["id"]:
+            answers.append(json.loads(alone.stdout.readline()))
     assert answers[-1]["result"]["protocolVersion"] == 1
-    process.stdin.close()
-    rest, errors = await process.communicate()
-    assert process.returncode == 0, errors
-    assert b"Traceback" not in errors
-    for answer in [*answers, *map(json.loads, rest.splitlines())]:
+    for answer in answers:
         assert "Traceback" not in json.dumps(answer)
         assert answer["jsonrpc"] == "2.0"
