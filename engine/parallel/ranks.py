@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -78,7 +78,10 @@ class Ranks:
         self._ranks: list[_Rank] = []
         self._listeners: list[Thread] = []
         self._ended, started = Event(), Future[None]()
-        Thread(target=self._start_all, args=(files, options, started), name="ranks", daemon=True).start()
+        self._starter = Thread(
+            target=self._start_all, args=(files, options, started), name="ranks", daemon=True
+        )
+        self._starter.start()
         try:
             started.result()
         except OSError as error:
@@ -162,6 +165,9 @@ class Ranks:
             if listener is not current_thread():
                 listener.join(_GRACE_S)
         self._ended.set()
+        self._starter.join(_GRACE_S)
+        for rank in self._ranks:
+            rank.link.close()
         for release in self._group.shared if self._group is not None else ():
             with suppress(RuntimeError):  # a GPU that failed has nothing to give back
                 release()
@@ -172,7 +178,8 @@ class Ranks:
         try:
             words = {"meeting": str(self._meeting), **encode_load(files, options)}
             for number in range(1, self.count):
-                self._ranks.append(_start(number, words))
+                self._ranks.append(_start(number))
+                tell(self._ranks[-1].link, {"rank": number, **words})
         except BaseException as error:  # noqa: BLE001 - whoever waits for them gets it
             started.set_exception(error)
         else:
@@ -286,14 +293,15 @@ def _no_start(error: OSError) -> EngineError:
     )
 
 
-def _start(number: int, words: dict[str, Any], platform: str = sys.platform) -> _Rank:
+def _start(number: int, platform: str = sys.platform) -> _Rank:
     """Start a rank in a process group of its own, so that Ctrl-C reaches only this process, which then ends the ranks.
 
     The rank stays in this session. When this process ends, the rank's group is orphaned, and a POSIX system sends
     SIGHUP and SIGCONT to it if processes in it are stopped: they could not notice by themselves that they are alone.
     """
     ours, theirs = socket.socketpair()
-    with theirs, open_file() as memory:
+    with ExitStack() as failed, theirs, open_file() as memory:
+        failed.callback(ours.close)
         ring = Ring(memory)
         process = subprocess.Popen(
             [sys.executable, "-P", _START, str(theirs.fileno()), str(memory), platform],
@@ -303,6 +311,6 @@ def _start(number: int, words: dict[str, Any], platform: str = sys.platform) -> 
             stderr=subprocess.DEVNULL,
             process_group=0,
         )
+        failed.pop_all()
     ours.settimeout(_SILENCE_S)
-    tell(ours, {"rank": number, **words})
     return _Rank(number, process, ours, ring)

@@ -1,7 +1,6 @@
 """Several processes that compute one model: the same text as one, and one line when one of them is lost."""
 
 import errno
-import gc
 import os
 import shutil
 import signal
@@ -182,6 +181,15 @@ def test_a_rank_that_cannot_load_says_why(
     assert "\n" not in str(failure.value)
 
 
+def open_files() -> set[tuple[str, str]]:
+    """The descriptors that this process has open, with what they are."""
+    found = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one for this folder
+            found.add((each.name, str(each.readlink())))
+    return found
+
+
 @pytest.mark.parametrize("what", ["TemporaryDirectory", "Ring"])
 def test_ranks_that_cannot_be_started_leave_no_open_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -192,12 +200,14 @@ def test_ranks_that_cannot_be_started_leave_no_open_file(
         raise OSError(errno.ENOSPC, "No space left")
 
     monkeypatch.setattr(ranks, what, fails)
-    gc.collect()
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(EngineError, match=r"cannot be started \(No space left\). Choose a smaller"):
+    before = open_files()
+    with pytest.raises(
+        EngineError, match=r"cannot be started \(No space left\). Choose a smaller"
+    ) as failure:
         load(folder, 3)
-    gc.collect()
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    assert failure.value.__context__ is not None, "nothing is closed only because the error is forgotten"
+    assert not open_files() - before
+    assert not [thread.name for thread in enumerate_threads() if thread.name == "ranks"]
 
 
 def test_ranks_that_do_not_meet_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
