@@ -18,7 +18,7 @@ from textual.widget import Widget
 
 from chatterm.conversation.entries import INDENT, AnswerEntry, Click, CompactionEntry, Entry, UserEntry
 from chatterm.conversation.find import Finder, Match
-from chatterm.markdown.lines import Line, padded, styled
+from chatterm.markdown.lines import Line, Run, padded, styled
 from chatterm.widgets.canvas import Painter
 from chatterm.widgets.column import Column, rows_of
 from chatterm.widgets.message_keys import CODE_KEYS, EDGE_KEYS, MESSAGE_KEYS
@@ -89,8 +89,8 @@ class Transcript(ScrollView, Painter, can_focus=True):
         """Whether an update of the scroll bar is scheduled."""
         self._rest_waits = False
         """Whether the layout of invisible entries is running or scheduled."""
-        self._drawn: dict[int, tuple[Line, tuple[int, int], Strip, Strip]] = {}
-        """By line number: the line, its two widths, and the two strips that `_drawn_line` returned."""
+        self._drawn: dict[tuple[tuple[Run, ...], tuple[int, int]], Strip] = {}
+        """The strip of each line, by its text, styles and widths: lines move while those above are laid out."""
 
     # --- contents ---
 
@@ -382,8 +382,9 @@ class Transcript(ScrollView, Painter, can_focus=True):
         return entry, row, entry.line(row)
 
     def render_line(self, y: int) -> Strip:
-        """Return line `y` of the view, without padding."""
-        return self._drawn_line(y + self.scroll_offset.y, (self.size.width, self.region.width))[0]
+        """Return line `y` of the view, without padding, with the offsets by which Textual selects text."""
+        y += self.scroll_offset.y
+        return self._cropped(self._visible_line(y), self.size.width).apply_offsets(0, y)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the strips of `crop`, reusing those of the last frame: Textual caches cut and encoded text in them."""
@@ -391,41 +392,46 @@ class Transcript(ScrollView, Painter, can_focus=True):
         above, first = self.styles.padding.top, self.scroll_offset.y - self.styles.padding.top
         blank = Strip([Segment(" " * width, self.style_of(""))], width)
         widths = (self.size.width, width)
-        strips = [
-            self._drawn_line(row + first, widths)[1] if row >= above else blank for row in crop.line_range
-        ]
+        strips = [self._drawn_line(row + first, widths) if row >= above else blank for row in crop.line_range]
         for line_filter in self.get_line_filters():
             strips = [strip.apply_filter(line_filter, background) for strip in strips]
         if crop.column_span != (0, width):
             strips = [strip.crop(*crop.column_span) for strip in strips]
         return strips
 
-    def _drawn_line(self, y: int, widths: tuple[int, int]) -> tuple[Strip, Strip]:
-        """Return line `y` of the whole as two strips, without and with padding, of the two `widths`."""
+    def _drawn_line(self, y: int, widths: tuple[int, int]) -> Strip:
+        """Return line `y` of the whole with padding; the two `widths` are without and with it."""
+        line = self._visible_line(y)
+        selection = self.text_selection
+        span = selection.get_span(y) if selection is not None else None
+        key = (tuple(line), widths)
+        if span is None and (known := self._drawn.get(key)) is not None:
+            return known
+        strip = self._cropped(line, widths[0])
+        if span is not None:
+            strip = self._selected(strip, *span)
+        left = self.styles.padding.left
+        padded = strip.crop_pad(widths[1] - left, left, 0, self.style_of(""))
+        if span is None:
+            if len(self._drawn) >= _KEPT:
+                self._drawn.clear()
+            self._drawn[key] = padded
+        return padded
+
+    def _visible_line(self, y: int) -> Line:
+        """Return line `y` of the whole as it looks, except for selected text."""
         entry, row, line = self.line_at(y)
         if isinstance(entry, UserEntry) and entry.pictures and not entry.is_pictured:
             entry.is_pictured = True
             self.post_message(self.Pictured(entry))
         if entry is not None and entry is self.selected and row < entry.height:
-            line = _marked(line, self._width)
-        elif entry is not None and self.finder is not None and row < entry.height:
-            line = self.finder.marked(entry, row, line)
-        selection = self.text_selection
-        span = selection.get_span(y) if selection is not None else None
-        known = self._drawn.get(y)
-        if known is not None and known[:2] == (line, widths) and span is None:
-            return known[2:]
-        strip, base = self.strip(line), self.style_of("")
-        if span is not None:
-            strip = self._selected(strip, *span)
-        strip = strip.crop_extend(0, widths[0], base).apply_offsets(0, y)
-        left = self.styles.padding.left
-        padded = strip.crop_pad(widths[1] - left, left, 0, base)
-        if span is None:
-            if len(self._drawn) >= _KEPT:
-                self._drawn.clear()
-            self._drawn[y] = (line, widths, strip, padded)
-        return strip, padded
+            return _marked(line, self._width)
+        if entry is not None and self.finder is not None and row < entry.height:
+            return self.finder.marked(entry, row, line)
+        return line
+
+    def _cropped(self, line: Line, width: int) -> Strip:
+        return self.strip(line).crop_extend(0, width, self.style_of(""))
 
     def notify_style_update(self) -> None:
         super().notify_style_update()

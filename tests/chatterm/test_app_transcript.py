@@ -5,7 +5,10 @@ import threading
 
 import pytest
 from textual import events
+from textual.strip import Strip
 
+from chatterm.conversation.entries import NoticeEntry
+from chatterm.markdown.lines import Line, line_text
 from chatterm.screens.chat.screen import _FRAME, ChatScreen
 from chatterm.sessions.tree import Tree
 from chatterm.widgets.transcript import Transcript
@@ -156,6 +159,26 @@ async def test_lines_that_are_kept_are_those_that_would_be_drawn() -> None:
         await driver.pilot.pause()
         assert driver.segments() != dark
         assert is_up_to_date()
+
+
+async def test_lines_that_move_are_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with driven(
+        ScriptedBackend([Script(text="\n\n".join(f"paragraph {n}" for n in range(80)))])
+    ) as driver:
+        await driver.send("q")
+        drawn, cropped, before = list[str](), Transcript._cropped, driver.transcript.scroll_y
+
+        def noted(self: Transcript, line: Line, width: int) -> Strip:
+            drawn.append(line_text(line))
+            return cropped(self, line, width)
+
+        monkeypatch.setattr(Transcript, "_cropped", noted)
+        driver.transcript.show_head(NoticeEntry("above"))
+        await driver.until(lambda: driver.transcript.scroll_y > before)
+        assert drawn == []
+        driver.transcript.edge(-1)
+        await driver.shows("above")
+        assert any("above" in text for text in drawn)
 
 
 async def test_the_scroll_bar_comes_after_a_growing_answer() -> None:
