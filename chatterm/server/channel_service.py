@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
@@ -14,11 +15,13 @@ from chatterm.backends.protocol import Hello, HelloReply, Hold, agreed
 from chatterm.ipc.frames import FrameError, FrameReader
 from chatterm.ipc.messages import Call, Cancel, Done, Failed, Item, from_server, pack, to_frame, unpack
 from chatterm.ipc.runtime import connect
-from chatterm.server.service import ChatMessage, Generation, Metrics, Piece, RequestError, ServedModel
+from chatterm.server.service import ChatMessage, Generation, Health, Metrics, Piece, RequestError, ServedModel
 from chatterm.server.write_coalescing import GatheringTransport
 
 _LOOK = 1.0
-"""Seconds between refreshes of the list of models."""
+"""Seconds between refreshes of the list of models and of the metrics."""
+_PATIENCE = 2.0
+"""Seconds that lists and metrics wait for the engine process; then those of a moment ago have to do."""
 
 T = TypeVar("T")
 
@@ -64,8 +67,10 @@ class ChannelService(asyncio.Protocol):
         self._models: list[ServedModel] = []
         self._looks: asyncio.Task[None] | None = None
         self._queued: Callable[[], Mapping[str, int]] = dict
-        self._told = False
-        """Whether the queue lengths last sent to the engine process were not empty."""
+        self._metrics: Metrics | None = None
+        """The latest ones."""
+        self._heard_at = 0.0
+        """When the engine process last sent anything, on the monotonic clock."""
         self.lost = asyncio.Event()
 
     async def connect(self, address: str = "") -> HelloReply:
@@ -82,6 +87,7 @@ class ChannelService(asyncio.Protocol):
         await loop.create_unix_connection(lambda: self, sock=peer)
         hello = Hello(agreed(), "web", os.getpid(), address)
         welcome = await self._ask("hello", hello, HelloReply)
+        self._metrics = None
         await self.look()
         self._looks = loop.create_task(self._look_often())
         return welcome
@@ -102,15 +108,18 @@ class ChannelService(asyncio.Protocol):
 
     # -- Service
 
-    @property
-    def ready(self) -> bool:
-        return self._transport is not None
+    def health(self) -> Health:
+        heard = time.monotonic() - self._heard_at
+        models = self._metrics.models if self._metrics is not None else ()
+        return Health(
+            self._transport is not None, heard, max((model.busy_s for model in models), default=0.0)
+        )
 
     def models(self) -> list[ServedModel]:
         return list(self._models)
 
     async def look(self) -> None:
-        self._models = await self._ask("models", None, list[ServedModel])
+        self._models = await self._soon("models", None, list[ServedModel])
 
     async def generate(
         self, request: Generation, finished: Callable[[], None] | None = None
@@ -136,9 +145,12 @@ class ChannelService(asyncio.Protocol):
         self._queued = queued
 
     async def metrics(self) -> Metrics:
-        queued = dict(self._queued())
-        self._told = bool(queued)
-        return await self._ask("metrics", queued, Metrics)
+        try:
+            self._metrics = await self._soon("metrics", dict(self._queued()), Metrics)
+        except RequestError:
+            if self._metrics is None:
+                raise
+        return self._metrics
 
     # -- asyncio.Protocol
 
@@ -147,6 +159,7 @@ class ChannelService(asyncio.Protocol):
         self._transport = GatheringTransport(transport)
 
     def data_received(self, data: bytes) -> None:
+        self._heard_at = time.monotonic()
         try:
             for body in self._reader.feed(data):
                 message = from_server(body)
@@ -199,13 +212,21 @@ class ChannelService(asyncio.Protocol):
         finally:
             self._end(id, answers)
 
+    async def _soon(self, method: str, body: Any, kind: type[T]) -> T:
+        """Ask as `_ask` does, for what the engine process answers at once. Raises RequestError 503 if it does not."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                return await self._ask(method, body, kind)
+        except TimeoutError:
+            raise _gone("The engine process does not answer; try again soon.") from None
+
     async def _look_often(self) -> None:
-        while self.ready:
+        """Keep the list of models and the metrics fresh: that they come is the heartbeat of the engine process."""
+        while self._transport is not None:
             await asyncio.sleep(_LOOK)
-            with suppress(RequestError, FrameError):
-                await self.look()
-                if self._told or self._queued():  # other clients read the queue lengths, too
-                    await self.metrics()
+            for refresh in (self.look, self.metrics):
+                with suppress(RequestError, FrameError):
+                    await refresh()
 
 
 def _gone(message: str) -> RequestError:

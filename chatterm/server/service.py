@@ -215,6 +215,8 @@ class ModelMetrics(Struct, frozen=True, kw_only=True):
     """Preempted answers that wait for free KV blocks."""
     users: int = 0
     """Requests and terminals that use it."""
+    busy_s: float = 0.0
+    """Seconds since the step or job began that its loop is running; 0 while it has nothing to do."""
     first_token: Latency | None = None
     """Time to first token of the latest answers; None if there are none."""
     between_tokens: Latency | None = None
@@ -229,6 +231,31 @@ class Metrics(Struct, frozen=True, kw_only=True):
     """Attached terminals."""
     process_bytes: int = 0
     """Resident memory of the engine process."""
+
+
+HEARD_S, BUSY_S = 10.0, 60.0
+"""Seconds after which an engine process that does not answer, or a loop that is in the same step, counts as hung."""
+
+
+class Health(Struct, frozen=True):
+    """What is known of the engine process."""
+
+    is_there: bool
+    heard_s: float = 0.0
+    """Seconds since the engine process has last answered."""
+    busy_s: float = 0.0
+    """Seconds for which a loaded model's loop has been in the same step or job."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why requests cannot be answered now; None: they can."""
+        if not self.is_there:
+            return "The engine process is not running; it is started again."
+        if self.heard_s > HEARD_S:
+            return f"The engine process has not answered for {self.heard_s:.0f} s."
+        if self.busy_s > BUSY_S:
+            return f"The engine has been in the same step for {self.busy_s:.0f} s."
+        return None
 
 
 class RequestError(Exception):
@@ -257,15 +284,14 @@ class RequestError(Exception):
 class Service(Protocol):
     """Serves requests. Its methods belong to one event loop and never block it."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether requests can be served: the engine process is alive and not shutting down."""
+    def health(self) -> "Health":
+        """Return what is known of the engine process. Never waits."""
 
     def models(self) -> list[ServedModel]:
         """Return the available models, loaded ones first, from a list at most a moment old. Never waits."""
 
     async def look(self) -> None:
-        """Refresh what `models` returns. Raises RequestError."""
+        """Refresh what `models` returns. Raises RequestError, 503 if the engine process does not answer soon."""
 
     def generate(
         self, request: Generation, finished: Callable[[], None] | None = None
@@ -290,4 +316,5 @@ class Service(Protocol):
     def watch(self, queued: Callable[[], Mapping[str, int]]) -> None:
         """Register `queued`, which returns the queued answers by model; `metrics` counts them as waiting."""
 
-    async def metrics(self) -> Metrics: ...
+    async def metrics(self) -> Metrics:
+        """Return the metrics; those of a moment ago if the engine process does not answer soon. Raises RequestError."""

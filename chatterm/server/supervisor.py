@@ -14,7 +14,9 @@ from chatterm.server.service import RequestError, Service
 from chatterm.server.spawn import EngineChild, ProcessOptions
 
 _OFTEN = 60.0
-"""Seconds: a process that fails within this time of the previous failure is not replaced."""
+"""Seconds: a process that ends within this time of the previous end is replaced only after a wait."""
+_WAITS = (1.0, 60.0)
+"""Seconds of the first of these waits, and of the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Supervisor:
         self._service = ChannelService()
         self._web: Web | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._has_served = False
+        """Whether requests could be served once: then it goes on, whatever happens to the engine process."""
 
     async def run(self) -> None:
         """Serve until stopped. Raises EngineError and ModelError."""
@@ -59,16 +63,26 @@ class Supervisor:
             loop.add_signal_handler(name, self._stop.set)
         if self._make_web is not None:
             self._web = self._make_web(self._service)
-        failed = -_OFTEN
+        failed, wait = -_OFTEN, 0.0
         try:
             while not self._stop.is_set():
-                code = await self._once(await asyncio.to_thread(EngineChild, self._process))
+                try:
+                    code = await self._once(await asyncio.to_thread(EngineChild, self._process))
+                    why = f"The engine process ended unexpectedly (exit code {code})"
+                except (EngineError, ModelError) as error:
+                    if not self._has_served:
+                        raise
+                    code, why = -1, str(error).rstrip(".")
                 if code == 0:
                     return
                 is_again, failed = time.monotonic() - failed < _OFTEN, time.monotonic()
-                if is_again:
-                    raise EngineError(f"The engine process ended unexpectedly again (exit code {code}).")
-                self._tell(f"The engine process ended unexpectedly (exit code {code}); another one starts.")
+                if is_again and not self._has_served:
+                    raise EngineError(f"{why}, again.")
+                wait = min(max(2 * wait, _WAITS[0]), _WAITS[1]) if is_again else 0.0
+                self._tell(f"{why}; another one starts{f' in {wait:g} s' if wait else ''}.")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), wait)
+                failed += wait
         finally:
             if self._serving is not None and self._web is not None:
                 self._web.server.should_exit = True
@@ -87,6 +101,7 @@ class Supervisor:
             if loading.done():
                 loading.result()
                 self._serve()
+                self._has_served = True
                 self._ready(self._address)
                 waits = {ended, stopped} if self._serving is None else {ended, stopped, self._serving}
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -96,7 +111,7 @@ class Supervisor:
             return 0
         finally:
             stopped.cancel()
-            if not ended.done() and self._serving is not None and self._web is not None:
+            if self._stop.is_set() and self._serving is not None and self._web is not None:
                 self._web.server.should_exit = True  # its clients first: their streams end with an error
                 await self._serving
                 self._serving = None
@@ -113,7 +128,12 @@ class Supervisor:
             await self._service.connect(self._address)
         except RequestError as error:
             raise EngineError(error.message) from None
-        await asyncio.to_thread(self._load)
+        try:
+            await asyncio.to_thread(self._load)
+        except (EngineError, ModelError) as error:
+            if not self._has_served:
+                raise
+            self._tell(f"{error} The next request for it tries again.")
         with suppress(RequestError):  # the engine process has ended, which `_once` notices
             await self._service.look()
 

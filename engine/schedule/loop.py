@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
+from time import monotonic
 from typing import TypeVar
 
 from engine.errors import EngineError, GpuLostError
@@ -30,6 +31,8 @@ class Loop:
         self._step: Callable[[], None] = lambda: None
         self._end: Callable[[EngineError | None], None] = lambda _: None
         self._idle: Callable[[], bool] = lambda: False
+        self._began: float | None = None
+        """When the running step or job began; None while there is nothing to do."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -42,6 +45,12 @@ class Loop:
     def lost_gpu(self) -> bool:
         """Whether the loop has ended because the GPU was lost."""
         return isinstance(self._closed, GpuLostError)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the running step or job began; 0 while there is nothing to do. For any thread."""
+        began = self._began
+        return 0.0 if began is None else monotonic() - began
 
     @property
     def inside(self) -> bool:
@@ -123,9 +132,12 @@ class Loop:
         while True:
             while not self._has_work() or not self._jobs.empty():
                 while self._jobs.empty() and self._idle():
-                    pass
+                    self._began = monotonic()
+                self._began = None
                 job = self._jobs.get()
                 if job is None:
                     return
+                self._began = monotonic()
                 job()
+            self._began = monotonic()
             self._step()

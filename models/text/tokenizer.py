@@ -139,14 +139,14 @@ class Tokenizer:
 
         Raises ModelError for text that is not valid Unicode.
         """
-        if sum(map(len, texts)) > tokens * self._longest:
+        if sum(map(len, texts)) > tokens * self.longest_token:
             return False
         start = tokens * _LIKELY
         long = (text[:start] for text in texts if len(text) > start)
         return all(len(self.encode_plain(text)) <= 2 * tokens for text in long)
 
     @cached_property
-    def _longest(self) -> int:
+    def longest_token(self) -> int:
         """The most characters that a token stands for."""
         return max(len(self._token_bytes(token_id)) for token_id in range(self.vocab_size))
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.errors import EngineError
 from engine.schedule.loop import Loop
-from tests.counting import until
+from tests.counting import PATIENCE, until
 
 
 def test_what_can_wait_is_done_a_little_at_a_time_and_jobs_go_first() -> None:
@@ -62,3 +62,20 @@ def test_what_makes_it_fail_is_told_to_who_waits_and_who_asks_later() -> None:
     assert [str(error) for error in ended] == ["It is gone."]
     with pytest.raises(EngineError, match="It is gone"):
         loop.post(lambda: None)
+
+
+def test_how_long_it_is_at_the_same_thing() -> None:
+    loop, may_end, began = Loop(), Event(), Event()
+
+    def wait() -> None:
+        began.set()
+        may_end.wait(PATIENCE)
+
+    until(lambda: loop.busy_s == 0)
+    loop.post(wait)
+    assert began.wait(PATIENCE)
+    before = loop.busy_s
+    until(lambda: loop.busy_s > before + 0.01)
+    may_end.set()
+    until(lambda: loop.busy_s == 0)
+    loop.close()

@@ -38,7 +38,7 @@ def make_app(
     is_strict: bool = False,
     log: RequestLog | None = None,
 ) -> Starlette:
-    """Build the API of `service`. With a `key`, every path but /health needs it.
+    """Build the API of `service`. With a `key`, every path but those of /health needs it.
 
     `is_strict`: fields that have no effect are refused, which are ignored otherwise.
     """
@@ -96,13 +96,16 @@ def _others(site: ServerState) -> list[Route]:
     """Return the routes that generate nothing."""
     service = site.service
 
-    async def health(request: Request) -> Response:
-        if not service.ready or site.gate.closing.is_set():
-            return _json({"status": "not ready"}, 503)
+    async def ready(request: Request) -> Response:
+        if (trouble := site.trouble) is not None:
+            return _json({"status": "not ready", "reason": trouble}, 503)
+        return _json({"status": "ok"})
+
+    async def live(request: Request) -> Response:
         return _json({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        page = exposition(site.recorder, site.gate, await service.metrics())
+        page = exposition(site.recorder, site.gate, await service.metrics(), service.health())
         return PlainTextResponse(page, media_type=CONTENT_TYPE)
 
     async def known() -> list[ServedModel]:
@@ -144,7 +147,9 @@ def _others(site: ServerState) -> list[Route]:
 
     gets: dict[str, Callable[[Request], Awaitable[Response]]] = {
         "/": root,
-        "/health": health,
+        "/health": ready,
+        "/health/live": live,
+        "/health/ready": ready,
         "/metrics": metrics,
         "/openapi.json": openapi,
         "/v1/models": models,

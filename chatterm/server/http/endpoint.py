@@ -29,6 +29,7 @@ from chatterm.server.service import (
     Started,
 )
 from chatterm.tool_calls.format import schemas
+from models.units import counted
 
 LARGEST_CONSTRAINT = 200_000
 """Maximum characters of a schema or a grammar."""
@@ -50,9 +51,17 @@ class ServerState:
     working: set[asyncio.Task[Any]] = field(default_factory=set)
     stopped: bool = False
 
+    @property
+    def trouble(self) -> str | None:
+        """Why requests cannot be answered now; None: they can."""
+        return "The server is shutting down." if self.gate.closing.is_set() else self.service.health().trouble
+
     async def stop(self) -> None:
         """Admit nothing new, wait a little for running requests, then end them with an error."""
         self.gate.close()
+        if self.working:
+            running = counted(len(self.working), "running answer")
+            log.warning("Shutting down; %s may take %g s to end.", running, self.limits.shutdown_s)
         deadline = monotonic() + self.limits.shutdown_s
         while self.working and monotonic() < deadline:
             await asyncio.sleep(0.05)
@@ -122,6 +131,8 @@ class Endpoint:
         try:
             try:
                 body = json_object(await read_body(scope, receive, site.limits))
+                if (trouble := site.service.health().trouble) is not None:
+                    raise RequestError(503, "server_error", trouble, code="engine_ended", retry_after_s=2.0)
                 model = await self._model(body)
                 body["model"] = entry.model = model.name
                 if self._instead is not None and (

@@ -16,7 +16,7 @@ from chatterm.server.service import RequestError
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
-_OPEN = ("/health",)
+_OPEN = ("/health", "/health/live", "/health/ready")
 """Paths that need no key."""
 
 

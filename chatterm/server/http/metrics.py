@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chatterm.server.http.limits import AdmissionQueue
-from chatterm.server.service import Metrics
+from chatterm.server.service import Health, Metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -68,7 +68,7 @@ class Recorder:
         return self.models.setdefault(model, ModelFigures())
 
 
-def exposition(recorder: Recorder, gate: AdmissionQueue, engine: Metrics) -> str:
+def exposition(recorder: Recorder, gate: AdmissionQueue, engine: Metrics, health: Health) -> str:
     """Return the whole page."""
     lines: list[str] = []
     by_name = {found.model: found for found in engine.models}
@@ -104,6 +104,9 @@ def exposition(recorder: Recorder, gate: AdmissionQueue, engine: Metrics) -> str
     _plain(lines, "chatterm:answers_admitted", "Answers that are running.", gate.running)
     _plain(lines, "chatterm:requests_queued", "Requests that wait for their turn.", gate.waiting)
     _plain(lines, "chatterm:attached_terminals", "Terminals that share the engine.", engine.terminals)
+    _plain(lines, "chatterm:engine_heard_seconds", "Since the engine process answered.", health.heard_s)
+    _plain(lines, "chatterm:engine_busy_seconds", "For which a step of the engine has run.", health.busy_s)
+    _plain(lines, "chatterm:ready", "Whether requests can be answered.", health.trouble is None)
     _plain(lines, "chatterm:engine_resident_bytes", "Memory of the engine process.", engine.process_bytes)
     name = "chatterm:http_requests_total"
     lines.extend((f"# HELP {name} Requests by path and status.", f"# TYPE {name} counter"))

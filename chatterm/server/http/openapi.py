@@ -26,6 +26,8 @@ _POSTS: Sequence[tuple[str, Table[Any], str, Sequence[str]]] = (
 _GETS = {
     "/": ("Whether the server is running", "text/plain"),
     "/health": ("200 if the server can answer, else 503", _JSON),
+    "/health/live": ("200 as long as the web process runs", _JSON),
+    "/health/ready": ("The same as /health", _JSON),
     "/metrics": ("Figures for Prometheus", "text/plain"),
     "/openapi.json": ("This document", _JSON),
     "/v1/models": ("The models of this machine", _JSON),

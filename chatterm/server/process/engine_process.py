@@ -31,7 +31,7 @@ from chatterm.server.process.generation_task import GenerationTask
 from chatterm.server.process.memory import trim_heap
 from chatterm.server.process.model_pool import MeasuredEngines, ModelPool, PooledModel
 from chatterm.server.process.queries import Queries, Tokenize, TokenTexts
-from chatterm.server.process.request_parsing import is_long, message_texts
+from chatterm.server.process.request_parsing import LONG_PROMPT, message_texts
 from chatterm.server.process.workers import Workers
 from chatterm.server.service import Generation
 from chatterm.server.spawn import ProcessOptions
@@ -138,7 +138,7 @@ class EngineProcess:
     def _tokenize(self, call: Call, stream: CallStream) -> None:
         wanted = unpack(call.body, Tokenize)
         texts = [wanted.text] if isinstance(wanted.text, str) else message_texts(wanted.text)
-        self._off(stream, self._looking.tokenize, wanted, is_long=is_long(texts))
+        self._off(stream, self._looking.tokenize, wanted, is_long=sum(map(len, texts)) > LONG_PROMPT)
 
     def _metrics(self, call: Call, stream: CallStream) -> None:
         """Send the metrics. The web process sends its queue lengths with the call."""

@@ -19,10 +19,9 @@ from chatterm.server.process.model_pool import ModelPool, PooledModel
 from chatterm.server.process.request_parsing import (
     about,
     bounded,
-    is_long,
     parse_sampling,
     prepare_prompt,
-    request_texts,
+    takes_long,
 )
 from chatterm.server.process.workers import Workers
 from chatterm.server.service import (
@@ -141,11 +140,7 @@ class GenerationTask:
         self._host.keep(held, self._request.keep_alive_s)
         # This may follow up on one of those, which are ahead of it in the queue for a thread.
         recalls = [recall for recall, client in held.pending_recalls.items() if client == self._client]
-        self._later(
-            self._prepare_now,
-            recalls,
-            is_long=is_long(request_texts(self._request), self._request.constraint),
-        )
+        self._later(self._prepare_now, recalls, is_long=takes_long(held, self._request))
 
     async def _loaded(self) -> PooledModel:
         name = self._request.model
@@ -155,6 +150,10 @@ class GenerationTask:
 
     def _prepare_now(self, recalls: list[Future[None]]) -> None:
         """Prepare in a worker thread and report errors to the client, as nobody awaits this."""
+        if self._cancelled:
+            with suppress(RuntimeError):  # the process ends
+                self._loop.call_soon_threadsafe(self._close)
+            return
         try:
             self._prepare(recalls)
         except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)

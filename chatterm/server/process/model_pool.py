@@ -66,6 +66,8 @@ class PooledModel:
     think: ThinkMode = "auto"
     """Whether it thinks where a request does not say."""
     aliases: set[str] = field(default_factory=set)
+    most_characters: int = 0
+    """No longer text fits the context."""
     users: int = 0
     cleanups: int = 0
     """Finished answers still being cleaned up."""
@@ -278,6 +280,7 @@ class ModelPool:
         except BaseException:
             self.engines.close(engine)
             raise
+        most_characters = engine.context_length * engine.tokenizer.longest_token
         with self._state:
             if self._closed:
                 self.engines.close(engine)
@@ -293,6 +296,7 @@ class ModelPool:
                 tool_format(engine.tokenizer),
                 self.options.think,
                 aliases,
+                most_characters,
                 users=1,
             )
             self._held.append(held)

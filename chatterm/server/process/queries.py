@@ -171,6 +171,7 @@ def _metrics(held: PooledModel, queued: Mapping[str, int]) -> ModelMetrics:
         + sum(queued.get(name, 0) for name in held.aliases),
         preempted=traffic.preempted,
         users=held.users,
+        busy_s=held.engine.loop.busy_s,
         kv_usage=figures.blocks_held / blocks,
         prompt_tokens=tally.prompt_tokens,
         cached_tokens=tally.cached_tokens,

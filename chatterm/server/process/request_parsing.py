@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _COMPLETION = 256
 """Default limit of tokens for models without a chat template."""
-_LONG_PROMPT, _LONG_CONSTRAINT = 50_000, 10_000
+LONG_PROMPT, _LONG_CONSTRAINT = 50_000, 10_000
 """Characters from which preparing a request takes more than some 20 ms."""
 
 
@@ -86,10 +86,14 @@ def prepare_prompt(held: PooledModel, request: Generation) -> "PreparedPrompt":
     )
 
 
-def is_long(texts: Sequence[str], constraint: AnswerConstraint | None = None) -> bool:
-    """Return whether preparing these texts may take so long that other requests should not wait for it."""
-    size = len(constraint.text) if constraint is not None else 0
-    return size > _LONG_CONSTRAINT or sum(map(len, texts)) > _LONG_PROMPT
+def takes_long(held: PooledModel, request: Generation) -> bool:
+    """Return whether preparing a request may take so long that others should not wait for it.
+
+    What has too many characters for the context does not: it is refused at once.
+    """
+    constraint = len(request.constraint.text) if request.constraint is not None else 0
+    size = sum(map(len, request_texts(request)))
+    return size <= held.most_characters and (size > LONG_PROMPT or constraint > _LONG_CONSTRAINT)
 
 
 def request_texts(request: Generation) -> list[str]:

@@ -15,6 +15,7 @@ from chatterm.server.service import (
     ChatMessage,
     Delta,
     Generation,
+    Health,
     Logprob,
     Metrics,
     ModelMetrics,
@@ -50,7 +51,7 @@ class FakeService:
     reason: Reason = "eos"
     pause_s: float = 0.0
     """Before each piece."""
-    ready: bool = True
+    known: Health = field(default_factory=lambda: Health(True))
     is_quick: bool = False
     """All has come before any of it is read."""
     asked: list[Generation] = field(default_factory=list)
@@ -60,6 +61,9 @@ class FakeService:
     """Words so far."""
     closed: int = 0
     """Generators that have been closed or have ended."""
+
+    def health(self) -> Health:
+        return self.known
 
     async def look(self) -> None:
         """It always tells what there is."""

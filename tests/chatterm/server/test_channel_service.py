@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -355,7 +356,7 @@ async def test_when_the_server_ends_streams_end_with_an_error(
             pass
     assert caught.value.status == 503
     await service.lost.wait()
-    assert not service.ready
+    assert not service.health().is_there
     with pytest.raises(RequestError):
         await answers_of(service, asks())
 
@@ -408,22 +409,55 @@ async def test_the_first_model_is_known_once_the_server_is_ready(served: Served)
     await supervisor._service.close()
 
 
-async def test_an_engine_process_is_replaced_unless_two_fail_in_a_minute(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("has_served", "runs", "waits"),
+    [(False, [10, 5], [0]), (True, [10, 86_400, 70, 50, 5, 5, 5, 70, 5], [0, 0, 0, 1, 2, 3, 3, 0, 1])],
+)
+async def test_an_engine_process_is_replaced_later_and_later_once_there_was_one(
+    monkeypatch: pytest.MonkeyPatch, has_served: bool, runs: list[float], waits: list[float]
 ) -> None:
-    now, runs, told = 0.0, [10.0, 86_400.0, 70.0, 50.0], list[str]()
+    now, told = 0.0, list[str]()
 
     class Failing(Supervisor):
         async def _once(self, child: object) -> int:
             nonlocal now
+            self._has_served = has_served
+            if not runs:
+                return 0
             now += runs.pop(0)
             return 9
 
     monkeypatch.setattr(supervising, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(supervising, "EngineChild", lambda options: None)
-    with pytest.raises(EngineError, match=r"unexpectedly again \(exit code 9\)"):
-        await Failing(ProcessOptions(ChatOptions()), None, lambda: None, print, told.append).run()
-    assert (len(told), runs) == (3, [])
+    monkeypatch.setattr(supervising, "_WAITS", (1e-3, 3e-3))
+    running = Failing(ProcessOptions(ChatOptions()), None, lambda: None, print, told.append).run()
+    if has_served:
+        await running
+    else:
+        with pytest.raises(EngineError, match=r"unexpectedly \(exit code 9\), again"):
+            await running
+    found = [float(line.split(" in ")[1].split()[0]) if " in " in line else 0 for line in told]
+    assert [wait * 1000 for wait in found] == waits
+
+
+async def test_what_an_engine_process_last_told_is_there_while_it_hangs(
+    service: ChannelService, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chatterm.server.channel_service._PATIENCE", 0.05)
+    monkeypatch.setattr("chatterm.server.service.HEARD_S", 0.05)
+    known, metrics = service.models(), await service.metrics()
+    assert service.health().trouble is None
+    goes_on = threading.Event()
+    served.loop.call_soon_threadsafe(goes_on.wait, PATIENCE)
+    try:
+        await until_true(lambda: service.health().trouble is not None)
+        with pytest.raises(RequestError, match="does not answer") as caught:
+            await service.look()
+        assert caught.value.status == 503
+        assert (service.models(), await service.metrics()) == (known, metrics)
+    finally:
+        goes_on.set()
+    await until_true(lambda: service.health().trouble is None)
 
 
 async def test_a_model_of_a_file_is_loaded_again_as_long_as_the_file_is_there(

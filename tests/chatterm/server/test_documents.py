@@ -13,7 +13,7 @@ from chatterm.server.http.limits import AdmissionQueue, Limits
 from chatterm.server.http.metrics import Recorder, exposition
 from chatterm.server.http.ollama.requests import CHAT, GENERATE, OPTIONS
 from chatterm.server.http.openai import chat, completions, responses
-from chatterm.server.service import Metrics, ModelMetrics
+from chatterm.server.service import Health, Metrics, ModelMetrics
 from tests.chatterm.server.fake import FakeService, serving
 
 ROOT = Path(__file__).parents[3]
@@ -41,7 +41,7 @@ async def test_the_dashboard_and_the_page_show_figures_that_there_are():
         drafted_tokens=1,
         accepted_tokens=1,
     )
-    text = exposition(recorder, AdmissionQueue(Limits()), Metrics(models=(model,)))
+    text = exposition(recorder, AdmissionQueue(Limits()), Metrics(models=(model,)), Health(True))
     known = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
     board = json.loads((ROOT / "docs" / "grafana.json").read_text())
     shown = {

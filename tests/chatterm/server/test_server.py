@@ -17,7 +17,7 @@ from chatterm.server.http.app import make_app
 from chatterm.server.http.dependencies import check_extra, read_key
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.web import listen
-from chatterm.server.service import RequestError
+from chatterm.server.service import Health, RequestError
 from engine.errors import EngineError
 from tests.chatterm.server.fake import FakeService, serving
 from tests.counting import PATIENCE, until
@@ -328,10 +328,29 @@ def test_a_stream_says_that_it_is_still_there(monkeypatch):
     assert text.endswith("data: [DONE]\n\n")
 
 
-def test_health_and_tokenize(running, service):
-    assert httpx.get(running.url + "/health").json() == {"status": "ok"}
-    service.ready = False
-    assert httpx.get(running.url + "/health").status_code == 503
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        (Health(False), "not running"),
+        (Health(True, heard_s=60.0), "not answered for 60 s"),
+        (Health(True, busy_s=99.0), "in the same step for 99 s"),
+    ],
+)
+def test_a_server_that_lives_may_not_be_ready(running, service, known, said):
+    for path in ("/health", "/health/ready", "/health/live"):
+        assert httpx.get(running.url + path).json() == {"status": "ok"}
+    service.known = known
+    assert httpx.get(running.url + "/health/live").status_code == 200
+    for path in ("/health", "/health/ready"):
+        found = httpx.get(running.url + path)
+        assert (found.status_code, said in found.json()["reason"]) == (503, True)
+    refused = httpx.post(running.url + CHAT, json=HELLO)
+    assert (refused.status_code, said in refused.json()["error"]["message"]) == (503, True)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert "\nchatterm:ready 0\n" in httpx.get(running.url + "/metrics").text
+
+
+def test_tokenize(running, service):
     found = httpx.post(
         running.url + "/tokenize", json={"model": "tiny", "prompt": "a bc", "return_token_strs": True}
     ).json()

@@ -67,7 +67,7 @@ def site(served: Served, limits: Limits) -> Iterator[Site]:
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     found = Site(served, f"http://127.0.0.1:{sock.getsockname()[1]}")
-    until(lambda: service.ready)
+    until(lambda: service.health().is_there)
     yield found
     server.should_exit = True
     thread.join(PATIENCE)
