@@ -1,10 +1,10 @@
 """The devices, dtypes and memory of this machine."""
 
 import ctypes
-import os
 import re
 import shutil
 import subprocess
+import sys
 import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import torch
 
 from engine.errors import EngineError, check_device
+from models.system import total_memory
 from models.weights.cgroups import PROC, lines
 from models.weights.memory import available_bytes
 
@@ -69,6 +70,10 @@ def check_parallel(ranks: int, device: torch.device) -> None:
     """Raise EngineError unless `ranks` devices can compute a model together."""
     if ranks < 1:
         raise EngineError(f"--tensor-parallel is {ranks}; it must be 1 or more.")
+    if ranks > 1 and sys.platform == "win32":
+        raise EngineError(
+            f"--tensor-parallel {ranks} does not work on Windows, where processes cannot share sockets."
+        )
     if device.index and ranks > 1:
         raise EngineError(
             f"--tensor-parallel uses the first GPUs, and --device {device} names one; use --device cuda."
@@ -262,4 +267,4 @@ def available_memory(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0])
     known = available_bytes(device)
     # Elsewhere (macOS) only the total can be read without a library; half of it is a safe guess.
-    return known if known is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return known if known is not None else (total_memory() or 0) // 2

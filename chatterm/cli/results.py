@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from chatterm.backends.backend import EngineError
 from chatterm.cli.requests import InputLine
+from models.system import BINARY, try_lock
 
 _START = b'{"line": '
 """How every result begins."""
@@ -42,7 +43,7 @@ class Results:
     def open(cls, path: str, source: BinaryIO) -> "Results":
         """Open the file at `path`; create it if needed."""
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o666)
             return cls(path, os.fdopen(file, "r+b", buffering=0), source)
         except IsADirectoryError:
             raise EngineError(f"{path} is a folder; name a file with -o.") from None
@@ -56,17 +57,13 @@ class Results:
         if not self.is_file:
             return
         try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        try:
-            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise EngineError(
-                f"Another chatterm batch is writing {self.name}; wait for it, or name another file."
-            ) from None
+            is_ours = try_lock(self._stream.fileno())
         except OSError:  # a file system without locks
             return
+        if not is_ours:
+            raise EngineError(
+                f"Another chatterm batch is writing {self.name}; wait for it, or name another file."
+            )
 
     def resume(self, lines: Iterator[InputLine]) -> tuple[int, int]:
         """Skip the `lines` that have results; return the number of results, and how many of them are errors.

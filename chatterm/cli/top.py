@@ -16,6 +16,7 @@ from chatterm.backends.protocol import ServerStatus
 from chatterm.cli.servers import NO_MODEL, NONE, command_link, headline
 from chatterm.ipc.link import Link, ServerGoneError
 from chatterm.server.service import Latency, Metrics, ModelMetrics
+from chatterm.terminal.console import console_keys
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.signals import ENDING, heeded
 from models.units import bytes_text, counted
@@ -28,6 +29,8 @@ EVERY = 1.0
 _WINDOW = 5
 """The most samples that a rate goes back."""
 _PATIENCE = 5.0
+_CONSOLE_S = 0.05
+"""Seconds between two looks at a Windows console's keyboard."""
 _LABEL, _COLUMN = 24, 15
 """Characters: the width of the row titles, and the least width of a model's column with the gap before it."""
 
@@ -222,14 +225,27 @@ def _no_key(seconds: float) -> bool:
     return False
 
 
+def _console_key(seconds: float) -> bool:
+    """Wait on a Windows console; return True as soon as q is pressed."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if "q" in console_keys().lower():
+            return True
+        time.sleep(min(left, _CONSOLE_S))
+    return False
+
+
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
     """Yield a function that waits the given seconds, and returns early, with True, when q is pressed."""
-    import termios
-    import tty
-
     if sys.stdin is None or not sys.stdin.isatty():
         yield _no_key
+        return
+    try:
+        import termios
+        import tty
+    except ImportError:  # Windows
+        yield _console_key
         return
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)

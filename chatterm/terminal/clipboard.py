@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from models.system import own_group
+
 _PATIENCE = 2.0
 """Seconds that such a program may take."""
 TERMINAL_LIMIT = 74_000
@@ -47,7 +49,7 @@ def copy(text: str, commands: Sequence[Sequence[str]] | None = None) -> str:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 timeout=_PATIENCE,
-                start_new_session=True,
+                **own_group(),
                 check=False,
             )
         except (OSError, subprocess.SubprocessError):

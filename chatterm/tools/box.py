@@ -62,6 +62,10 @@ class ToolRegistry:
             return self.names
         names = [name for name in GROUPS.get(word, (word,)) if name in self._planners]
         names = names or [name for name in self.names if name.startswith(f"{word.rstrip(':')}__")]
+        if not names and word in GROUPS:
+            raise EngineError(
+                f"The tools of {word} do not exist on Windows: they rely on POSIX to keep to one folder."
+            )
         if not names:
             known = ", ".join([*GROUPS, *(name for name in self.names if "__" in name)])
             raise EngineError(f"There is no tool {one_line(word, 40)!r}; the tools are: {known}, all.")

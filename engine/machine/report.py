@@ -40,6 +40,7 @@ from engine.machine.expected import NATIVE, PROGRAMS, Here, Program, Speed, cata
 from engine.machine.links import Links, SplitSpeed, find_links, split
 from engine.machine.shapes import COMMON, known_shape
 from models.hub.catalogue import HUB_FILES, names
+from models.system import total_memory
 from models.weights.cgroups import PROC, lines
 from models.weights.memory import group_limits
 
@@ -451,8 +452,7 @@ def _cpu() -> Cpu:
 
 
 def _memory_total() -> int:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min((total, *(limit for limit, _ in group_limits())))
+    return min(((total_memory() or 0), *(limit for limit, _ in group_limits())))
 
 
 def _packages() -> dict[str, str]:

@@ -31,6 +31,8 @@ def used() -> Used:
 
 
 def _everybody(stat: Path) -> float | None:
+    if not hasattr(os, "sysconf"):  # Windows
+        return None
     try:
         with stat.open(encoding="ascii") as lines:
             # user nice system idle iowait irq softirq steal; guests are in user and nice already

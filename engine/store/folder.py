@@ -8,7 +8,6 @@ conversations are removed, the least recently used first.
 """
 
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from pathlib import Path
 from engine.store.digests import NAME, VOID, Digest, is_state, state_place
 from engine.store.readers import Readers
 from engine.store.records import HEADER, Record, header, is_at_its_place, read, scan
+from models.system import BINARY, NOFOLLOW, try_lock, write_at
 
 DEFAULT_SHARE = 0.1
 """The default limit as a share of the free space."""
@@ -176,8 +176,8 @@ class Folder:
         if file is None or not self._make_room(HEADER + len(payload), file.path):
             return False
         try:
-            _write(file.fd, header(digest, payload), file.end)
-            _write(file.fd, payload, file.end + HEADER)
+            write_at(file.fd, header(digest, payload), file.end)
+            write_at(file.fd, payload, file.end + HEADER)
         except OSError:
             with suppress(OSError):
                 os.ftruncate(file.fd, file.end)
@@ -205,9 +205,9 @@ class Folder:
         if self._found.get(old.digest) == (file, old):
             del self._found[old.digest]
         start = old.offset - HEADER
-        _write(file.fd, header(VOID, payload), start)  # until all is written, it is the old state no longer
-        _write(file.fd, payload, old.offset)
-        _write(file.fd, header(digest, payload), start)
+        write_at(file.fd, header(VOID, payload), start)  # until all is written, it is the old state no longer
+        write_at(file.fd, payload, old.offset)
+        write_at(file.fd, header(digest, payload), start)
         record = self._note(file, digest, start)
         file.last = record if file.last == old else file.last
         return True
@@ -259,7 +259,7 @@ class Folder:
         if file.fd >= 0:
             self._open.move_to_end(file)
             return True
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if creates else 0)
+        flags = os.O_RDWR | BINARY | NOFOLLOW | (os.O_CREAT if creates else 0)
         try:
             file.fd = os.open(file.path, flags, 0o600)
         except FileNotFoundError:
@@ -299,9 +299,7 @@ class Folder:
 
     def _lock(self, file: _File) -> bool:
         """Lock a file for this process and cut off what a crash left at its end. Return False if another has it."""
-        try:
-            fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file.fd):
             return False
         self._scan(file)  # another process may have written in the meantime
         os.ftruncate(file.fd, file.end)
@@ -328,11 +326,14 @@ class Folder:
                 break
             if path == keep:
                 continue
+            file = self._files.get(path)
+            if file is not None and file.fd >= 0:
+                self._close(file)  # Windows removes no open file
             try:
                 path.unlink(missing_ok=True)
             except OSError:
                 continue
-            if (file := self._files.get(path)) is not None:
+            if file is not None:
                 self._let_go(file)
             self._taken -= size
         if self._taken + nbytes > most and lacking > 0:
@@ -356,14 +357,6 @@ class Folder:
                     self._found[digest] = other, other.records[digest]
                 else:
                     del self._found[digest]
-
-
-def _write(fd: int, data: bytes | memoryview, at: int) -> None:
-    """Write all of `data` at byte `at`. Raises OSError."""
-    rest = memoryview(data)
-    while len(rest):
-        done = os.pwrite(fd, rest, at)
-        rest, at = rest[done:], at + done
 
 
 def chunk_owner(text: str) -> str:

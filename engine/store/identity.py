@@ -18,7 +18,7 @@ _CODE = (
     *("engine/kernels", "models/loading/assemble.py", "models/families", "models/loading/load.py"),
     *("models/network.py", "models/reference", "models/spec.py", "models/weights"),
 )
-_SUFFIXES = {".py", ".cpp", ".h", ".so"}
+_SUFFIXES = {".py", ".cpp", ".h", ".so", ".dylib", ".dll"}
 
 
 def of_weights(files: ModelFiles) -> str:

@@ -20,6 +20,7 @@ from functools import partial
 
 from engine.store.checks import crc32
 from engine.store.readers import Readers
+from models.system import read_at
 
 _MAGIC = b"CKV3"
 _HEAD = struct.Struct("<4sIQ32s12x")
@@ -53,7 +54,7 @@ class Record:
 def scan(fd: int, start: int = 0) -> Iterator[Record]:
     """Yield the complete records of a file from byte `start` on, in order, without reading payloads. Raises OSError."""
     length = os.fstat(fd).st_size
-    while (record := _header(os.pread(fd, HEADER, start), start)) is not None and record.end <= length:
+    while (record := _header(_head(fd, start), start)) is not None and record.end <= length:
         yield record
         start = record.end
 
@@ -96,11 +97,17 @@ def _piece(fd: int, into: memoryview, offset: int) -> int | None:
     """Read a piece of a payload and return its check, or None if the file ends too early."""
     done = 0
     while done < len(into):
-        got = os.preadv(fd, [into[done:]], offset + done)
+        got = read_at(fd, into[done:], offset + done)
         if not got:
             return None
         done += got
     return crc32(into)
+
+
+def _head(fd: int, start: int) -> bytes:
+    """Return the HEADER bytes from byte `start` on, or fewer at the end of the file."""
+    head = bytearray(HEADER)
+    return bytes(head[: read_at(fd, memoryview(head), start)])
 
 
 def _joined(checks: list[int]) -> int:

@@ -1,11 +1,10 @@
 """`chatterm quantize`: write a model's calibrated files, whole or not at all."""
 
-import fcntl
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from models.quantizing.calibrate import TEXT, WINDOW, calibrate, windows
 from models.quantizing.files import check_one_to_one, write_folder, write_gguf
 from models.quantizing.fit import BLOCK
 from models.spec import ModelSpec
+from models.system import BINARY, NOFOLLOW, try_lock
 from models.text.tokenizer import load_tokenizer
 from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
 from models.weights.gguf import read_gguf
@@ -193,36 +193,43 @@ def _interleaved(path: Path) -> dict[str, int]:
 @contextmanager
 def _place(out: Path) -> Iterator[Path]:
     """Provide an empty folder beside `out` for this process alone; at the end it is gone. Raises ModelError."""
-    scratch = out.with_name(
-        f".{out.name}.partial"
-    )  # a fixed name, so that a killed process's leftovers are cleared here
+    # A fixed name, so that a killed process's leftovers are cleared here.
+    place = out.with_name(f".{out.name}.partial")
+    guard, scratch = place / "lock", place / "files"
     try:
-        if scratch.is_symlink() or scratch.is_file():
-            scratch.unlink()
-        scratch.mkdir(exist_ok=True)
-        lock = os.open(scratch, os.O_RDONLY)
+        if place.is_symlink() or place.is_file():
+            place.unlink()
+        place.mkdir(exist_ok=True)
+        lock = os.open(guard, os.O_RDWR | os.O_CREAT | BINARY | NOFOLLOW, 0o600)
     except OSError as error:
         raise _unwritable(out, error) from None
     try:
-        _lock(lock, scratch, out)
+        _lock(lock, guard, out)
         try:
-            for path in scratch.iterdir():
-                path.unlink()
+            for path in place.iterdir():
+                if path != guard:
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            scratch.mkdir()
             yield scratch
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(place, ignore_errors=True)
     finally:
         os.close(lock)
+    if (
+        os.name == "nt"
+    ):  # which removes no file that is open: neither ours before, nor one that is another's by now
+        with suppress(OSError):
+            guard.unlink()
+            place.rmdir()
 
 
-def _lock(lock: int, scratch: Path, out: Path) -> None:
-    """Lock the open folder `scratch`. Raises ModelError if another process has."""
+def _lock(lock: int, guard: Path, out: Path) -> None:
+    """Lock the open file `guard`. Raises ModelError if another process has."""
     busy = ModelError(f"Another chatterm quantize is writing {out}; wait for it, or choose another name.")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(lock), scratch.stat()):
+        if not try_lock(lock) or not os.path.samestat(os.fstat(lock), guard.stat()):
             raise busy
-    except (BlockingIOError, FileNotFoundError):  # another process has just moved the folder to its place
+    except FileNotFoundError:  # another process has just removed the folder
         raise busy from None
     except OSError:  # a file system without locks
         return

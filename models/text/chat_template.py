@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from models.errors import ModelError
+from models.system import own_group
 
 SECONDS = 3.0
 """Processor time for a rendering. It normally takes milliseconds; beyond this limit it counts as endless."""
@@ -137,7 +138,7 @@ class ChatTemplate:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # shield it from Ctrl+C in the terminal
+            **own_group(),
         )
         self._process, self._stop = process, weakref.finalize(self, _kill, process)
         assert process.stdin is not None

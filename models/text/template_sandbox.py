@@ -95,19 +95,20 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 def limit_time(seconds: float) -> None:
     """Let the system end this process after `seconds` of processor time, or after a minute; 0 removes the limit."""
-    if sys.platform != "win32":
+    if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.alarm(MOST_SECONDS if seconds else 0)
 
 
 def limit_memory(nbytes: int) -> None:
     """Limit this process to `nbytes` of memory from now on, and let it write no core file."""
-    if sys.platform != "win32":
+    try:
         import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if sys.platform == "linux":  # macOS refuses the limit, or does not enforce it
-            resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
+    except ImportError:  # Windows
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # macOS refuses the limit, or does not enforce it
+        resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
 
 
 def answer(source: str, names: Mapping[str, Any], known: dict[str, jinja2.Template]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from models.system import free_memory
 from models.weights.cgroups import PROC, groups, lines
 
 
@@ -16,6 +17,8 @@ def available_bytes(device: torch.device) -> int | None:
     free = [
         int(line.split()[1]) * 1024 for line in lines(PROC / "meminfo") if line.startswith("MemAvailable:")
     ]
+    if (windows := free_memory()) is not None:
+        free.append(windows)
     return min((*free, *(max(limit - used, 0) for limit, used in group_limits())), default=None)
 
 

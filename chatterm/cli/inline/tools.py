@@ -10,6 +10,7 @@ from typing import Protocol
 
 from chatterm.backends.backend import Backend, EngineError, ToolCall, ToolResult
 from chatterm.conversation.tool_entry import subject
+from chatterm.terminal.console import console_keys
 from chatterm.terminal.sanitize import one_line, visible
 from chatterm.tools.danger import revealed
 from chatterm.tools.loop import run_blocking, run_calls
@@ -164,7 +165,10 @@ class InlineTools:
 
 def _drop_typed_ahead() -> None:
     """Discard what was typed before the question: it cannot be the answer."""
-    with suppress(ImportError, OSError, ValueError):
+    try:
         import termios
-
+    except ImportError:  # Windows
+        console_keys()
+        return
+    with suppress(OSError, ValueError, termios.error):
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

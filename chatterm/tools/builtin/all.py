@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from chatterm.tools.builtin.command import RunCommand
-from chatterm.tools.builtin.confined import Confined
+from chatterm.tools.builtin.confined import IS_SUPPORTED, Confined
 from chatterm.tools.builtin.files import ListFolder, ReadFile, Search
 from chatterm.tools.builtin.web import FetchUrl
 from chatterm.tools.builtin.writing import PatchFile, WriteFile
@@ -11,7 +11,9 @@ from chatterm.tools.tool import Planner
 
 
 def built_in(folder: Path) -> list[Planner]:
-    """Return the tools that come with chatterm, for this working folder."""
+    """Return the tools that come with chatterm, for this working folder; on Windows only those without files."""
+    if not IS_SUPPORTED:
+        return [FetchUrl()]
     files = Confined(folder)
     return [
         ReadFile(files),

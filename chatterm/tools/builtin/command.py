@@ -19,6 +19,7 @@ from chatterm.tools.builtin import sandbox
 from chatterm.tools.danger import dangers
 from chatterm.tools.output import Tail, bounded
 from chatterm.tools.tool import Effect, Tone, ToolError, ToolPlan, ToolRun
+from models.system import own_group
 
 _LIMIT, _LONGEST = 60, 600
 """A command's default and longest time limit, in seconds."""
@@ -97,7 +98,7 @@ class RunCommand:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                **own_group(),
             )
         except (OSError, ValueError) as error:
             raise ToolError(f"The command could not be started: {error}.") from None

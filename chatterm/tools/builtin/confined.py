@@ -14,11 +14,16 @@ from pathlib import Path
 
 from chatterm.terminal.sanitize import is_safe, one_line
 from chatterm.tools.tool import ToolError
+from models.system import NOFOLLOW
 
 MOST_BYTES = 4_000_000
 """The largest file that is read or written, in bytes."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not block
+IS_SUPPORTED = (
+    hasattr(os, "O_NOFOLLOW") and {os.open, os.stat, os.mkdir, os.rename, os.unlink} <= os.supports_dir_fd
+)
+"""Whether this system opens files relative to a folder; Windows does not."""
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | NOFOLLOW
+_FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | NOFOLLOW  # opening a pipe must not block
 _MOST_PARTS = 64
 
 
@@ -131,7 +136,7 @@ class Confined:
                 raise ToolError(f"{self.name(path)} no longer exists; look again.")
             scratch = f".{secrets.token_hex(8)}.tmp"
             try:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW
                 handle = os.open(scratch, flags, 0o600, dir_fd=folder)
                 try:
                     with os.fdopen(handle, "wb") as file:

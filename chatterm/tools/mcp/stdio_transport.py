@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from chatterm.tools.mcp.config import Server
 from chatterm.tools.tool import ToolError
+from models.system import own_group
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -48,7 +49,7 @@ async def open_stdio(
         stderr=asyncio.subprocess.PIPE,
         cwd=server.cwd or None,
         env=get_default_environment() | dict(server.env),
-        start_new_session=True,  # no Ctrl+C for it, and one group to kill
+        **own_group(),  # and so one group to kill
         limit=MOST_LINE // 2,  # a reader holds twice as much
     )
     assert process.stdin is not None
@@ -118,18 +119,33 @@ def _message(line: bytes) -> Any:
         return error
 
 
+def _terminate(process: asyncio.subprocess.Process) -> None:
+    """Ask a process and its group to end; Windows, which has no groups, ends only the process."""
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGTERM)
+    else:
+        process.terminate()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
 async def _ended(process: asyncio.subprocess.Process) -> None:
     """End a process and its group: close its input, then SIGTERM, then SIGKILL; if cancelled, SIGKILL at once."""
     assert process.stdin is not None
     process.stdin.close()
     clock = asyncio.get_running_loop().time
     cancelled: asyncio.CancelledError | None = None
-    for sent in (None, signal.SIGTERM, signal.SIGKILL):
-        if cancelled is not None and sent is not signal.SIGKILL:
+    for end in (None, _terminate, _kill):
+        if cancelled is not None and end is not _kill:
             continue
-        if sent is not None:
+        if end is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, sent)
+                end(process)
         until = clock() + _PATIENCE_S
         try:
             while (

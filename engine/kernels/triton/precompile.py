@@ -22,6 +22,8 @@ from typing import Any
 import triton
 from triton import knobs
 
+from models.system import own_group
+
 LONGEST_S = 120.0
 """Seconds after which a process is killed that is still compiling the same kernel."""
 _RECORDING = threading.Lock()
@@ -127,7 +129,7 @@ class Compilers:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # so that Ctrl+C does not reach it
+                    **own_group(),
                 )
                 self._all.append(process)
             self._own.process = process
