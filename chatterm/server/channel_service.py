@@ -84,7 +84,7 @@ class ChannelService(asyncio.Protocol):
         peer.setblocking(False)
         self.lost.clear()
         loop = asyncio.get_running_loop()
-        await loop.create_unix_connection(lambda: self, sock=peer)
+        await loop.create_connection(lambda: self, sock=peer)
         hello = Hello(agreed(), "web", os.getpid(), address)
         welcome = await self._ask("hello", hello, HelloReply)
         self._metrics = None

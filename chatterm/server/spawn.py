@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from chatterm.backends.backend import ChatOptions, EngineError
-from chatterm.ipc.runtime import ServerRunsError, is_supported
+from chatterm.ipc.runtime import ServerRunsError
+from models.system import own_group
 
 _LEAVE = 20.0
 """Seconds that an engine process has to end before it is killed."""
@@ -39,7 +40,7 @@ class EngineChild:
             # It outlives the terminal, so it must not write to it or keep a folder of it in use.
             stderr=subprocess.DEVNULL if options.ends_unused else None,
             cwd="/" if options.ends_unused else None,
-            start_new_session=True,  # Ctrl+C in the terminal goes to the parent, which ends it
+            **own_group(),  # Ctrl+C in the terminal goes to the parent, which ends it
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -71,7 +72,11 @@ class EngineChild:
 
     def end(self) -> None:
         """Terminate the process, which tells its clients; kill it if it does not end in time."""
-        self._process.terminate()
+        if sys.platform == "win32":  # there it would be killed
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        else:
+            self._process.terminate()
         try:
             self._process.wait(_LEAVE)
         except subprocess.TimeoutExpired:
@@ -87,7 +92,5 @@ def left_behind(options: ChatOptions, keep_alive_s: float | None) -> Callable[[]
 
     Its models are loaded with `options`. Raises as EngineChild does.
     """
-    if not is_supported():
-        raise EngineError("This system has no sockets for an engine process.")
     own = replace(options, system=None, sampling={}, constraint=None, streams=1)
     return EngineChild(ProcessOptions(own, keep_alive_s, ends_unused=True)).let_go

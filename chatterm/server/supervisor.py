@@ -1,7 +1,6 @@
 """Runs `chatterm serve`: starts and watches the engine process, with the web API beside it."""
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +11,7 @@ from chatterm.backends.backend import EngineError, ModelError
 from chatterm.server.channel_service import ChannelService
 from chatterm.server.service import RequestError, Service
 from chatterm.server.spawn import EngineChild, ProcessOptions
+from chatterm.terminal.signals import on_signals
 
 _OFTEN = 60.0
 """Seconds: a process that ends within this time of the previous end is replaced only after a wait."""
@@ -59,8 +59,7 @@ class Supervisor:
     async def run(self) -> None:
         """Serve until stopped. Raises EngineError and ModelError."""
         loop = asyncio.get_running_loop()
-        for name in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(name, self._stop.set)
+        on_signals(loop, self._stop.set)
         if self._make_web is not None:
             self._web = self._make_web(self._service)
         failed, wait = -_OFTEN, 0.0

@@ -1,6 +1,7 @@
 """A client's connection to the engine process: its calls and their output."""
 
 import asyncio
+from secrets import compare_digest
 from typing import Any, Protocol
 
 from msgspec import Raw
@@ -120,8 +121,11 @@ class EngineCalls(Protocol):
 class ClientConnection(asyncio.Protocol):
     """Reads calls and writes their output. Disconnects a client that breaks the protocol, without effect on others."""
 
-    def __init__(self, calls: EngineCalls) -> None:
+    def __init__(self, calls: EngineCalls, asked: bytes = b"", reply: bytes = b"") -> None:
+        """`asked` are the first bytes that the client has to send, if any; `reply` those that it gets for them."""
         self._calls = calls
+        self._asked, self._reply = asked, reply
+        self._begun = b""
         self._reader = FrameReader()
         self._transport: GatheringTransport | None = None
         self._running: dict[int, RunningCall | None] = {}
@@ -141,15 +145,31 @@ class ClientConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=_UNREAD)
         peer = transport.get_extra_info("socket")
         own = peer is None or is_own(getattr(peer, "_sock", peer))
-        if not own or not self._calls.joined(self):
+        if not own or not (self._asked or self._calls.joined(self)):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._asked:
+            data = self._introduced(data)
         try:
             for body in self._reader.feed(data):
                 self._take(from_client(body))
         except FrameError as error:
             self._refuse(error)
+
+    def _introduced(self, data: bytes) -> bytes:
+        """Take the client's first bytes and return what follows them; disconnect if they are not what was asked."""
+        assert self._transport is not None
+        size = len(self._asked)
+        self._begun += data
+        if len(self._begun) < size:
+            return b""
+        if not compare_digest(self._begun[:size], self._asked) or not self._calls.joined(self):
+            self._transport.abort()
+            return b""
+        self._transport.write(self._reply)
+        self._asked = b""
+        return self._begun[size:]
 
     def connection_lost(self, reason: Exception | None) -> None:
         self._transport = None

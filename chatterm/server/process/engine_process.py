@@ -7,7 +7,6 @@ of JSON on standard input. It prints `ready` on standard output, or why it faile
 
 import asyncio
 import os
-import signal
 import sys
 import threading
 import time
@@ -35,6 +34,7 @@ from chatterm.server.process.request_parsing import LONG_PROMPT, message_texts
 from chatterm.server.process.workers import Workers
 from chatterm.server.service import Generation
 from chatterm.server.spawn import ProcessOptions
+from chatterm.terminal.signals import on_signals
 from engine.errors import GpuLostError
 
 MOST_CLIENTS = 256
@@ -262,12 +262,13 @@ async def serve(
     loop = asyncio.get_running_loop()
     host = ModelPool(process.options, process.keep_alive_s, engines)
     with listen() as listener:
-        listener.setblocking(False)
+        listener.socket.setblocking(False)
         calls = EngineProcess(host, process.ends_unused, freezes)
-        for name in ("SIGTERM", "SIGINT"):
-            with suppress(ValueError, RuntimeError, NotImplementedError):  # in a thread of a test
-                loop.add_signal_handler(getattr(signal, name), calls.ended.set)
-        server = await loop.create_unix_server(lambda: ClientConnection(calls), sock=listener)
+        with suppress(ValueError, RuntimeError):  # in a thread of a test
+            on_signals(loop, calls.ended.set)
+        server = await loop.create_server(
+            lambda: ClientConnection(calls, listener.asked, listener.reply), sock=listener.socket
+        )
         if parent is not None:
             _wait_for_parent(parent, loop, calls.let_go if process.ends_unused else calls.ended)
         ready(calls)

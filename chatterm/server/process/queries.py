@@ -199,5 +199,5 @@ def _resident() -> int:
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError, AttributeError):  # AttributeError: no sysconf on Windows
         return 0

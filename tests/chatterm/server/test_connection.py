@@ -37,6 +37,9 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         self.is_closed = True
 
+    def abort(self) -> None:
+        self.is_closed = True
+
     def is_closing(self) -> bool:
         return self.is_closed
 
@@ -240,3 +243,19 @@ async def test_a_killed_client_is_written_to_no_more(caplog: pytest.LogCaptureFi
     assert all(speaker.cancelled for speaker in calls.speakers)
     assert calls.gone == 1
     assert not caplog.records
+
+
+async def test_on_a_port_a_client_begins_with_what_was_asked() -> None:
+    for begun, is_let_in in ((b"k" * 32, True), (b"w" * 32, False)):
+        calls = Calls(Pump(asyncio.get_running_loop()))
+        made, wire = ClientConnection(cast(Any, calls), b"k" * 32, b"r" * 32), Wire()
+        made.connection_made(wire)
+        said = begun + to_frame(Call(1, "hello", pack(Hello("same", "web", 1, ""))))
+        for byte in range(len(said)):
+            if not wire.is_closing():
+                made.data_received(said[byte : byte + 1])
+        await turn()
+        assert bool(wire.writes) == (made.hello is not None) == is_let_in
+        assert wire.is_closing() != is_let_in
+        if is_let_in:
+            assert b"".join(wire.writes).startswith(b"r" * 32)

@@ -2,10 +2,12 @@
 
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from chatterm.ipc import runtime as places
 from chatterm.ipc.runtime import connect, has_socket, is_own, listen, socket_path
 from engine.errors import EngineError
 
@@ -20,7 +22,7 @@ def test_the_folder_and_the_socket_are_closed_to_others(runtime: Path) -> None:
         assert has_socket()
         peer = connect()
         assert peer is not None
-        with peer, listener.accept()[0] as other:
+        with peer, listener.socket.accept()[0] as other:
             assert is_own(other)
     assert not has_socket()
 
@@ -72,3 +74,40 @@ def test_a_name_that_is_too_long_for_a_socket(runtime: Path, monkeypatch: pytest
         peer.close()
     path.with_name("engine.lock").unlink()
     path.parent.rmdir()
+
+
+@pytest.fixture
+def on_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Unix sockets, as on Windows."""
+    monkeypatch.setattr(places, "has_unix_sockets", lambda: False)
+
+
+@pytest.mark.usefixtures("on_a_port")
+def test_without_unix_sockets_both_sides_of_a_port_show_who_they_are(runtime: Path) -> None:
+    with listen() as listener, ThreadPoolExecutor(1) as pool:
+        assert listener.socket.getsockname()[0] == "127.0.0.1"
+        assert socket_path().stat().st_mode & 0o777 == 0o600
+        connecting = pool.submit(connect)
+        with listener.socket.accept()[0] as other:
+            assert other.recv(64) == listener.asked
+            other.sendall(listener.reply)
+            peer = connecting.result()
+        assert peer is not None
+        peer.close()
+        assert len({listener.asked, listener.reply}) == 2
+        connecting = pool.submit(connect)  # now somebody else listens there
+        with listener.socket.accept()[0] as other:
+            other.sendall(bytes(len(listener.reply)))
+            assert connecting.result() is None
+    assert not has_socket()
+
+
+@pytest.mark.usefixtures("on_a_port")
+@pytest.mark.parametrize(
+    "said", ["", "1", "1 aa bb", "99999 aa bb", "x y z", "1 " + "a" * 64 + " " + "b" * 64]
+)
+def test_a_file_that_names_no_server(said: str, runtime: Path) -> None:
+    socket_path().write_text(said)
+    assert connect() is None
+    with listen():  # it is replaced
+        pass
