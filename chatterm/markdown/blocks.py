@@ -6,16 +6,27 @@ from itertools import zip_longest
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from mdit_py_plugins.deflist import deflist_plugin
 
+from chatterm.markdown import formulas
+from chatterm.markdown.formulas import as_unicode
 from chatterm.markdown.highlight import highlight, is_ready
+from chatterm.markdown.html_tags import use_tags
 from chatterm.markdown.inline import inline_runs
 from chatterm.markdown.lines import Line, Run, cells, chop, elided, padded, styled, wrap
 from chatterm.markdown.literal import is_definition, use_literals
 from chatterm.markdown.table import table_lines
+from chatterm.markdown.task_lists import task, use_tasks
 from chatterm.markdown.tint import GUESSED, marked
 
 _COPY = "copy "
 _BULLETS = "•◦▪"
+_BOXES = "☐☑"
+_HEADINGS = {"h1": "heading title", "h2": "heading", "h3": "strong"} | dict.fromkeys(
+    ("h4", "h5", "h6"), "strong em"
+)
+_INDENT = 2
+"""Columns before a definition, and before a formula that stands alone."""
 _NARROW = 16
 """Below this many columns nothing is indented further."""
 
@@ -32,8 +43,9 @@ class _Node:
 
 @lru_cache(maxsize=1)
 def parser() -> MarkdownIt:
-    """Return a parser of CommonMark with tables and strikethrough. HTML, formulas and definitions stay text."""
-    return use_literals(MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]))
+    """Return a parser of CommonMark with what models write besides; HTML stays text but for simple tags."""
+    made = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).use(deflist_plugin)
+    return use_tasks(use_tags(use_literals(made)))
 
 
 def token_lines(tokens: list[Token], width: int, *, continued: bool = False) -> list[Line]:
@@ -42,8 +54,14 @@ def token_lines(tokens: list[Token], width: int, *, continued: bool = False) -> 
 
 
 def can_lay_out(tokens: list[Token]) -> bool:
-    """Return whether every code block can be highlighted at once. If not, that is being prepared."""
-    return all(is_ready(_language(token)) for token in tokens if token.type == "fence")
+    """Return whether all code and formulas can be shown as they should. If not, that is being prepared."""
+    return all(is_ready(_language(token)) for token in tokens if token.type == "fence") and (
+        formulas.is_ready() or not any(map(_has_formula, tokens))
+    )
+
+
+def _has_formula(token: Token) -> bool:
+    return token.type == "formula_block" or any(child.type == "formula" for child in token.children or ())
 
 
 def _tree(tokens: list[Token]) -> list[_Node]:
@@ -75,9 +93,11 @@ def _blocks(nodes: list[_Node], width: int, *, depth: int = 0, continued: bool =
 
 def _block(node: _Node, width: int, depth: int, *, continued: bool) -> list[Line]:
     match node.kind:
-        case "paragraph" | "heading":
-            lines = wrap(_inline(node), width)
-            return [styled(line, "heading") for line in lines] if node.kind == "heading" else lines
+        case "paragraph":
+            return wrap(_inline(node), width)
+        case "heading" | "dt":
+            style = _HEADINGS.get(node.token.tag, "strong")
+            return [styled(line, style) for line in wrap(_inline(node), width)]
         case "fence" | "code_block":
             return _code(node.token, width, labelled=not continued)
         case "bullet_list" | "ordered_list":
@@ -85,10 +105,14 @@ def _block(node: _Node, width: int, depth: int, *, continued: bool) -> list[Line
         case "blockquote":
             inner = _blocks(node.children, max(width - 2, _NARROW), depth=depth)
             return [[("▎ ", "quote-bar"), *styled(line, "quote")] for line in inner]
+        case "dl":
+            return _definitions(node, width, depth)
+        case "dd":
+            return _indented(_blocks(node.children, max(width - _INDENT, _NARROW), depth=depth))
         case "hr":
             return [[("─" * width, "rule")]]
         case "formula_block":
-            return [line for row in node.token.content.split("\n") for line in wrap([(row, "")], width)]
+            return _formula(node.token.content, width)
         case "table":
             return _table(node, width)
         case "inline":
@@ -132,6 +156,8 @@ def _list(node: _Node, width: int, depth: int) -> list[Line]:
     lines: list[Line] = []
     for number, item in enumerate(node.children, start):
         mark = f"{number}.".rjust(len(f"{last}.")) if ordered else _BULLETS[min(depth, len(_BULLETS) - 1)]
+        if (is_done := task(item.token)) is not None:
+            mark = f"{mark} {_BOXES[is_done]}" if ordered else _BOXES[is_done]
         indent = cells(mark) + 1
         body = _blocks(item.children, max(width - indent, _NARROW), depth=depth + 1) or [[]]
         if lines and not _is_tight(node):
@@ -139,6 +165,29 @@ def _list(node: _Node, width: int, depth: int) -> list[Line]:
         for row, line in enumerate(body):
             lines.append([(mark + " ", "bullet") if row == 0 else (" " * indent, ""), *line])
     return lines
+
+
+def _formula(source: str, width: int) -> list[Line]:
+    """Lay out a formula that stands alone, indented if it is shown in Unicode."""
+    shown = as_unicode(source)
+    if shown == source:
+        return [line for row in source.split("\n") for line in wrap([(row, "")], width)]
+    inner = max(width - _INDENT, _NARROW)
+    return _indented([line for row in shown.split("\n") for line in wrap([(row, "em")], inner)])
+
+
+def _definitions(node: _Node, width: int, depth: int) -> list[Line]:
+    """Lay out terms, each with its definitions below it."""
+    lines: list[Line] = []
+    for child in node.children:
+        if lines and child.kind == "dt":
+            lines.append([])
+        lines += _block(child, width, depth, continued=False)
+    return lines
+
+
+def _indented(lines: list[Line]) -> list[Line]:
+    return [[(" " * _INDENT, ""), *line] for line in lines]
 
 
 def _is_tight(node: _Node) -> bool:

@@ -1,10 +1,11 @@
 """Source code as styled lines."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from chatterm.markdown.lines import Line
+from chatterm.markdown.preparing import thread
 
 if TYPE_CHECKING:
     from pygments.lexer import Lexer
@@ -53,15 +54,9 @@ def is_ready(language: str) -> bool:
     return not language or _lexer(language.lower()).done()
 
 
-@lru_cache(maxsize=1)
-def _thread() -> ThreadPoolExecutor:
-    """Return the thread in which lexers are made: that of Python takes 25 ms, some others 100."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="lexers")
-
-
 @lru_cache(maxsize=32)
 def _lexer(language: str) -> "Future[Lexer | None]":
-    return _thread().submit(_made, language)
+    return thread().submit(_made, language)
 
 
 def _made(language: str) -> "Lexer | None":

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from markdown_it.token import Token
 
+from chatterm.markdown.formulas import as_unicode, raised
 from chatterm.markdown.lines import Run
 from chatterm.markdown.tint import GUESSED, marked
 
+_RAISED = {"sup_inline": "^", "sub_inline": "_"}
 _STYLES = {"strong": "strong", "em": "em", "s": "strike", "link": "link"}
 
 
@@ -22,8 +24,15 @@ def inline_runs(tokens: Sequence[Token]) -> list[Run]:
     for token in tokens:
         kind = token.type.removesuffix("_open").removesuffix("_close")
         style = " ".join(styles)
-        if token.type in ("text", "formula"):
+        if token.type == "text":
             runs += marked([(token.content, style)], token.meta.get(GUESSED, ()))
+        elif token.type == "formula":
+            runs += _changed(token, _in_a_line(as_unicode(token.content)), style)
+        elif token.type in _RAISED:
+            runs += _changed(token, raised(_RAISED[token.type], token.content), style)
+        elif token.type == "footnote":
+            number = token.content
+            runs += _changed(token, raised("^", number) if number.isdecimal() else f"[{number}]", style)
         elif token.type == "code_inline":
             shown = [(token.content, f"{style} code-inline".strip())]
             runs += marked(shown, token.meta.get(GUESSED, ()))
@@ -50,3 +59,13 @@ def inline_runs(tokens: Sequence[Token]) -> list[Run]:
         elif token.content:
             runs.append((token.content, style))
     return runs
+
+
+def _in_a_line(formula: str) -> str:
+    return "; ".join(formula.split("\n")) if "\\" not in formula else formula
+
+
+def _changed(token: Token, text: str, style: str) -> list[Run]:
+    """Return what a token is shown as; all of it is marked if any of its source is."""
+    style = style if text == token.content else f"{style} em".strip()
+    return [(text, f"{style} {GUESSED}".strip() if token.meta.get(GUESSED) else style)]

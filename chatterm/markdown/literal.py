@@ -1,4 +1,4 @@
-r"""Parser rules that keep formulas (`\( a^2 \)`) and definitions (`[^1]: a footnote`) as text.
+r"""Parser rules for formulas (`\( a^2 \)`), for footnotes and for definitions (`[^1]: a footnote`), which stay text.
 
 Nothing that a model wrote may vanish. A reference that is defined further down cannot be a link while the text streams,
 so every definition stays text, on a line of its own.
@@ -15,7 +15,10 @@ from markdown_it.token import Token
 _DEFINED = "definition"
 """The key in a paragraph token's `meta` that marks a definition: two in a row have no empty line between them."""
 
-_INLINE = re.compile(r"\\\(.+?\\\)|\\\[.+?\\\]|\$\$.+?\$\$", re.DOTALL)
+_INLINE = re.compile(r"\\\(.+?\\\)|\\\[.+?\\\]|\$\$.+?\$\$|\$(?![\s$])[^$\n]*(?<!\s)\$(?!\w)", re.DOTALL)
+_SIGNS = re.compile(r"[\\^_=<>+]|^\$\w\$$")
+"""One of these is in a formula between single dollars; two prices have none of them."""
+_FOOTNOTE = re.compile(r"\[\^([^\s\[\]^]{1,20})\]")
 _DEFINITION = re.compile(r"\[(?:\\.|[^\[\]\\])+\]:(?=\s|$)")
 _OPENERS = {"\\[": "\\]", "$$": "$$"}
 
@@ -25,8 +28,9 @@ def is_definition(token: Token) -> bool:
 
 
 def use_literals(parser: MarkdownIt) -> MarkdownIt:
-    """Have `parser` keep formulas as they were written, and definitions as text."""
+    """Have `parser` find formulas and footnotes, and keep definitions as text."""
     parser.disable("reference")
+    parser.inline.ruler.before("link", "footnote", _footnote)
     parser.inline.ruler.before("escape", "formula", _formula)
     interrupts: Any = {"alt": ["paragraph", "blockquote", "list"]}
     parser.block.ruler.before("fence", "formula_block", _formula_block, interrupts)
@@ -38,11 +42,22 @@ def _formula(state: StateInline, silent: bool) -> bool:
     if state.src[state.pos] not in "\\$":
         return False
     match = _INLINE.match(state.src, state.pos, state.posMax)
-    if match is None:
+    if match is None or (match[0][1] not in "($[" and _SIGNS.search(match[0]) is None):
         return False
     if not silent:
         state.push("formula", "", 0).content = match[0]
     state.pos = match.end()
+    return True
+
+
+def _footnote(state: StateInline, silent: bool) -> bool:
+    match = _FOOTNOTE.match(state.src, state.pos, state.posMax) if state.src[state.pos] == "[" else None
+    if match is None:
+        return False
+    if not silent:
+        state.push("footnote", "", 0).content = match[1]
+    defines = state.pos == 0 and state.src.startswith(":", match.end())
+    state.pos = match.end() + defines
     return True
 
 

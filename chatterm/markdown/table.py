@@ -16,7 +16,7 @@ def table_lines(rows: list[list[list[Run]]], aligns: list[str], width: int) -> l
     needed = [max(max(longest_word(row[column]) for row in rows), 1) for column in range(columns)]
     if sum(needed) > room:
         return _records(rows, width)
-    wanted = [max(line_cells(row[column]) for row in rows) for column in range(columns)]
+    wanted = [max(_widest(row[column]) for row in rows) for column in range(columns)]
     sizes = _sizes(needed, wanted, room)
     blocks = [_row(row, sizes, aligns, "" if number else "strong") for number, row in enumerate(rows)]
     across = sum(sizes) + len(_GAP) * (columns - 1)
@@ -25,6 +25,14 @@ def table_lines(rows: list[list[list[Run]]], aligns: list[str], width: int) -> l
     for number, block in enumerate(blocks[1:]):
         lines += (between if number else []) + block
     return lines
+
+
+def _widest(cell: list[Run]) -> int:
+    """Return the columns of the longest line of a cell."""
+    ends = [number for number, (text, _) in enumerate(cell) if text == "\n"]
+    return max(
+        line_cells(cell[a:b]) for a, b in zip([0, *(end + 1 for end in ends)], [*ends, None], strict=True)
+    )
 
 
 def _sizes(needed: list[int], wanted: list[int], room: int) -> list[int]:

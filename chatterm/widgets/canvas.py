@@ -12,9 +12,7 @@ from chatterm.terminal.sanitize import is_safe, visible
 _CONVERSATION = "user user-bar muted accent primary strong rule chosen spark thinking thinking-head fold"
 _SELECTION = "branch selected selected-bar edited found found-here"
 _MESSAGES = "notice notice-mark warning error error-mark"
-_MARKDOWN = (
-    "heading em strike link address bullet quote quote-bar code code-inline code-label code-copy guessed"
-)
+_MARKDOWN = "heading title em strike link address bullet quote quote-bar code code-inline code-label code-copy guessed"
 _SOURCE_CODE = (
     "code-comment code-keyword code-string code-number code-name code-builtin code-added code-removed"
 )
