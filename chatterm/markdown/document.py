@@ -17,7 +17,7 @@ from chatterm.markdown.tint import Marks, mark, within
 
 _LONGEST_TAIL = 2048
 """Most characters that are laid out again with every addition."""
-_PIECE = 8192
+_PIECE = 4096
 """Most characters that are parsed at once; longer blocks are parsed in parts."""
 _ITEM = re.compile(r"^(?:[-*+]|\d{1,9}[.)])\s", re.MULTILINE)
 

@@ -383,6 +383,23 @@ def test_the_cost_of_a_piece_does_not_grow_with_the_answer(
         assert said.count(character) == count
 
 
+def test_a_step_through_a_long_answer_parses_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def measured(source: str) -> list[Token]:
+        sizes.append(len(source))
+        return parse(source)
+
+    parse = parser().parse
+    monkeypatch.setattr(parser(), "parse", measured)
+    document, steps, is_done = Document("It tells of **rivers**, `code` and the sea.\n\n" * 500), 0, False
+    while not is_done:
+        sizes.clear()
+        is_done, steps = document.step(80), steps + 1
+        assert sum(sizes) <= 2 * 4096
+    assert 4 < steps < 20
+
+
 CELL = st.text(alphabet=st.sampled_from("abcdé漢 -`*"), max_size=24).map(str.strip)
 """As markdown-it gives them."""
 
