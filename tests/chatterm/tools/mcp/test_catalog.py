@@ -34,7 +34,7 @@ from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 pytest.importorskip("mcp")
-PROGRAM = str(Path(__file__).with_name("server.py"))
+PROGRAM = str(Path(__file__).with_name("sdk_server.py"))
 CITY = PromptArgument("city", "Which one.", True)
 STYLE = PromptArgument("style")
 REPORT = ServerPrompt("report", "Ask for a report.", (STYLE, CITY))
@@ -110,7 +110,7 @@ def test_a_test_of_a_server_lists_them(capsys: pytest.CaptureFixture[str]) -> No
     assert "prompt    /here__report city [style]  Ask for a report.\n" in said
     assert "resource  @here:note://hello  A note.\n" in said
     assert "template  @here:city://{name}  A city.\n" in said
-    assert said.endswith("here works: 9 tools, 2 prompts, 4 resources.\n")
+    assert said.endswith("here works: 4 tools, 2 prompts, 4 resources.\n")
     assert "\x1b" not in said
     assert find("here__report") is not None
     assert call(["mcp", "remove", "here"]) == 0

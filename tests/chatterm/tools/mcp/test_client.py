@@ -26,11 +26,12 @@ from chatterm.tools.tool import ToolError, ToolRun
 from tests.counting import until
 
 pytest.importorskip("mcp")
-PROGRAM = str(Path(__file__).with_name("server.py"))
+PROGRAM = str(Path(__file__).with_name("bare_server.py"))
+SDK = str(Path(__file__).with_name("sdk_server.py"))
 
 
-def stdio(kind: str = "good", **more: object) -> Server:
-    return Server("test", sys.executable, (PROGRAM, kind), **more)  # type: ignore[arg-type]
+def stdio(program: str = PROGRAM, **more: object) -> Server:
+    return Server("test", sys.executable, (program,), **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +47,16 @@ def servers() -> Iterator[Servers]:
     found.close()
 
 
-def test_tools_are_listed_and_called_and_what_they_say_is_harmless(servers: Servers) -> None:
-    tools = {tool.tool.name: tool for tool in planners(servers, "test")}
-    assert set(tools) == {
-        f"test__{name}" for name in ("add", "say", "secret", "large", "fail", "pid", "die", "pour", "wait")
-    }
+@pytest.fixture
+def sdk() -> Iterator[Servers]:
+    found = Servers([stdio(SDK)])
+    yield found
+    found.close()
+
+
+def test_tools_are_listed_and_called_and_what_they_say_is_harmless(sdk: Servers) -> None:
+    tools = {tool.tool.name: tool for tool in planners(sdk, "test")}
+    assert set(tools) == {f"test__{name}" for name in ("add", "say", "large", "fail")}
     assert tools["test__add"].tool.parameters["required"] == ["a", "b"]
     assert "\x1b" not in tools["test__large"].tool.description
     assert "\U000e0061" not in f"{tools['test__large'].tool.description}{tools['test__say'].tool.parameters}"
@@ -247,7 +253,7 @@ def listens(port: int) -> bool:
 def test_a_server_over_http() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, PROGRAM, "http", str(port)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, SDK, str(port)], stderr=subprocess.DEVNULL)
     servers = Servers([Server("web", url=f"http://127.0.0.1:{port}/mcp", headers={"X-Key": "k"})])
     try:
         until(lambda: listens(port))

@@ -15,7 +15,7 @@ from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.counting import patience
 
 pytest.importorskip("mcp")
-PROGRAM = str(Path(__file__).with_name("server.py"))
+PROGRAM = str(Path(__file__).with_name("bare_server.py"))
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def test_servers_are_added_listed_tested_and_removed(
     assert "hush" not in listed
     assert call(["mcp", "test", "here"]) == 0
     said = capsys.readouterr().out
-    assert "here works: 9 tools, 2 prompts, 4 resources." in said
+    assert "here works: 6 tools, 0 prompts, 0 resources." in said
     assert "\x1b" not in said
     assert call(["mcp", "remove", "here"]) == 0
     assert list(json.loads(config.read_text())["mcpServers"]) == ["there"]
@@ -211,11 +211,11 @@ def test_without_the_sdk_it_says_what_to_install(
 
 async def test_a_servers_tools_in_a_chat(config: Path) -> None:
     config.write_text(json.dumps({"mcpServers": {"here": {"command": sys.executable, "args": [PROGRAM]}}}))
-    calls = (ToolCall("here__add", '{"a": 2, "b": 3}'), ToolCall("here__large", "{}"))
+    calls = (ToolCall("here__add", '{"a": 2, "b": 3}'), ToolCall("here__pid", "{}"))
     model = ScriptedBackend([Script("I compute.", calls=calls), Script("Done.")])
     async with driven(model) as driver:
         await driver.send("/tools here")
-        await driver.until(lambda: any("here (9 tools)" in text for text, _ in driver.said))
+        await driver.until(lambda: any("here (6 tools)" in text for text, _ in driver.said))
         await driver.send("What is 2 + 3?", wait=False)
         for keys in (("down", "enter"), ("enter",)):
             clock, screen = await asked(driver), driver.app.screen
