@@ -35,12 +35,13 @@ MOST_WRITES = 32
 """The most paths that are remembered to be written."""
 WRITING = 2
 """The most blocks handed to the disk's thread and not written yet."""
-WORTH_WAITING = {"cpu": 1024, "cuda": 8192}
-"""The rows from which a prompt waits for the folder to be scanned (about 20 ms, more if a GPU's buffers are pinned)."""
+WORTH_WAITING = {"cpu": 256, "cuda": 8192}
+"""The rows from which a prompt waits for the folder to be scanned (about 40 ms, more if a GPU's buffers are pinned)."""
 KEPT_WITHIN = 0.1
 """The measured times are saved again when they have changed by this share."""
 PATIENCE_S = 0.5, 5.0
-"""The least seconds that a request waits for the disk, and the seconds if the time of computing is unknown."""
+"""The least seconds that a request waits for the disk, and the seconds if the time of computing is unknown, as it is
+before the folder was scanned."""
 CLOSING_S = 1.0
 """The most seconds that an engine continues writing when it ends."""
 
@@ -81,6 +82,8 @@ class DiskTier:
         self._restores: list[RestoreRequest] = []
         self._early: list[Callable[[], None]] | None = []
         """Requests made before the folder was scanned; None from then on."""
+        self._scan_timer = Timer(0.0, int)
+        """Ends their wait."""
         self._writing = 0
         self._opened: Folder | None = None
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -239,6 +242,8 @@ class DiskTier:
         is_long = len(keys) >= WORTH_WAITING[self._cache.device.type]
         if self._early is not None and (idle or is_long):
             self._early.append(lambda: self.bring(keys, until, idle, wanted, then))
+            if not idle and not self._scan_timer.is_alive():
+                self._scan_timer = self._after(PATIENCE_S[1], self._ready)
             return
         folder = self._folder
         if folder is None or not len(folder) or not self.costs.worth_it:
@@ -275,10 +280,7 @@ class DiskTier:
         self._tasks.put(lambda: self._read(folder, restore))
         least, unknown = PATIENCE_S
         patience = max(self.costs.computed * restore.asked, least) if self.costs.computed else unknown
-        restore.timer = Timer(patience, lambda: self._tell(lambda: self._end(restore, too_slow=True)))
-        restore.timer.daemon = True
-        with suppress(RuntimeError):  # the system can start no more threads now
-            restore.timer.start()
+        restore.timer = self._after(patience, lambda: self._end(restore, too_slow=True))
 
     @property
     def is_reading(self) -> bool:
@@ -294,6 +296,7 @@ class DiskTier:
 
     def _ready(self) -> None:
         """Answer the requests made before the folder was scanned."""
+        self._scan_timer.cancel()
         early, self._early = self._early or [], None
         for ask in early:
             ask()
@@ -426,6 +429,14 @@ class DiskTier:
     def _tell(self, job: Callable[[], None]) -> None:
         with suppress(EngineError):  # the loop has ended
             self._post(job)
+
+    def _after(self, seconds: float, job: Callable[[], None]) -> Timer:
+        """Start a timer that has `job` run on the loop's thread."""
+        timer = Timer(seconds, self._tell, (job,))
+        timer.daemon = True
+        with suppress(RuntimeError):  # the system can start no more threads now
+            timer.start()
+        return timer
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:

@@ -110,6 +110,9 @@ def test_who_reads_or_asks_for_much_before_the_disk_was_looked_at_waits_for_that
         engine.loop.close()
         never.set()
         assert asked.finished.wait(PATIENCE), "nobody is left waiting"
+    with on_disk(tmp_path, store, late=(never := Event()), patience=0.05) as engine:
+        assert answer(engine, PROMPT) == (expected, len(PROMPT)), "a disk that hangs is not waited for"
+        never.set()
 
 
 def kept_costs(store: Path) -> PromptCosts:
