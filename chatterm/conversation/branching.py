@@ -190,6 +190,14 @@ class Branching(Conversation[RunningTurn]):
         acting = [self.acting] if self.acting is not None else []
         self._view.show_path([*entries, *acting, *self.waiting], above)
 
+    def show_pinned(self, exchange: Exchange) -> None:
+        """Show whether an exchange is pinned, and in the summary that stands for it how many are."""
+        path, shown = self.path, self._shown
+        shown.mark(
+            exchange, shown.named.get(exchange.model, ""), self._resumes if exchange is path[-1] else ()
+        )
+        self.show([path[shown.compacted - 1]] if shown.compacted else [])
+
     def _names(self, models: Sequence[str]) -> dict[str, str]:
         """Return what answers call these models; {} if the loaded model gave every answer."""
         names = labels(models)

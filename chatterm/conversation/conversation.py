@@ -128,6 +128,9 @@ class Conversation(Generic[AnswerT]):
     def show(self, changed: Sequence[Exchange] = ()) -> None:
         """Show the selected branch, in which the exchanges `changed` may look different, if there is a screen."""
 
+    def show_pinned(self, exchange: Exchange) -> None:
+        """Show whether this exchange of the selected branch is pinned, if there is a screen."""
+
     # --- what the model sees ---
 
     def compact(self, what: str) -> None:
@@ -152,7 +155,9 @@ class Conversation(Generic[AnswerT]):
         """Pin or unpin a message with its answer; return whether it is pinned now."""
         self._refuse_while_busy()
         exchange.is_pinned = not exchange.is_pinned
-        self._change([exchange])
+        self.saved.save(exchange)
+        self._hold(self.path)
+        self.show_pinned(exchange)
         return exchange.is_pinned
 
     def _change(self, changed: Sequence[Exchange]) -> None:

@@ -130,6 +130,12 @@ async def test_what_is_pinned_stays_and_is_marked() -> None:
         await driver.pilot.press("ctrl+home")
         assert "◆ pinned" in driver.text()
         await driver.until(lambda: scripted.calls[-1] == ("load_path", (1,)))
+        await driver.send("/pin 2")
+        await driver.until(lambda: scripted.calls[-1] == ("load_path", (1, 2)))
+        await driver.pilot.press("ctrl+end")
+        await driver.shows("except for 2 pinned")
+        await driver.send("/pin 2")
+        await driver.shows("except for 1 pinned")
         await driver.send("/continue")
         assert driver.errors
         await driver.send("/compact off")

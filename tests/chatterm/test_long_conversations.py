@@ -224,7 +224,7 @@ async def test_no_action_goes_through_all_exchanges_at_once(
             ("wider", lambda: driver.app.post_message(events.Resize(wide, wide)), "From the other."),
             ("theme", lambda: driver.app.use_theme("paper"), "From the other."),
             ("thinking", lambda: do("think", "show"), "From the other."),
-            ("pin", lambda: do("pin", "1000"), "From the other."),
+            ("pin", lambda: do("pin", "1"), "From the other."),
             ("edit", lambda: do("edit", "1"), "Question 0?"),
             ("compact", lambda: do("compact", ""), "Make room"),
             ("palette", lambda: driver.app.action_command_palette(), "/retry [N]"),
