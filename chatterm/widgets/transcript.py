@@ -468,7 +468,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         """Return the selected text without decoration; yield every `_READ` lines."""
         first = selection.start.y if selection.start else 0
         last = min(selection.end.y if selection.end else self._height - 1, self._height)
-        parts, joint = list[str](), ""
+        whole, parts, joint = list[str](), list[str](), ""
         for y in range(first, last + 1):
             start = selection.start.x if selection.start and y == first else 0
             end = selection.end.x if selection.end and y == selection.end.y else None
@@ -477,8 +477,10 @@ class Transcript(ScrollView, Painter, can_focus=True):
                 parts += [joint, found[0]]
                 joint = found[1]
             if y % _READ == 0:
+                whole.append("".join(parts))  # to join, and then to free, each row at the end would take long
+                parts.clear()
                 yield
-        return "".join(parts)
+        return "".join([*whole, *parts])
 
     def selection_updated(self, selection: Selection | None) -> None:
         self.refresh()
