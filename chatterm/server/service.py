@@ -113,6 +113,11 @@ class Generation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     keep_alive_s: float | None = None
     """Seconds that the model stays loaded afterwards; 0: not at all, -1: forever, None: the server's default."""
 
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer can only be calls of tools."""
+        return bool(self.tools) and self.tool_choice != "auto"
+
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Statistics of one answer; times in seconds."""

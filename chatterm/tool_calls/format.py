@@ -65,12 +65,16 @@ def schemas(tools: Sequence[Mapping[str, Any]]) -> Schemas:
 
 
 def said_by(
-    text: str, format: ToolFormat | None, tools: Sequence[Mapping[str, Any]]
+    text: str,
+    format: ToolFormat | None,
+    tools: Sequence[Mapping[str, Any]],
+    is_forced: bool = False,
+    is_cut: bool = False,
 ) -> tuple[str, list[tuple[str, Any]]]:
-    """Parse an answer into its text and its calls, pairs (name, arguments as a value)."""
-    parser = Parser(format, schemas(tools))
+    """Parse an answer into its text and its calls, pairs (name, arguments as a value), as `Parser` does."""
+    parser = Parser(format, schemas(tools), is_forced)
     said, names, given = "", list[str](), list[str]()
-    for event in parser.push(text) + parser.end():
+    for event in parser.push(text) + parser.end(is_cut):
         match event:
             case AnswerText(more):
                 said += more

@@ -26,9 +26,12 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 class Parser:
     """Parses an answer piece by piece into events. Call `push` any number of times, then `end` once."""
 
-    def __init__(self, format: ToolFormat | None, tools: Schemas) -> None:
-        """`tools`: the functions that the model was given. Without them or a format, all is text."""
-        self._reader = reader = Reader()
+    def __init__(self, format: ToolFormat | None, tools: Schemas, is_forced: bool = False) -> None:
+        """`tools`: the functions that the model was given. Without them or a format, all is text.
+
+        `is_forced`: the answer can only be calls.
+        """
+        self._reader = reader = Reader(is_forced=is_forced)
         if format is None or not tools:
             self._steps = _plain(reader)
         else:
@@ -65,6 +68,11 @@ class Parser:
         """Whether text is held back that may become a call."""
         return self._reader.is_calling
 
+    @property
+    def lost_call(self) -> bool:
+        """Whether the beginning of a call was dropped at the end of an answer that was cut."""
+        return self._reader.lost_call
+
     def push(self, text: str) -> list[Event]:
         """Add text; return the events that are certain now."""
         reader = self._reader
@@ -74,9 +82,12 @@ class Parser:
         events, reader.events = reader.events, []
         return events
 
-    def end(self) -> list[Event]:
-        """End the answer; return the events that were held back."""
-        self._reader.is_over = True
+    def end(self, is_cut: bool = False) -> list[Event]:
+        """End the answer; return the events that were held back.
+
+        `is_cut`: a limit or a stop string ended it. Then what was certain to become a call is dropped: it is no text.
+        """
+        self._reader.is_over, self._reader.is_cut = True, is_cut
         next(self._steps, None)
         self._reader.finish()
         events, self._reader.events = self._reader.events, []
@@ -95,13 +106,9 @@ def _hermes(reader: Reader) -> Steps[None]:
     while (yield from reader.passage((mark,))):
         blank = yield from reader.blanks()
         if not (yield from reader.follows("{")) or not (yield from reader.call()):
-            reader.verbatim(mark + blank)
+            reader.no_call(mark + blank)
             continue
-        blank = yield from reader.blanks()
-        if (yield from reader.follows(closing)):
-            reader.take(len(closing))
-        else:
-            reader.text(blank)
+        yield from reader.closing(closing)
 
 
 def _llama3(reader: Reader, tools: Collection[str]) -> Steps[None]:
@@ -117,7 +124,7 @@ def _llama3(reader: Reader, tools: Collection[str]) -> Steps[None]:
     if reader.calls and not lead.strip():
         reader.text(lead)
     elif not reader.calls or reader.rest:
-        reader.verbatim(lead)
+        reader.no_call(lead, is_certain=tag in lead)
     yield from reader.passage(())
 
 
@@ -128,8 +135,7 @@ def _mistral(reader: Reader) -> Steps[None]:
         lead = mark + (yield from reader.blanks())
         if (yield from reader.follows("[")):
             lead = yield from reader.call_list(lead)
-            if lead.strip(" \t\r\n,"):
-                reader.verbatim(lead)
+            reader.no_call(lead if lead.strip(" \t\r\n,") else "")
             continue
         name = yield from reader.run(_NAME)
         lead += name
@@ -142,7 +148,7 @@ def _mistral(reader: Reader) -> Steps[None]:
             yield from reader.value()
             reader.close()
         else:
-            reader.verbatim(lead)
+            reader.no_call(lead)
 
 
 def _hunyuan(reader: Reader) -> Steps[None]:
@@ -153,13 +159,9 @@ def _hunyuan(reader: Reader) -> Steps[None]:
         if (yield from reader.follows("[")):
             lead = yield from reader.call_list(lead)
         if lead.strip(" \t\r\n,"):
-            reader.verbatim(lead)
+            reader.no_call(lead)
             continue
-        blank = yield from reader.blanks()
-        if (yield from reader.follows(closing)):
-            reader.take(len(closing))
-        else:
-            reader.text(blank)
+        yield from reader.closing(closing)
 
 
 def _marked(reader: Reader, mark: str, closing: str, read: Read) -> Steps[None]:
@@ -167,7 +169,7 @@ def _marked(reader: Reader, mark: str, closing: str, read: Read) -> Steps[None]:
     yield from reader.more()
     while (yield from reader.passage((mark,))):
         if not (yield from reader.marked(closing, read)):
-            reader.verbatim(mark)
+            reader.no_call(mark)
 
 
 def _muse(reader: Reader, read: Read) -> Steps[None]:
@@ -175,14 +177,17 @@ def _muse(reader: Reader, read: Read) -> Steps[None]:
     mark, closing, opening = "<atem:function_calls>", "</atem:function_calls>", "<|message|>"
     yield from reader.more()
     header = ""
-    if (yield from reader.follows(" to=")) and (named := (yield from reader.found(opening))) is not None:
-        header = named + opening + (yield from reader.blanks())
-        if not (yield from reader.follows(mark)):
-            reader.verbatim(header)
+    if (yield from reader.follows(" to=")):
+        if (named := (yield from reader.found(opening))) is None:
+            reader.no_call("", is_certain=False)
+        else:
+            header = named + opening + (yield from reader.blanks())
+        if header and not (yield from reader.follows(mark)):
+            reader.no_call(header, is_certain=False)
             header = ""
     while (yield from reader.passage((mark,))):
         if not (yield from reader.marked(closing, read)):
-            reader.verbatim(header + mark)
+            reader.no_call(header + mark)
         header = ""
 
 
@@ -194,7 +199,7 @@ def _harmony(reader: Reader) -> Steps[None]:
             continue
         header = yield from reader.found("<|message|>")
         if header is None:
-            reader.verbatim("" if begins else mark)
+            reader.no_call("" if begins else mark)
             begins = False
             continue
         begins = False

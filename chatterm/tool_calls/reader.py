@@ -100,6 +100,14 @@ class Reader:
     """Whether there was text."""
     is_calling: bool = False
     """Whether a call is awaited that is passed on when it is complete."""
+    is_forced: bool = False
+    """Whether the answer can only be calls."""
+    is_cut: bool = False
+    """Whether a limit or a stop string ended the answer."""
+    lost_call: bool = False
+    """Whether the beginning of a call was dropped because the answer was cut there."""
+    _wants_more: bool = False
+    """Whether the answer ended where more was needed to decide."""
     _blank: str = ""
     """Blanks after text; they are dropped where a call follows."""
     _after_call: bool = False
@@ -111,6 +119,7 @@ class Reader:
         """Wait for more text; return False at the end of the answer."""
         if not self.is_over:
             yield
+        self._wants_more = self.is_over
         return not self.is_over
 
     def passage(self, marks: tuple[str, ...], call: bool = False) -> Steps[str]:
@@ -118,7 +127,7 @@ class Reader:
         while True:
             found = [(at, mark) for mark in marks if (at := self.rest.find(mark)) >= 0]
             at, mark = min(found) if found else (len(self.rest), "")
-            if not found and not self.is_over:
+            if not found and (not self.is_over or self._drops_marks):
                 at -= max((_overlap(self.rest, mark) for mark in marks), default=0)
             (self.arguments if call else self.text)(self.take(at))
             if found or not (yield from self.more()):
@@ -152,6 +161,16 @@ class Reader:
         before = self.take(at)
         self.take(len(mark))
         return before
+
+    def closing(self, mark: str) -> Steps[None]:
+        """Take the mark that ends calls, which may be missing."""
+        blank = yield from self.blanks()
+        if (yield from self.follows(mark)):
+            self.take(len(mark))
+        elif self.is_cut and self._wants_more:
+            self.lost_call, self.rest = self.lost_call or not mark.startswith(self.rest), ""
+        else:
+            self.text(blank)
 
     def value(self) -> Steps[None]:
         """Pass on the object that comes next as arguments."""
@@ -249,7 +268,7 @@ class Reader:
         left = self.take(end if end is not None else len(self.rest))
         self.close()
         if left.strip() != "}" and (end is None or not _is_json(f'{{"":0{left}')):
-            self.verbatim(left)
+            self.no_call(left)
 
     # -- these do not
 
@@ -276,6 +295,21 @@ class Reader:
             self.events.append(AnswerText(text))
             self.said, self._after_call = True, False
 
+    @property
+    def _drops_marks(self) -> bool:
+        """Whether what may begin a mark at the end can be nothing else."""
+        return self.is_cut and self.is_forced
+
+    def no_call(self, text: str, is_certain: bool = True) -> None:
+        """Pass on what has turned out to be text, though it began as a call.
+
+        Drop it, and all that follows, if the answer was cut there and is certain to have become a call.
+        """
+        if self.is_cut and self._wants_more and (is_certain or self.is_forced):
+            self.lost_call, self.rest = self.lost_call or bool(text or self.rest), ""
+        else:
+            self.verbatim(text)
+
     def begin(self, name: str) -> None:
         """Begin a call."""
         self._blank = ""
@@ -299,7 +333,10 @@ class Reader:
         self._blank = ""
 
     def _leave(self, call: bool) -> str:
-        (self.arguments if call else self.text)(self.take(len(self.rest)))
+        if self._drops_marks and not call:
+            self.no_call("")
+        else:
+            (self.arguments if call else self.text)(self.take(len(self.rest)))
         return ""
 
 

@@ -81,6 +81,8 @@ class AnswerState:
     tokens: int = 0
     reason: Reason | None = None
     usage: Usage | None = None
+    lost_call: bool = False
+    """Whether it was cut within a call of which nothing is left."""
     _given: int = 0
     """How many of `logprobs` have been assigned to items."""
 
@@ -144,18 +146,19 @@ class AnswerState:
 class Collector:
     """Gathers the pieces of one generation, whose answers are numbered from `first`."""
 
-    def __init__(self, count: int, tools: Schemas, first: int = 0) -> None:
-        """`tools`: the functions that the model may call."""
+    def __init__(self, count: int, tools: Schemas, is_forced: bool, first: int = 0) -> None:
+        """`tools`: the functions that the model may call; `is_forced`: it can only call."""
         self.states = [AnswerState(first + number) for number in range(count)]
         self.started: Started | None = None
-        self._tools = tools
+        self._tools, self._is_forced = tools, is_forced
         self._parsers = [Parser(None, {}) for _ in range(count)]
 
     def take(self, piece: Piece) -> tuple[AnswerState, list[Part]] | None:
         """Add a piece; return its answer and the new parts of that, or None if it concerns all answers."""
         if isinstance(piece, Started):
             self.started = piece
-            self._parsers = [Parser(piece.tool_format, self._tools) for _ in self.states]
+            format, tools = piece.tool_format, self._tools
+            self._parsers = [Parser(format, tools, self._is_forced) for _ in self.states]
             return None
         state = self.states[piece.index]
         parser = self._parsers[piece.index]
@@ -175,7 +178,8 @@ class Collector:
                 state.keep(event)
             return state, [*parts, *events]
         state.reason, state.usage = piece.reason, piece.usage
-        events = parser.end()
+        events = parser.end(piece.reason != "eos")
+        state.lost_call = parser.lost_call
         for event in events:
             state.keep(event)
         if not state.items:

@@ -219,7 +219,8 @@ class _Work:
         self._collectors: list[Collector] = []
         first = 0
         for generation in asked.generations:
-            self._collectors.append(Collector(generation.count, schemas(generation.tools), first))
+            tools = schemas(generation.tools)
+            self._collectors.append(Collector(generation.count, tools, generation.must_call, first))
             first += generation.count
 
     @property

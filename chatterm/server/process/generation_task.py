@@ -368,7 +368,14 @@ class GenerationTask:
             for answer in self._answers:
                 if self._asked is not None and answer.sequence is not None:
                     settles = answer is self._answers[0] and not self._cancelled
-                    text, calls = said_by("".join(answer.text), held.tool_format, self._request.tools)
+                    is_cut = answer.sequence.finish_reason is not FinishReason.EOS
+                    text, calls = said_by(
+                        "".join(answer.text),
+                        held.tool_format,
+                        self._request.tools,
+                        self._request.must_call,
+                        is_cut,
+                    )
                     said = Answer(text, "".join(answer.thinking))
                     with suppress(EngineError, ModelError):
                         held.requests.over(self._asked, answer.sequence, said, calls, settles)

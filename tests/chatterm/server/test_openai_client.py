@@ -368,6 +368,20 @@ def test_responses_cut_by_the_limit_are_the_same_as_a_stream(client, running, sa
     assert done == [status for _, _, status in expected]
 
 
+@pytest.mark.parametrize("size", [1, 5, 11, 20, 30, 40, 47, 55])
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_a_required_call_that_is_cut_is_no_text_and_what_cut_it_is_told(client, running, size, reason):
+    running.service.say = lambda request, index: [("answer", CALL[:size])]
+    running.service.reason = reason
+    asked = {"model": "tiny", "messages": HELLO, "tools": TOOLS, "tool_choice": "required"}
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert not choice.message.content
+    assert choice.finish_reason == reason or (size == 55 and choice.finish_reason == "tool_calls")
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == ""
+    assert chunks[-1].finish_reason == choice.finish_reason
+
+
 def test_a_schema_by_responses(client, running):
     running.service.say = lambda request, index: [("answer", '{"value": 3}')]
     parsed = client.responses.parse(model="tiny", input="Really?", text_format=Answer)

@@ -138,6 +138,42 @@ def test_of_an_answer_that_is_cut_off_a_call_without_its_end_stays_text(format, 
     assert "".join((written(format, complete) + said(events)).split()) == "".join(whole.split())
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@few
+@given(made=made_calls.filter(bool), places=places, size=st.integers(0, 400))
+def test_what_is_left_of_calls_that_a_limit_cut_is_never_text(format, made, places, size):
+    whole = written(format, made)[:size]
+    events = parse(format, cut(whole, places), is_forced=True, is_cut=True)
+    assert parse(format, [whole], is_forced=True, is_cut=True) == events
+    assert said(events) == ""
+    for (name, given_), (expected_name, expected) in zip(calls(events), made, strict=False):
+        assert name == expected_name
+        if format not in MARKED:
+            assert expected.startswith(given_.rstrip("<|cal"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Look: <tool_ca", "Look: <tool_ca"),  # it may have become anything
+        ("Look: <tool_call>", "Look:"),
+        ('Look: <tool_call>\n{"name": "ad', "Look:"),
+        ("Look: <tool_call> is a mark, and", "Look: <tool_call> is a mark, and"),
+        ('Look: <tool_call>{"name": "add", "arguments": {}}</tool', "Look:"),
+        ('Look: <tool_call>{"name": "add", "arguments": {}', "Look:"),
+    ],
+)
+def test_where_text_is_possible_a_cut_call_is_dropped_once_it_is_certain(text, expected):
+    assert said(parse("hermes", list(text), is_cut=True)).rstrip() == expected
+
+
+@pytest.mark.parametrize("end", ["", ", ", ', {"na', "]", "]\n</tool_"])
+def test_a_list_of_calls_that_is_cut_keeps_those_that_are_complete(end):
+    whole = '<tool_calls>\n[{"name": "add", "arguments": {"x": "1"}}' + end
+    events = parse("hunyuan", [whole], is_cut=True)
+    assert (said(events), calls(events)) == ("", [("add", '{"x": "1"}')])
+
+
 def test_arguments_stream_before_the_call_is_complete():
     parser = Parser("hermes", TOOLS)
     events = parser.push('Hm <tool_call>{"name": "add", "arguments": {"a": ')

@@ -15,10 +15,12 @@ TOOLS = {name: {"type": "object", "properties": {"x": {"type": "string"}}} for n
 """In tags, a text has no quotes: the schema says which argument is one."""
 
 
-def parse(format: ToolFormat, pieces: list[str]) -> list[Event]:
+def parse(
+    format: ToolFormat, pieces: list[str], is_forced: bool = False, is_cut: bool = False
+) -> list[Event]:
     """The events, with neighbours that belong together put together."""
-    parser = Parser(format, TOOLS)
-    events = [event for piece in pieces for event in parser.push(piece)] + parser.end()
+    parser = Parser(format, TOOLS, is_forced)
+    events = [event for piece in pieces for event in parser.push(piece)] + parser.end(is_cut)
     merged: list[Event] = []
     for event in events:
         match merged[-1] if merged else None, event:

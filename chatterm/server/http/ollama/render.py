@@ -94,11 +94,11 @@ def _likelihood(entry: Logprob) -> dict[str, Any]:
 
 
 def _called(call: AnswerItem) -> dict[str, Any]:
-    """Render a call, or its text if its arguments were cut off."""
+    """Render a call: nothing if its arguments were cut off, and its text if they are no object."""
     try:
         arguments = msgspec.json.decode(call.text or "{}")
     except msgspec.DecodeError:
-        arguments = None
+        return {}
     if not isinstance(arguments, dict):
         return {"content": call.text}
     return {"tool_calls": [{"function": {"name": call.name, "arguments": arguments}}]}

@@ -407,7 +407,7 @@ def openai_finish_reason(state: AnswerState) -> str:
     """Return OpenAI's finish_reason. A stop string may cut off a call, which must then not be executed."""
     if state.is_incomplete:
         return "length"
-    is_cut = state.reason == "stop" and not all(call.is_json for call in state.calls)
+    is_cut = state.reason == "stop" and (state.lost_call or not all(call.is_json for call in state.calls))
     return "tool_calls" if state.calls and not is_cut else "stop"
 
 
