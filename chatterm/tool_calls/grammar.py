@@ -12,6 +12,7 @@ from typing import Any
 
 from chatterm.tool_calls.constraint import AnswerConstraint, ToolFormat
 from chatterm.tool_calls.written import RULES, json_rule, written_call
+from engine.sampling.expressible import without_annotations
 from engine.sampling.expression import check_end
 from engine.sampling.impossible import without_impossible
 
@@ -73,7 +74,7 @@ def calls_or(
         answer = f"answer: /{expression}/"
     else:
         schema = json.loads(constraint.text) if constraint.text else {"type": "object"}
-        answer = f"answer: {json_rule(without_impossible(schema))}"
+        answer = f"answer: {json_rule(without_impossible(without_annotations(schema)))}"
     known = tools if strict is None else _known(tools, strict)
     rules = f"{answer}\n{_text(format)}{_calls(format, known, parallel)}"
     return AnswerConstraint("calls", f"start: {_FINAL.get(format, '')}answer | calls\n{rules}")
@@ -168,7 +169,7 @@ def _call(format: ToolFormat, rule: str, function: Mapping[str, Any]) -> list[st
     """Return the rule called `rule` for one call of this function, and the rules that it uses."""
     if format in RULES:
         return written_call(format, rule, function["name"], function["parameters"])
-    possible = without_impossible(function["parameters"])
+    possible = without_impossible(without_annotations(function["parameters"]))
     parameters = {"enum": []} if possible is False else dict(possible)
     if parameters == NO_PARAMETERS:  # a model would invent some
         parameters["additionalProperties"] = False

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.sampling.expressible import without_annotations
 from engine.sampling.json_form import json_form
 
 _DEEPEST = 4
@@ -55,6 +56,7 @@ _TAGS = {
 
 def json_rule(schema: Any) -> str:
     """Write a schema into a grammar. JSON escapes its text, so nothing in it is taken for a mark."""
+    schema = without_annotations(schema)
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": json_form(json.dumps(schema))}
     return f"%json {json.dumps(schema)}"

@@ -17,6 +17,7 @@ import llguidance
 
 from engine.errors import ConstraintError, EngineError
 from engine.params import NAMES, Constraint
+from engine.sampling.expressible import without_annotations
 from engine.sampling.expression import check_end
 from engine.sampling.impossible import without_impossible
 from engine.sampling.json_form import json_form
@@ -213,7 +214,7 @@ def _grammar(constraint: Constraint) -> str:
     try:
         if not isinstance(read := json.loads(schema), dict):
             raise ValueError("it is no JSON object")
-        if (possible := without_impossible(read)) not in (False, read):
+        if (possible := without_impossible(without_annotations(read))) not in (False, read):
             schema = json.dumps(possible)
         overrides: Any = {**json_form(schema), "lenient": False, "coerce_one_of": False}
         return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
@@ -224,7 +225,9 @@ def _grammar(constraint: Constraint) -> str:
 
 def _check_possible(constraint: Constraint) -> None:
     """Raise EngineError if nothing matches a valid schema: otherwise that would show late in an answer."""
-    if constraint.kind == "json_schema" and without_impossible(json.loads(constraint.text)) is False:
+    if constraint.kind == "json_schema" and (
+        without_impossible(without_annotations(json.loads(constraint.text))) is False
+    ):
         raise _refused(NAMES[constraint.kind], "nothing matches it")
 
 

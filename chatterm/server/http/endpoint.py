@@ -1,7 +1,15 @@
 """Handles a request from its body to the last byte of the answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -16,6 +24,7 @@ from chatterm.server.http.limits import AdmissionQueue, Limits
 from chatterm.server.http.metrics import ModelFigures, Recorder
 from chatterm.server.http.renderer import ParsedRequest
 from chatterm.server.http.request_log import ENTRY, RequestEntry, RequestLog
+from chatterm.server.http.schema_check import SchemaChecker, to_check
 from chatterm.server.http.sse import ALIVE, ClientGone, StreamedResponse, unless_gone
 from chatterm.server.logs import log
 from chatterm.server.service import (
@@ -31,6 +40,7 @@ from chatterm.server.service import (
 from chatterm.tool_calls.format import schemas
 from models.units import counted
 
+Headers = Sequence[tuple[bytes, bytes]]
 LARGEST_CONSTRAINT = 200_000
 """Maximum characters of a schema or a grammar."""
 LATE_S = 10.0
@@ -48,7 +58,10 @@ class ServerState:
     is_strict: bool = False
     """Whether fields that have no effect are refused."""
     recorder: Recorder = field(default_factory=Recorder)
+    checker: SchemaChecker = field(default_factory=SchemaChecker)
     working: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Tasks that answer requests."""
+    _others: set[asyncio.Task[Any]] = field(default_factory=set)
     stopped: bool = False
 
     @property
@@ -68,6 +81,12 @@ class ServerState:
         self.stopped = True
         for task in list(self.working):
             task.cancel()
+
+    def background(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run `work`, which no client waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
 
     @asynccontextmanager
     async def work(self) -> AsyncIterator[None]:
@@ -145,7 +164,7 @@ class Endpoint:
                     check_constraint(generation.constraint)
                 site.log.asked(entry, asked.generations)
                 renderer = asked.renderer
-                await unless_gone(receive, self._answer(asked, entry, stream, send))
+                await unless_gone(receive, self._answer(asked, entry, ignored, stream, send))
             except (RequestError, ClientGone, asyncio.CancelledError):
                 raise
             except Exception as error:
@@ -172,14 +191,19 @@ class Endpoint:
         return await self._site.model(name, loaded=bool(body.get("tools")))
 
     async def _answer(
-        self, asked: ParsedRequest, entry: RequestEntry, stream: StreamedResponse, send: Any
+        self,
+        asked: ParsedRequest,
+        entry: RequestEntry,
+        ignored: Ignored,
+        stream: StreamedResponse,
+        send: Any,
     ) -> None:
         site, generations = self._site, asked.generations
         size = sum(generation.count for generation in generations)
         client, model = generations[0].client, generations[0].model
         turn = site.gate.turn(client, size, model)
         async with site.work(), turn as waited:
-            work = _Work(asked, entry, stream, site.recorder.of(model), waited)
+            work = _Work(asked, entry, stream, site.recorder.of(model), waited, ignored.unenforced)
             try:
                 async with asyncio.timeout(site.limits.request_s + LATE_S):
                     async with aclosing(merged(site.service, generations, turn.finished)) as pieces:
@@ -193,8 +217,18 @@ class Endpoint:
         if asked.stream:
             await work.begin()
             await stream.end(asked.renderer.end(work.states, work.totals))
+            if ignored.unenforced:  # nobody waits for it
+                site.background(self._check(ignored, entry, work))
         else:
-            await send_whole(send, asked.renderer.whole(work.states, work.totals))
+            kept = await self._check(ignored, entry, work) if ignored.unenforced else None
+            headers = _unenforced(ignored.unenforced, kept)
+            await send_whole(send, asked.renderer.whole(work.states, work.totals), headers)
+
+    async def _check(self, ignored: Ignored, entry: RequestEntry, work: "_Work") -> bool | None:
+        """Log whether answers keep what their schemas say and could not be enforced; return it, None if unknown."""
+        found = await self._site.checker.fits(to_check(work.states, ignored.schema, work.schemas))
+        self._site.log.unenforced(entry, ignored.unenforced, found)
+        return found
 
 
 class _Work:
@@ -207,8 +241,11 @@ class _Work:
         stream: StreamedResponse,
         figures: ModelFigures,
         waited: float,
+        unenforced: Collection[str],
     ) -> None:
         self._asked = asked
+        self._headers = _unenforced(unenforced, None)
+        self.schemas = schemas(asked.generations[0].tools)
         self._entry = entry
         self._stream = stream
         self._figures = figures
@@ -231,7 +268,7 @@ class _Work:
     async def begin(self) -> None:
         """Send the headers of a stream, once."""
         if not self._stream.has_begun:
-            await self._stream.begin([])
+            await self._stream.begin(self._headers)
             await self._stream.write(self._asked.renderer.begin(self.totals))
 
     async def take(self, number: int, piece: Piece) -> None:
@@ -331,8 +368,16 @@ async def merged(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def send_whole(send: Any, body: bytes, status: int = 200) -> None:
+def _unenforced(names: Collection[str], fits: bool | None) -> Headers:
+    """Return the header that names what a schema says and could not be enforced, and whether the answer keeps it."""
+    if not names:
+        return []
+    said = ", ".join(sorted(names)) + {None: "", True: "; kept", False: "; broken"}[fits]
+    return [(b"x-chatterm-not-enforced", said.encode())]
+
+
+async def send_whole(send: Any, body: bytes, more: Headers = ()) -> None:
     """Send a JSON response."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from chatterm.server.service import RequestError
+from engine.sampling.expressible import expressible
 
 S = TypeVar("S", bound=msgspec.Struct)
 TokenCount = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -37,11 +38,23 @@ def wrong(param: str | None, message: str, code: str | None = None) -> RequestEr
 
 @dataclass(slots=True)
 class Ignored:
-    """The fields of a request that are ignored here."""
+    """The fields of a request that are ignored here, and the constraints of its schemas that are."""
 
     is_strict: bool = False
     """Whether the request is refused instead."""
     names: set[str] = field(default_factory=set)
+    unenforced: set[str] = field(default_factory=set)
+    """Constraints of its schemas that no grammar can express."""
+    schema: Mapping[str, Any] | None = None
+    """That of its answer, with these."""
+
+    def express(self, schema: Mapping[str, Any]) -> Any:
+        """Return a schema as far as a grammar can express it, and note what else it says."""
+        if self.is_strict:
+            return schema
+        found, names = expressible(schema)
+        self.unenforced |= names
+        return found if isinstance(found, dict) else schema
 
     def add(self, name: str) -> None:
         """Note a field by its name, in which lists have no numbers. Raises RequestError 400 if this is strict."""

@@ -64,6 +64,11 @@ class RequestLog:
         self._noted.update((entry.client, name) for name in new)
         write(logging.INFO, "fields ignored", client=entry.client, path=entry.path, fields=new)
 
+    def unenforced(self, entry: RequestEntry, names: Collection[str], fits: bool | None) -> None:
+        """Log the constraints of a schema that were not enforced, and whether the answer keeps them; None: unknown."""
+        level = logging.INFO if fits else logging.WARNING
+        write(level, "constraints not enforced", client=entry.client, names=sorted(names), kept=fits)
+
     def asked(self, entry: RequestEntry, generations: Collection[Generation]) -> None:
         """Note the prompts of a request, if they are logged."""
         if self._has_prompts:

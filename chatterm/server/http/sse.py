@@ -1,7 +1,7 @@
 """Streams: server-sent events, keep-alive comments, and the detection of clients that have gone."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -88,7 +88,7 @@ class StreamedResponse:
         self.has_begun = False
         """Whether the status has been sent."""
 
-    async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
+    async def begin(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Send status 200 and the headers."""
         self.has_begun = True
         kept = [(b"content-type", self._type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]

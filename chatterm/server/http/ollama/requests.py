@@ -127,7 +127,7 @@ def parse_chat(
     """Parse a request to /api/chat. Raises RequestError."""
     given = CHAT.of(body, ignored)
     tools = parse_tools(given_functions(given.tools, ToolDefinition, ignored))
-    constraint = with_tools(_constraint(given.format), model, tools, "auto", True)
+    constraint = with_tools(_constraint(given.format, ignored), model, tools, "auto", True, ignored)
     think, template = _think(given.think, model, ignored)
     generation = Generation(
         model=given.model,
@@ -162,7 +162,7 @@ def parse_generate(
         sampling=_sampling(given.options, ignored) | _logprobs(given),
         think=think,
         template=template,
-        constraint=_constraint(given.format),
+        constraint=_constraint(given.format, ignored),
         most_tokens=limits.context,
         deadline_s=limits.request_s,
         client=client,
@@ -252,11 +252,11 @@ def _messages(given: Sequence[OllamaMessage]) -> tuple[ChatMessage, ...]:
     return tuple(found)
 
 
-def _constraint(format: str | dict[str, Any] | None) -> AnswerConstraint | None:
+def _constraint(format: str | dict[str, Any] | None, ignored: Ignored) -> AnswerConstraint | None:
     if format is None or format == "":
         return None
     if isinstance(format, dict):
-        return schema_constraint(format)
+        return schema_constraint(format, ignored)
     if format != "json":
         raise wrong("format", 'format must be "json" or a JSON schema.')
     return AnswerConstraint("json_object")

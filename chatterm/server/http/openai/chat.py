@@ -75,10 +75,10 @@ def parse(
 ) -> ParsedRequest:
     """Parse a request. Raises RequestError."""
     given = TABLE.of(body, ignored)
-    constraint = parse_constraint(given.response_format, given.structured_outputs)
+    constraint = parse_constraint(given.response_format, given.structured_outputs, ignored)
     choice = named_tool(given.tool_choice, ignored)
     functions = given_functions(given.tools, ToolDefinition, ignored)
-    calls = calling(functions, choice, given.parallel_tool_calls, constraint, model)
+    calls = calling(functions, choice, given.parallel_tool_calls, constraint, model, ignored)
     think, template = _thinking(given, model, ignored)
     with_usage, running = usage_wanted(given, ignored)
     asked = generation(

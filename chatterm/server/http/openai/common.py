@@ -230,32 +230,40 @@ def parse_tool_choice(given: str | NamedTool | None, tools: Sequence[Mapping[str
 
 
 def parse_constraint(
-    format: ResponseFormat | None, structured: StructuredOutputs | None = None
+    format: ResponseFormat | None, structured: StructuredOutputs | None, ignored: Ignored
 ) -> AnswerConstraint | None:
     """Return the constraint of the answer, if any. Raises RequestError 400."""
     if structured is not None:
-        return _structured(structured, format)
+        return _structured(structured, format, ignored)
     if format is None or format.type == "text":
         return None
     if format.type == "json_object":
-        return AnswerConstraint("json_object") if format.schema is None else schema_constraint(format.schema)
+        if format.schema is not None:
+            return schema_constraint(format.schema, ignored)
+        return AnswerConstraint("json_object")
     if format.json_schema is None or format.json_schema.schema is None:
         raise wrong("response_format.json_schema", "response_format.json_schema.schema is missing.")
-    return schema_constraint(format.json_schema.schema)
+    return schema_constraint(format.json_schema.schema, ignored, bool(format.json_schema.strict))
 
 
-def schema_constraint(schema: Mapping[str, Any]) -> AnswerConstraint:
-    """Return the constraint to JSON of this schema."""
-    return AnswerConstraint("json_schema", msgspec.json.encode(schema).decode())
+def schema_constraint(
+    schema: Mapping[str, Any], ignored: Ignored, is_strict: bool = False
+) -> AnswerConstraint:
+    """Return the constraint to JSON of this schema; unless it `is_strict`, as far as a grammar can express it."""
+    ignored.schema = schema
+    found = schema if is_strict else ignored.express(schema)
+    return AnswerConstraint("json_schema", msgspec.json.encode(found).decode())
 
 
-def _structured(given: StructuredOutputs, format: ResponseFormat | None) -> AnswerConstraint | None:
+def _structured(
+    given: StructuredOutputs, format: ResponseFormat | None, ignored: Ignored
+) -> AnswerConstraint | None:
     place = "structured_outputs"
     kinds = [name for name in given.__struct_fields__ if getattr(given, name) not in (None, False)]
     if len(kinds) != 1 or (format is not None and format.type != "text"):
         raise wrong(place, f"{place} must have exactly one field, and response_format must then be left out.")
     if given.json is not None:
-        return schema_constraint(given.json)
+        return schema_constraint(given.json, ignored)
     if given.regex is not None:
         return AnswerConstraint("regex", given.regex)
     if given.choice is not None:
@@ -276,6 +284,7 @@ def with_tools(
     tools: Sequence[Mapping[str, Any]],
     choice: str,
     parallel: bool,
+    ignored: Ignored,
     strict: Collection[str] = (),
 ) -> AnswerConstraint | None:
     """Extend the constraint for tools: to required calls, to calls as an alternative to a format, or to calls whose
@@ -288,16 +297,29 @@ def with_tools(
     if model.tool_format is None:
         raise wrong("tools", f"{model.name} cannot call tools; leave out tools, or use a model that can.")
     if choice in ("required", *(tool["function"]["name"] for tool in tools)):
-        wanted = [tool for tool in tools if choice in ("required", tool["function"]["name"])]
+        wanted = [
+            _expressible(tool, strict, ignored)
+            for tool in tools
+            if choice in ("required", tool["function"]["name"])
+        ]
         return forced_calls(model.tool_format, wanted, parallel and choice == "required")
     if constraint is not None and constraint.kind == "lark":
         raise wrong("tools", "A grammar or a choice leaves no room for tool calls; leave out one of the two.")
     if constraint is not None:
+        known = [_expressible(tool, strict, ignored) for tool in tools]
         try:
-            return calls_or(constraint, model.tool_format, tools, parallel)
+            return calls_or(constraint, model.tool_format, known, parallel)
         except EngineError as error:
             raise wrong("structured_outputs.regex", str(error)) from None
     return free_calls(model.tool_format, tools, strict, parallel) if strict or not parallel else None
+
+
+def _expressible(tool: Mapping[str, Any], strict: Collection[str], ignored: Ignored) -> Mapping[str, Any]:
+    """Return a function with the parameters that a grammar can express, unless it is strict."""
+    function = tool["function"]
+    if function["name"] in strict:
+        return tool
+    return {**tool, "function": {**function, "parameters": ignored.express(function["parameters"])}}
 
 
 def strict_functions(given: Sequence[ToolDefinition] | None) -> frozenset[str]:

@@ -54,7 +54,7 @@ def parse(
         "sampling": sampling(
             given, _TOKENS if given.max_tokens is None else given.max_tokens, given.logprobs
         ),
-        "constraint": parse_constraint(given.response_format, given.structured_outputs),
+        "constraint": parse_constraint(given.response_format, given.structured_outputs, ignored),
     }
     generations = tuple(generation(given, limits, client, prompt=prompt, **asked) for prompt in prompts)
     renderer = CompletionRenderer(

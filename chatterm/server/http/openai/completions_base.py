@@ -117,12 +117,14 @@ def calling(
     parallel: bool | None,
     constraint: AnswerConstraint | None,
     model: ServedModel,
+    ignored: Ignored,
 ) -> dict[str, Any]:
     """Return the fields of a Generation for the tools and the format of the answer. Raises RequestError 400."""
     tools = parse_tools(given)
     chosen = parse_tool_choice(choice, tools)
     tools = () if chosen == "none" else tools
-    bound = with_tools(constraint, model, tools, chosen, parallel is not False, strict_functions(given))
+    strict = strict_functions(given)
+    bound = with_tools(constraint, model, tools, chosen, parallel is not False, ignored, strict)
     return {"tools": tools, "tool_choice": chosen, "constraint": bound}
 
 

@@ -92,7 +92,7 @@ def parse(
     tools = given_functions(given.tools, FunctionTool, ignored)
     functions = [ToolDefinition(_function(tool)) for tool in tools]
     choice, parallel = _choice(given.tool_choice, ignored), given.parallel_tool_calls
-    calls = calling(functions, choice, parallel, _constraint(given.text), model)
+    calls = calling(functions, choice, parallel, _constraint(given.text, ignored), model, ignored)
     effort = given.reasoning.effort if given.reasoning is not None else None
     think, template = thinking(effort, None, model, ignored, "reasoning.effort")
     for name in given.include or ():
@@ -154,14 +154,14 @@ def _choice(given: Any, ignored: Ignored) -> str | NamedTool | None:
     return NamedTool("function", NamedFunction(found.name))
 
 
-def _constraint(text: TextOptions | None) -> AnswerConstraint | None:
+def _constraint(text: TextOptions | None, ignored: Ignored) -> AnswerConstraint | None:
     if text is None or text.format is None or text.format.type == "text":
         return None
     if text.format.type == "json_object":
         return AnswerConstraint("json_object")
     if text.format.schema is None:
         raise wrong("text.format.schema", "text.format.schema is missing.")
-    return schema_constraint(text.format.schema)
+    return schema_constraint(text.format.schema, ignored, bool(text.format.strict))
 
 
 class _InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
