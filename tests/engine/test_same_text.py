@@ -90,7 +90,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return load_model(files_of(folder), dtype=torch.bfloat16, device=CPU, quantize="int8")
 
 
-@pytest.fixture(scope="module", params=["avx2", "avxvnni", "avx512"])
+@pytest.fixture(scope="module", params=["avx2", "avxvnni", "avx512", "dotprod", "i8mm"])
 def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
     variants = native.library().variants
     if request.param not in variants:

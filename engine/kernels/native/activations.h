@@ -18,8 +18,10 @@ struct SteepSilu {
 
 struct Gelu {
   Floats of(Floats x) const {
-    for (int i = 0; i < 8; ++i) x[i] *= 0.5f * (1.0f + __builtin_erff(x[i] * 0.70710678f));
-    return x;
+    float numbers[8];
+    store(numbers, x);
+    for (float& number : numbers) number *= 0.5f * (1.0f + __builtin_erff(number * 0.70710678f));
+    return load(numbers);
   }
 };
 
@@ -29,18 +31,18 @@ struct GeluTanh {
 };
 
 struct Relu {
-  Floats of(Floats x) const { return x < 0.0f ? Floats{} : x; }
+  Floats of(Floats x) const { return choose(x < 0.0f, Floats{}, x); }
 };
 
 struct SquaredRelu {
-  Floats of(Floats x) const { return x < 0.0f ? Floats{} : x * x; }
+  Floats of(Floats x) const { return choose(x < 0.0f, Floats{}, x * x); }
 };
 
 struct Xielu {
   float alpha_p, alpha_n;
   Floats of(Floats x) const {
-    const Floats below = (exponential(x < -1e-6f ? x : splat(-1e-6f)) - 1.0f - x) * alpha_n;
-    return (x > 0.0f ? alpha_p * x * x : below) + 0.5f * x;
+    const Floats below = (exponential(choose(x < -1e-6f, x, splat(-1e-6f))) - 1.0f - x) * alpha_n;
+    return choose(x > 0.0f, alpha_p * x * x, below) + 0.5f * x;
   }
 };
 
@@ -59,10 +61,10 @@ struct PlainUp {
 // NaN stays NaN.
 struct ClampedUp {
   float limit, offset;
-  Floats gate(Floats x) const { return x > limit ? splat(limit) : x; }
+  Floats gate(Floats x) const { return choose(x > limit, splat(limit), x); }
   Floats times(Floats x, const float* up) const {
     const Floats y = gate(load(up));
-    return x * ((y < -limit ? splat(-limit) : y) + offset);
+    return x * (choose(y < -limit, splat(-limit), y) + offset);
   }
 };
 

@@ -25,6 +25,7 @@ FLAGS = (
     "-Wno-psabi",
 )
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_DOTPROD = "-march=armv8.2-a+dotprod"
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 VARIANTS = {
     "portable": (),
@@ -32,14 +33,15 @@ VARIANTS = {
     "avxvnni": (*_AVX2, "-mavxvnni"),
     "avx512": _AVX512,
     "avx512bf16": (*_AVX512, "-mavx512bf16"),
+    "dotprod": (_DOTPROD,),
+    "i8mm": (f"{_DOTPROD}+i8mm",),
 }
-"""Compiler flags of each kernel variant, all but the first for x86-64. What the compiler does not know is left out."""
+"""Compiler flags of each kernel variant, for x86-64 or ARM. What the compiler does not know is left out."""
 
 PROBE = """
-#ifndef __x86_64__
+#if !defined(__AVX2__) && !defined(__ARM_FEATURE_DOTPROD)
 #error
 #endif
-#include <immintrin.h>
 """
 
 

@@ -1,8 +1,12 @@
-// CRC-32 as zlib computes it, with carry-less products: several times as fast.
+// CRC-32 as zlib computes it, with carry-less products or ARM's instructions for it: several times as fast.
 #include "chatterm_native.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <cstring>
+
+#include "arm.h"
 #endif
 
 namespace chatterm {
@@ -84,6 +88,21 @@ bool works() { return __builtin_cpu_supports("pclmul"); }
 
 uint32_t crc(const uint8_t* data, size_t count) {
   return ~(count < WIDE ? byte_by_byte(~0u, data, count) : folded(~0u, data, count));
+}
+
+#elif defined(__aarch64__)
+
+bool works() { return has(CRC32); }
+
+uint32_t crc(const uint8_t* data, size_t count) {
+  uint32_t c = ~0u;
+  size_t at = 0;
+  for (uint64_t eight; at + sizeof eight <= count; at += sizeof eight) {
+    std::memcpy(&eight, data + at, sizeof eight);
+    asm(".arch_extension crc\n\tcrc32x %w0, %w0, %x1" : "+r"(c) : "r"(eight));
+  }
+  for (; at < count; ++at) asm(".arch_extension crc\n\tcrc32b %w0, %w0, %w1" : "+r"(c) : "r"(data[at]));
+  return ~c;
 }
 
 #else

@@ -19,13 +19,6 @@ inline void make_unit(float* x, int32_t n, float scale) {
   for (int32_t i = 0; i < n; i += 8) store(x + i, load(x + i) * factor);
 }
 
-template <typename V>
-inline V load_as(const float* p) {
-  V v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-
 // Walks over all rows with N vectors of columns from `first` on. The products k @ S of the next row are summed while S
 // changes, with the next row of the last row being itself: so there is one loop, whose bits do not depend on the number
 // of rows.
@@ -59,7 +52,7 @@ void walk_columns(const HeadWalk& d, int32_t first) {
       CT_UNROLL
       for (int n = 0; n < N; ++n) {
         const V state = load_as<V>(from + i * from_stride + n * WIDTH) * kept + change[n] * key[i];
-        std::memcpy(to + i * to_stride + n * WIDTH, &state, sizeof state);
+        store_as(to + i * to_stride + n * WIDTH, state);
         y[n] += state * query[i];
         sums[n] += state * later[i];
       }

@@ -215,5 +215,11 @@ extern const Kernels avx512_kernels;
 #ifdef CT_HAVE_AVX512BF16
 extern const Kernels avx512bf16_kernels;
 #endif
+#ifdef CT_HAVE_DOTPROD
+extern const Kernels dotprod_kernels;
+#endif
+#ifdef CT_HAVE_I8MM
+extern const Kernels i8mm_kernels;
+#endif
 
 }  // namespace chatterm

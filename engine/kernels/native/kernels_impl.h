@@ -9,8 +9,21 @@
 namespace chatterm {
 namespace {
 
+#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+#define CT_LANES  // products with quantised rows side by side
+#endif
+
 // Unrolls small fixed loops over values that should stay in registers.
 #define CT_UNROLL _Pragma("GCC unroll 8")
+
+// Where word k, four columns, of row r is among `wide` rows side by side. Instructions that multiply matrices take two
+// words of two rows each.
+constexpr int64_t word_of(int64_t k, int64_t r, int64_t wide) {
+#ifdef __ARM_FEATURE_MATMUL_INT8
+  if (wide > 1) return k / 2 * 2 * wide + r / 2 * 4 + r % 2 * 2 + k % 2;
+#endif
+  return k * wide + r;
+}
 
 constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
 
@@ -123,9 +136,8 @@ void multiply_plain(const Rows& rows, const Inputs& x, float* out, int32_t strid
 }  // namespace
 }  // namespace chatterm
 
-#ifdef __AVX2__
-#define CT_INTERLEAVES
-#include "products_avx2.h"
+#ifdef CT_LANES
+#include "products_lanes.h"
 #else
 #include "products_portable.h"
 #endif
@@ -135,8 +147,7 @@ namespace {
 
 // Writes q = round(x * inverse) of 8 numbers to `out`. `peak` has already made the scale NaN if one of them is NaN.
 inline void round_eight(const float* x, Floats inverse, int8_t* out) {
-  const Bytes q = __builtin_convertvector((Ints)(load(x) * inverse + MAGIC), Bytes);
-  std::memcpy(out, &q, sizeof q);
+  narrow_bytes(out, (Ints)(load(x) * inverse + MAGIC));
 }
 
 // The largest magnitude of n numbers, n a multiple of 32; NaN if one of them is not finite.
@@ -165,7 +176,7 @@ inline float quantize_block(const float* x, int8_t* q, int32_t& left, int32_t& r
 template <int WIDE>
 void quantize_as(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out) {
   const int64_t tile = r / WIDE, place = r % WIDE, n = out.columns;
-  uint32_t* q = out.q + tile * (n / 4) * WIDE + place;
+  uint32_t* q = out.q + tile * (n / 4) * WIDE;
   float* scale = out.scale + tile * (n / 32) * WIDE + place;
   float* low = out.low + tile * (n / 32) * WIDE + place;
   float* low_16 = out.low_16 + tile * (n / 16) * WIDE + place;
@@ -173,7 +184,7 @@ void quantize_as(const float* x, int32_t r, int32_t first, int32_t count, const 
     int8_t numbers[32];
     int32_t left, right;
     const float step = quantize_block(x, numbers, left, right);
-    for (int i = 0; i < 8; ++i) q[(8 * b + i) * WIDE] = load_u32(numbers + 4 * i);
+    for (int i = 0; i < 8; ++i) q[word_of(8 * b + i, place, WIDE)] = load_u32(numbers + 4 * i);
     scale[b * WIDE] = step;
     low[b * WIDE] = step * float(left + right);
     low_16[2 * b * WIDE] = step * float(left);
@@ -206,7 +217,7 @@ void round(const float* x, int32_t forms, int32_t r, int32_t first, int32_t coun
 }  // namespace chatterm
 
 #include "activations.h"
-#ifdef __AVX2__
+#ifdef CT_LANES
 #include "panels.h"
 #endif
 #include "weigh.h"
@@ -523,14 +534,14 @@ void store_row(const float* x, int32_t heads, int32_t dim, int32_t type, uint8_t
   });
 }
 
-#ifdef CT_INTERLEAVES
+#ifdef CT_LANES
 constexpr bool INTERLEAVES = true;
 #else
 constexpr bool INTERLEAVES = false;
 #endif
 
 Product product_of(int32_t type, bool interleaved) {
-#ifdef CT_INTERLEAVES
+#ifdef CT_LANES
   if (interleaved) return by_small_blocks(type, [](auto blocks) -> Product { return multiply_interleaved<blocks.value>; });
 #else
   (void)interleaved;
@@ -551,7 +562,7 @@ Product product_of(int32_t type, bool interleaved) {
   }
 }
 
-#ifndef __AVX2__
+#ifndef CT_LANES
 constexpr void (*unpack)(const ct_matrix&, int32_t, int32_t, Panel&) = nullptr;
 constexpr void (*multiply_panel)(const Panel&, const Inputs&, float*, int32_t) = nullptr;
 #endif
@@ -559,7 +570,7 @@ constexpr void (*multiply_panel)(const Panel&, const Inputs&, float*, int32_t) =
 bool by_tiles(int32_t type, int32_t rows) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
   return rows <= 2 * TILE && (type == CT_Q4_K || type == CT_Q5_K);
-#elif defined(__AVX2__)
+#elif defined(CT_LANES)
   return rows <= 4 * TILE && (type == CT_Q4_K || type == CT_Q5_K);
 #else
   (void)type, (void)rows;

@@ -12,22 +12,10 @@ namespace {
 struct Bytes8 {
   static constexpr int BYTES = 1;
   static constexpr bool SCALED = true;
-  // Eight bytes as integers, signed or unsigned.
-  template <bool SIGNED>
-  static Ints whole(const uint8_t* p) {
-#ifdef __AVX2__
-    const __m128i bytes = _mm_loadl_epi64((const __m128i*)p);
-    return (Ints)(SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
-#else
-    Ints v;
-    for (int i = 0; i < 8; ++i) v[i] = SIGNED ? int8_t(p[i]) : p[i];
-    return v;
-#endif
-  }
 };
 
 struct Int8 : Bytes8 {
-  static Floats eight(const uint8_t* p) { return __builtin_convertvector(whole<true>(p), Floats); }
+  static Floats eight(const uint8_t* p) { return to_floats(widen_bytes<true>(p)); }
   static uint8_t code(float x) {
     const float rounded = x + 12582912.0f;  // 1.5 * 2^23: rounds half to even
     uint32_t bits;
@@ -43,7 +31,7 @@ struct Int8 : Bytes8 {
 // E4M3: its bits, placed in an fp32, are the number divided by 2^120. The scale is a power of two.
 struct Fp8 : Bytes8 {
   static Floats eight(const uint8_t* p) {
-    const Ints v = whole<false>(p);
+    const Ints v = widen_bytes<false>(p);
     return (Floats)(((v & 0x80) << 24) | ((v & 0x7f) << 20)) * 0x1p120f;
   }
   static uint8_t code(float x) {

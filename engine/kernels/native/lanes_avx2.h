@@ -1,8 +1,9 @@
-// Quantised rows side by side for AVX2: lane r of a vector has the numbers of row r, read as stored in a file or
-// interleaved. Part of products_avx2.h.
+// Vectors of eight lanes for AVX2, with VNNI if the compiler targets it. Part of products_lanes.h.
+//
+// For one row of inputs, vectors of 16 lanes were no faster; products_avx512.h is for several.
 #pragma once
 
-#include "interleave.h"
+#include <immintrin.h>
 
 namespace chatterm {
 namespace {
@@ -12,11 +13,43 @@ typedef Floats LaneFloats;
 typedef Ints LaneInts;
 typedef uint32_t LaneBits __attribute__((vector_size(32)));  // four bytes of each row
 
+// AVX2 multiplies signed bytes through their magnitudes; with VNNI, digits are unsigned.
+#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
+constexpr bool SIGNED_BYTES = false;
+#else
+constexpr bool SIGNED_BYTES = true;
+#endif
+
+// Without it, GCC moves all additions behind all products, which then do not fit into the registers.
+inline void keep(__m256i& sums) { asm("" : "+x"(sums)); }
+
+inline __m256i load_bytes(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
+
+// sums + the products of unsigned a and signed b, added up in fours. Without VNNI, two products must fit into 16 bits.
+inline __m256i add_dot(__m256i sums, __m256i a, __m256i b) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  return _mm256_dpbusd_epi32(sums, a, b);
+#elif defined(__AVXVNNI__)
+  return _mm256_dpbusd_avx_epi32(sums, a, b);
+#else
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+#endif
+}
+
+inline void add_fours(const int8_t* q, int32_t* out) {
+  _mm256_storeu_si256((__m256i*)out, add_dot(_mm256_setzero_si256(), _mm256_set1_epi8(1), load_bytes(q)));
+}
+
 // Splits words of two half floats, one word per row, into the lower and the upper ones.
 inline void split_halves(__m128i first, __m128i second, LaneFloats& lower, LaneFloats& upper) {
   const __m128i mask = _mm_set1_epi32(0xffff);
   lower = (LaneFloats)_mm256_cvtph_ps(_mm_packus_epi32(_mm_and_si128(first, mask), _mm_and_si128(second, mask)));
   upper = (LaneFloats)_mm256_cvtph_ps(_mm_packus_epi32(_mm_srli_epi32(first, 16), _mm_srli_epi32(second, 16)));
+}
+
+inline void split_halves(LaneBits words, LaneFloats& lower, LaneFloats& upper) {
+  const __m256i all = (__m256i)words;
+  split_halves(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1), lower, upper);
 }
 
 // A block of LANES rows that are stored one after the other, as in a file. `at` is an offset in bytes into the block.
@@ -42,6 +75,11 @@ struct Apart {
   // A byte of each row.
   LaneInts bytes(int at) const {
     return LaneInts{*of(0, at), *of(1, at), *of(2, at), *of(3, at), *of(4, at), *of(5, at), *of(6, at), *of(7, at)};
+  }
+
+  // Two half floats of each row, at the beginning of the block.
+  void two_halves(LaneFloats& lower, LaneFloats& upper) const {
+    split_halves(four(0, 0), four(4, 0), lower, upper);
   }
 
   // Four bytes of each of four rows.
@@ -81,8 +119,9 @@ struct Interleaved {
   LaneInts bytes(int) const {
     return (LaneInts)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(block + first)));
   }
-  __m128i four(int from, int at) const {
-    return _mm_loadu_si128((const __m128i*)(block + Order::word(at) + 4 * (first + from)));
+  void two_halves(LaneFloats& lower, LaneFloats& upper) const {
+    const auto* words = (const __m128i*)(block + 4 * first);
+    split_halves(_mm_loadu_si128(words), _mm_loadu_si128(words + 1), lower, upper);
   }
   void sixteen(int at, LaneBits* out) const {
     CT_UNROLL
@@ -90,174 +129,98 @@ struct Interleaved {
   }
 };
 
-template <typename From>
-inline void gather_32(const From& from, int at, LaneBits* out) {
-  from.sixteen(at, out);
-  from.sixteen(at + 16, out + 4);
-}
-
-inline LaneFloats to_floats(LaneInts v) { return __builtin_convertvector(v, LaneFloats); }
+// The same number in all lanes.
+inline LaneFloats spread(float x) { return LaneFloats{} + x; }
 
 // a * b + c, rounded once
 inline LaneFloats fused(LaneFloats a, LaneFloats b, LaneFloats c) {
   return (LaneFloats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
 
-// Byte j of each number.
-inline LaneFloats byte_of(LaneBits v, int j) { return to_floats((LaneInts)(v >> (8 * j) & 255u)); }
-
 inline LaneBits low_nibbles(LaneBits v) { return v & 0x0f0f0f0fu; }
 inline LaneBits high_nibbles(LaneBits v) { return v >> 4 & 0x0f0f0f0fu; }
 
-// A block of all rows: the digits of columns 32 * part.., four per lane, and a scale and a low for each group of
-// columns. DEPTH times two products fit into 16 bits.
-template <int TYPE>
-struct Lanes;
-
-template <typename From>
-inline void nibbles_of(const From& from, int at, LaneBits* out) {
-  LaneBits packed[4];
-  from.sixteen(at, packed);
-  CT_UNROLL
-  for (int i = 0; i < 4; ++i) out[i] = low_nibbles(packed[i]), out[i + 4] = high_nibbles(packed[i]);
-}
-
-template <>
-struct Lanes<CT_Q4_0> {
-  static constexpr int PARTS = 1, BYTES = Q4_0_BYTES, GROUP = 32, DEPTH = 8;  // 8 * 2 * 15 * 127 < 2^15
-  LaneFloats step;
-  template <typename From>
-  void open(const From& from) { step = from.halves(0); }
-  template <typename From>
-  void digits(const From& from, int, LaneBits* out) const { nibbles_of(from, 2, out); }
-  LaneFloats scale(int) const { return step; }
-  LaneFloats low(int) const { return step * -8.0f; }
-};
-
-template <>
-struct Lanes<CT_Q4_1> {
-  static constexpr int PARTS = 1, BYTES = Q4_1_BYTES, GROUP = 32, DEPTH = 8;
-  LaneFloats step, least;
-  template <typename From>
-  void open(const From& from) {
-    split_halves(from.four(0, 0), from.four(4, 0), step, least);
-  }
-  template <typename From>
-  void digits(const From& from, int, LaneBits* out) const { nibbles_of(from, 4, out); }
-  LaneFloats scale(int) const { return step; }
-  LaneFloats low(int) const { return least; }
-};
-
-template <>
-struct Lanes<CT_Q8_0> {
-  static constexpr int PARTS = 1, BYTES = Q8_0_BYTES, GROUP = 32, DEPTH = 1;
-  LaneFloats step;
-  template <typename From>
-  void open(const From& from) { step = from.halves(0); }
-  template <typename From>
-  void digits(const From& from, int, LaneBits* out) const {
-    gather_32(from, 2, out);
-    CT_UNROLL
-    for (int i = 0; i < 8 && !SIGNED_BYTES; ++i) out[i] ^= 0x80808080u;
-  }
-  LaneFloats scale(int) const { return step; }
-  LaneFloats low(int) const { return step * -128.0f; }
-};
+// Digits with further binary digits above their lower four.
+inline LaneBits with_upper(LaneBits low, LaneBits upper) { return low | upper << 4; }
 
 inline __m256i mxfp4_digits(__m256i nibbles) {
   const __m128i table = _mm_load_si128((const __m128i*)MXFP4_DIGITS);
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles);
 }
 
-template <>
-struct Lanes<CT_MXFP4> {
-  static constexpr int PARTS = 1, BYTES = MXFP4_BYTES, GROUP = 32, DEPTH = 4;  // 4 * 2 * 24 * 127 < 2^15
-  LaneFloats step;
-  template <typename From>
-  void open(const From& from) {
-    const LaneInts e = from.bytes(0);
-    step = (LaneFloats)(e < 2 ? 0x00200000 + (e & 1) * 0x00200000 : (e - 1) << 23);  // mxfp4_scale
-  }
-  template <typename From>
-  void digits(const From& from, int, LaneBits* out) const {
-    nibbles_of(from, 1, out);
-    CT_UNROLL
-    for (int i = 0; i < 8; ++i) out[i] = (LaneBits)mxfp4_digits((__m256i)out[i]);
-  }
-  LaneFloats scale(int) const { return step; }
-  LaneFloats low(int) const { return step * float(-MXFP4_ZERO); }
-};
+inline LaneBits mxfp4_digits(LaneBits nibbles) { return (LaneBits)mxfp4_digits((__m256i)nibbles); }
 
-// Q4_K, and Q5_K with FIFTH.
-template <bool FIFTH>
-struct LanesK {
-  static constexpr int PARTS = 8, BYTES = FIFTH ? Q5_K_BYTES : Q4_K_BYTES, GROUP = 32, DEPTH = FIFTH ? 4 : 8;
-  LaneFloats step, least;
-  LaneBits scales[2], minima[2];  // four bytes each
-  LaneBits fifth[8];              // the fifth binary digits of all parts
-  LaneBits packed[8];             // two parts
-
-  template <typename From>
-  void open(const From& from) {
-    LaneBits head[4];
-    from.sixteen(0, head);
-    const __m256i both = (__m256i)head[0];
-    split_halves(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1), step, least);
-    scales[0] = head[1] & 0x3f3f3f3fu;
-    minima[0] = head[2] & 0x3f3f3f3fu;
-    scales[1] = (head[3] & 0x0f0f0f0fu) | (head[1] >> 6 & 0x03030303u) << 4;
-    minima[1] = (head[3] >> 4 & 0x0f0f0f0fu) | (head[2] >> 6 & 0x03030303u) << 4;
-    if (FIFTH) gather_32(from, 16, fifth);
-  }
-  template <typename From>
-  void digits(const From& from, int part, LaneBits* out) {
-    if (part % 2 == 0) gather_32(from, (FIFTH ? 48 : 16) + 16 * part, packed);
+// dots[r] = the products of COUNT * 4 digits of each row with as many numbers of row r of N rows of inputs. Without VNNI,
+// neighbouring products are summed in 16 bits as long as they fit, and the digits stay in a register while they are
+// multiplied with all inputs.
+template <int COUNT, int DEPTH, bool SIGNED, int N>
+inline void dots_of(const LaneBits* digits, const uint32_t* q, LaneInts* dots) {
+  auto x = [&](int j, int r) { return _mm256_set1_epi32(int32_t(q[j * wide_of(N) + r])); };
+#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
+  CT_UNROLL
+  for (int r = 0; r < N; ++r) {
+    __m256i sums[2] = {};
     CT_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      out[i] = part % 2 ? high_nibbles(packed[i]) : low_nibbles(packed[i]);
-      if (FIFTH) out[i] |= (fifth[i] >> part & 0x01010101u) << 4;
+    for (int j = 0; j < COUNT; ++j) sums[j % 2] = add_dot(sums[j % 2], (__m256i)digits[j], x(j, r));
+    dots[r] = (LaneInts)_mm256_add_epi32(sums[0], sums[1]);
+  }
+#else
+  if (SIGNED) {
+    CT_UNROLL
+    for (int r = 0; r < N; ++r) {
+      __m256i sums = _mm256_setzero_si256();
+      CT_UNROLL
+      for (int j = 0; j < COUNT; ++j) {
+        const __m256i w = (__m256i)digits[j];
+        sums = add_dot(sums, _mm256_abs_epi8(w), _mm256_sign_epi8(x(j, r), w));
+      }
+      dots[r] = (LaneInts)sums;
     }
+    return;
   }
-  LaneFloats scale(int part) const { return byte_of(scales[part / 4], part % 4) * step; }
-  LaneFloats low(int part) const { return byte_of(minima[part / 4], part % 4) * -least; }
-};
-
-template <>
-struct Lanes<CT_Q4_K> : LanesK<false> {};
-template <>
-struct Lanes<CT_Q5_K> : LanesK<true> {};
-
-template <>
-struct Lanes<CT_Q6_K> {
-  static constexpr int PARTS = 8, BYTES = Q6_K_BYTES, GROUP = 16, DEPTH = 2;  // 2 * 2 * 63 * 127 < 2^15
-  LaneFloats step;
-  LaneBits scales[4];             // four signed bytes each
-  LaneBits lower[2][8], upper[8];  // of a half of the block
-
-  template <typename From>
-  void open(const From& from) {
-    step = from.halves(208);
-    from.sixteen(192, scales);
-  }
-  template <typename From>
-  void digits(const From& from, int part, LaneBits* out) {
-    const int half = part / 4, k = part % 4;
-    if (k == 0) {
-      gather_32(from, 64 * half, lower[0]);
-      gather_32(from, 64 * half + 32, lower[1]);
-      gather_32(from, 128 + 32 * half, upper);
+  CT_UNROLL
+  for (int i = 0; i < COUNT; i += DEPTH) {
+    __m256i pairs[N];
+    CT_UNROLL
+    for (int j = i; j < i + DEPTH; ++j) {
+      CT_UNROLL
+      for (int r = 0; r < N; ++r) {
+        const __m256i products = _mm256_maddubs_epi16((__m256i)digits[j], x(j, r));
+        pairs[r] = j > i ? _mm256_add_epi16(pairs[r], products) : products;
+        keep(pairs[r]);
+      }
     }
     CT_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      const LaneBits low = k < 2 ? low_nibbles(lower[k % 2][i]) : high_nibbles(lower[k % 2][i]);
-      out[i] = low | (upper[i] >> (2 * k) & 0x03030303u) << 4;
+    for (int r = 0; r < N; ++r) {
+      const __m256i fours = _mm256_madd_epi16(pairs[r], _mm256_set1_epi16(1));
+      dots[r] = (LaneInts)(i ? _mm256_add_epi32((__m256i)dots[r], fours) : fours);
     }
   }
-  LaneFloats scale(int group) const {
-    return to_floats((LaneInts)(scales[group / 4] << (24 - group % 4 * 8)) >> 24) * step;
-  }
-  LaneFloats low(int group) const { return scale(group) * -32.0f; }
-};
+#endif
+}
+
+// Stores 32 digits of each row among the digits of a panel, from row `side` on.
+inline void place_digits(const LaneBits* digits, uint32_t* out, int32_t side) {
+  CT_UNROLL
+  for (int i = 0; i < 8; ++i) store_as(out + i * PANEL + side, digits[i]);
+}
+
+// How many times LANES interleaved rows are multiplied at once, so that their sums with N rows of inputs fit into the
+// registers.
+template <int TYPE, int N>
+constexpr int sides_of() {
+#ifdef __AVX512VL__
+  return N <= (TYPE == CT_MXFP4 ? 4 : 8) ? 2 : 1;
+#else
+  return N <= 2 ? 2 : 1;
+#endif
+}
+
+// The same for rows as stored.
+template <int, int>
+constexpr int sides_apart() {
+  return 1;
+}
 
 }  // namespace
 }  // namespace chatterm

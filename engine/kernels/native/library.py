@@ -32,6 +32,8 @@ VARIANT_NAMES = {
     "avxvnni": "AVX2 with VNNI",
     "avx512": "AVX-512 with VNNI",
     "avx512bf16": "AVX-512 with VNNI and BF16",
+    "dotprod": "NEON with dot products",
+    "i8mm": "NEON with products of int8 matrices",
 }
 """Names of the kernel variants for people."""
 

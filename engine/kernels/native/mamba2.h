@@ -18,10 +18,8 @@ inline void update_some(const float* from, float* to, int32_t stride, float kept
                         V* sums) {
   CT_UNROLL
   for (int n = 0; n < STATE_ROWS; ++n) {
-    V state;
-    std::memcpy(&state, from + n * stride, sizeof state);
-    state = state * kept + key * given[n];
-    std::memcpy(to + n * stride, &state, sizeof state);
+    const V state = load_as<V>(from + n * stride) * kept + key * given[n];
+    store_as(to + n * stride, state);
     sums[n] += state * query;
   }
 }

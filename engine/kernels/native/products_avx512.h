@@ -1,5 +1,5 @@
 // Products of several rows of inputs with small blocks, for AVX-512 with VNNI: a vector has PANEL rows of a weight. Sums
-// have the same order as those of lanes and of panels, to the bit. Part of products_avx2.h.
+// have the same order as those of lanes and of panels, to the bit. Part of products_lanes.h.
 #pragma once
 
 namespace chatterm {

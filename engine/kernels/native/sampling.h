@@ -13,7 +13,7 @@ float largest(const float* x, int32_t n) {
   for (; i + 8 <= n; i += 8) {
     const Floats v = load(x + i);
     most = larger(v, most);
-    poison = v == v ? poison : v;
+    poison = choose(v == v, poison, v);
   }
   float found = largest_of(most) + sum_of(poison);
   for (; i < n; ++i) found = x[i] > found || x[i] != x[i] ? x[i] : found;
@@ -24,7 +24,7 @@ void soften(const float* x, int32_t n, float most, float temperature, float* out
   const Floats top = splat(most), divisor = splat(temperature);
   auto eight = [&](const float* from) {
     const Floats below = (load(from) - top) / divisor;
-    return below < -87.0f ? Floats{} : exponential(below);
+    return choose(below < -87.0f, Floats{}, exponential(below));
   };
   for (int32_t first = 0; first < n; first += PIECE_OF_LOGITS) {
     const int32_t end = n - first < PIECE_OF_LOGITS ? n : first + PIECE_OF_LOGITS;

@@ -4,6 +4,19 @@
 namespace chatterm {
 namespace {
 
+// Expands 16 bytes to 32 digits: the low halves, then the high halves.
+inline __m256i nibbles(const uint8_t* p) {
+  const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
+  const __m256i shifts = _mm256_set_epi64x(4, 4, 0, 0);
+  return _mm256_and_si256(_mm256_srlv_epi64(twice, shifts), _mm256_set1_epi8(15));
+}
+
+// Stores number r of a group's scales and lows.
+inline void place_scale(float scale, float low, int32_t group, int32_t r, Panel& out) {
+  out.scale[group * PANEL + r] = scale;
+  out.low[group * PANEL + r] = low;
+}
+
 // Scales and minima of a Q4_K or Q5_K block as 8 + 8 numbers of 16 bits.
 inline __m256i k_scales(const uint8_t* packed) {
   const uint32_t first = load_u32(packed), second = load_u32(packed + 4), rest = load_u32(packed + 8);
@@ -165,28 +178,6 @@ void unpack_as(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out
         __builtin_prefetch((const char*)(uintptr_t(blocks[r]) + uintptr_t(8 * matrix.row_bytes)));  // the 8 rows after
         blocks[r] += F::BYTES;
       }
-    }
-  }
-}
-
-// Unpacks a whole panel of interleaved rows, from row `first` on.
-template <int TYPE>
-void unpack_interleaved(const ct_matrix& matrix, int32_t first, Panel& out) {
-  constexpr int BYTES = PANEL * shape_of(TYPE).bytes;
-  const uint8_t* block = matrix.data + int64_t(first) * matrix.row_bytes;
-  for (int32_t b = 0; b < matrix.columns / 32; ++b, block += BYTES) {
-    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch((const char*)(uintptr_t(block) + uintptr_t(i) + LANES_AHEAD));
-    for (int32_t side = 0; side < PANEL; side += LANES) {
-      const Interleaved<TYPE> from{block, side};
-      Lanes<TYPE> lanes;
-      LaneBits digits[8];
-      lanes.open(from);
-      lanes.digits(from, 0, digits);
-      const LaneFloats scale = lanes.scale(0), low = lanes.low(0);
-      CT_UNROLL
-      for (int i = 0; i < 8; ++i) std::memcpy(out.digits + (8 * b + i) * PANEL + side, &digits[i], sizeof *digits);
-      std::memcpy(out.scale + b * PANEL + side, &scale, sizeof scale);
-      std::memcpy(out.low + b * PANEL + side, &low, sizeof low);
     }
   }
 }

@@ -3,6 +3,8 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include "arm.h"
 #endif
 
 namespace chatterm {
@@ -44,6 +46,12 @@ bool has_avx512() {
 
 bool has_avx512bf16() { return has_avx512() && has_bit(7, 1, EAX, 5); }
 
+#elif defined(__aarch64__)
+
+bool has_dotprod() { return has(DOTPROD); }
+
+bool has_i8mm() { return has(DOTPROD) && has(I8MM); }
+
 #endif
 
 const Variant variants[] = {
@@ -59,6 +67,12 @@ const Variant variants[] = {
 #endif
 #ifdef CT_HAVE_AVX512BF16
     {&avx512bf16_kernels, has_avx512bf16},
+#endif
+#ifdef CT_HAVE_DOTPROD
+    {&dotprod_kernels, has_dotprod},
+#endif
+#ifdef CT_HAVE_I8MM
+    {&i8mm_kernels, has_i8mm},
 #endif
 };
 

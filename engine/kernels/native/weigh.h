@@ -18,20 +18,20 @@ typedef Ints WideInts;
 #endif
 constexpr int32_t WIDTH = sizeof(Wide) / sizeof(float);
 
-inline Wide load_wide(const float* p) {
-  Wide v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
+inline Wide load_wide(const float* p) { return load_as<Wide>(p); }
 
-inline void store_wide(float* p, Wide v) { std::memcpy(p, &v, sizeof v); }
+inline void store_wide(float* p, Wide v) { store_as(p, v); }
 
-template <typename Merge>
-inline Floats fold(Wide v, Merge merge) {
-  Floats parts[WIDTH / 8];
-  std::memcpy(parts, &v, sizeof v);
-  for (int i = 1; i < WIDTH / 8; ++i) parts[0] = merge(parts[0], parts[i]);
-  return parts[0];
+template <typename V, typename Merge>
+inline Floats fold(V v, Merge merge) {
+  if constexpr (sizeof(V) == sizeof(Floats)) {
+    return v;
+  } else {
+    Floats parts[sizeof(V) / sizeof(Floats)];
+    std::memcpy(parts, &v, sizeof v);
+    for (int i = 1; i < WIDTH / 8; ++i) parts[0] = merge(parts[0], parts[i]);
+    return parts[0];
+  }
 }
 
 // x = most * tanh(x / most)
@@ -50,13 +50,13 @@ inline float weigh(float* scores, int32_t first, int32_t seen, float& most, floa
   Wide peaks = Wide{} + most;
   for (int32_t r = 0; r < ATTEND_ROWS; r += WIDTH) {
     const Wide v = load_wide(scores + r);
-    peaks = v > peaks ? v : peaks;
+    peaks = choose(v > peaks, v, peaks);
   }
   const float now = largest_of(fold(peaks, larger));
   Wide total{};
   for (int32_t r = 0; r < ATTEND_ROWS; r += WIDTH) {
     const Wide below = load_wide(scores + r) - now;
-    const Wide weight = below < LEAST ? Wide{} : exponential_within<Wide, WideInts>(below);
+    const Wide weight = choose(below < LEAST, Wide{}, exponential_within<Wide, WideInts>(below));
     store_wide(scores + r, weight);
     total += weight;
   }

@@ -20,12 +20,10 @@ from tests.engine.native.test_native_chunks import COUNT, Prompt, run
 from tests.engine.native.test_native_decode import CONFIGS, CPU, cache_for
 from tests.engine.native.test_native_experts import CONFIGS as EXPERT_CONFIGS
 from tests.engine.native.test_native_experts import EXPERTS, GGUF
-from tests.engine.native.test_products import KINDS, Weight, multiply_many, random_weight
+from tests.engine.native.test_products import KINDS, SMALL, Weight, multiply_many, random_weight
 from tests.models.checkpoints import files_of, random_model, write_gguf
 from tests.models.families import DEEPSEEK_GGUF, tiny_deepseek
 
-SMALL = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.MXFP4)
-"""Blocks of 32 numbers."""
 LLAMA = {**CONFIGS["llama"].to_dict(), "attention_bias": False, "mlp_bias": False}
 LATENT = {"qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 64, "q_lora_rank": 32, "hidden_size": 192}
 ALL = CONFIGS | EXPERT_CONFIGS | {"llama": type(CONFIGS["llama"])(**LLAMA)}
@@ -42,7 +40,7 @@ FEEDS: dict[str, Mapping[str, Kind]] = {
 }
 
 
-@pytest.fixture(params=["avx2", "avxvnni", "avx512", "avx512bf16"])
+@pytest.fixture(params=["avx2", "avxvnni", "avx512", "avx512bf16", "dotprod", "i8mm"])
 def variant(request: pytest.FixtureRequest, library: NativeLibrary) -> int:
     if request.param not in library.variants:
         pytest.skip(f"this machine does not run {request.param}")

@@ -24,6 +24,8 @@ from engine.kernels.native.library import Matrix, NativeLibrary, Pool
 Array = np.ndarray[Any, np.dtype[Any]]
 PLAIN = (Kind.F32, Kind.F16, Kind.BF16)
 KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.MXFP4, *PLAIN)
+SMALL = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.MXFP4)
+"""Blocks of 32 numbers."""
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 TYPICAL = {kind: 1e-6 if kind in PLAIN else 0.0075 for kind in KINDS}
 """The most that the relative error (of norms) of a product of random numbers may be."""
@@ -123,7 +125,7 @@ def terms(weight: Weight, x: Array) -> Any:
     return np.abs(weight.numbers).max(1) * 8 * largest * len(x)
 
 
-@pytest.fixture(params=["portable", "avx2", "avxvnni", "avx512", "avx512bf16"])
+@pytest.fixture(params=["portable", "avx2", "avxvnni", "avx512", "avx512bf16", "dotprod", "i8mm"])
 def variant(request: pytest.FixtureRequest, library: NativeLibrary) -> int:
     if request.param not in library.variants:
         pytest.skip(f"this machine does not run {request.param}")

@@ -1,110 +1,25 @@
-// Products with quantised rows for AVX2, with VNNI if the compiler targets it.
+// Products with quantised rows whose numbers lie side by side in the lanes of a vector.
 //
-// Eight rows are multiplied at once: lane r of a vector has the numbers of row r, and unpacked numbers are multiplied
-// with up to TILE rows of inputs. So sums have the same order as those of panels (panels.h), to the bit. For one row,
-// vectors of 16 lanes were no faster; products_avx512.h is for several.
+// LANES rows are multiplied at once: lane r of a vector has the numbers of row r, and unpacked numbers are multiplied
+// with up to TILE rows of inputs. So sums have the same order as those of panels (panels.h), to the bit.
 #pragma once
 
-#include <immintrin.h>
-
+#include "interleave.h"
 #include "kernels.h"
 #include "vectors.h"
 
-namespace chatterm {
-namespace {
-
-// AVX2 multiplies signed bytes through their magnitudes; with VNNI, digits are unsigned.
-#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
-constexpr bool SIGNED_BYTES = false;
-#else
-constexpr bool SIGNED_BYTES = true;
-#endif
-
-// Without it, GCC moves all additions behind all products, which then do not fit into the registers.
-inline void keep(__m256i& sums) { asm("" : "+x"(sums)); }
-
-inline __m256i load_bytes(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
-
-// sums + the products of unsigned a and signed b, added up in fours. Without VNNI, two products must fit into 16 bits.
-inline __m256i add_dot(__m256i sums, __m256i a, __m256i b) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  return _mm256_dpbusd_epi32(sums, a, b);
-#elif defined(__AVXVNNI__)
-  return _mm256_dpbusd_avx_epi32(sums, a, b);
-#else
-  return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
-#endif
-}
-
-inline void add_fours(const int8_t* q, int32_t* out) {
-  _mm256_storeu_si256((__m256i*)out, add_dot(_mm256_setzero_si256(), _mm256_set1_epi8(1), load_bytes(q)));
-}
-
-// Expands 16 bytes to 32 digits: the low halves, then the high halves.
-inline __m256i nibbles(const uint8_t* p) {
-  const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
-  const __m256i shifts = _mm256_set_epi64x(4, 4, 0, 0);
-  return _mm256_and_si256(_mm256_srlv_epi64(twice, shifts), _mm256_set1_epi8(15));
-}
-
-}  // namespace
-}  // namespace chatterm
-
+#ifdef __AVX2__
 #include "lanes_avx2.h"
+#else
+#include "lanes_neon.h"
+#endif
+
+#include "lanes.h"
 
 namespace chatterm {
 namespace {
 
 constexpr size_t LANES_AHEAD = 4096;  // replaces AHEAD in these products
-
-// dots[r] = the products of COUNT * 4 digits of each row with as many numbers of row r of N rows of inputs. Without VNNI,
-// neighbouring products are summed in 16 bits as long as they fit, and the digits stay in a register while they are
-// multiplied with all inputs.
-template <int COUNT, int DEPTH, bool SIGNED, int N>
-inline void dots_of(const LaneBits* digits, const uint32_t* q, LaneInts* dots) {
-  auto x = [&](int j, int r) { return _mm256_set1_epi32(int32_t(q[j * wide_of(N) + r])); };
-#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
-  CT_UNROLL
-  for (int r = 0; r < N; ++r) {
-    __m256i sums[2] = {};
-    CT_UNROLL
-    for (int j = 0; j < COUNT; ++j) sums[j % 2] = add_dot(sums[j % 2], (__m256i)digits[j], x(j, r));
-    dots[r] = (LaneInts)_mm256_add_epi32(sums[0], sums[1]);
-  }
-#else
-  if (SIGNED) {
-    CT_UNROLL
-    for (int r = 0; r < N; ++r) {
-      __m256i sums = _mm256_setzero_si256();
-      CT_UNROLL
-      for (int j = 0; j < COUNT; ++j) {
-        const __m256i w = (__m256i)digits[j];
-        sums = add_dot(sums, _mm256_abs_epi8(w), _mm256_sign_epi8(x(j, r), w));
-      }
-      dots[r] = (LaneInts)sums;
-    }
-    return;
-  }
-  CT_UNROLL
-  for (int i = 0; i < COUNT; i += DEPTH) {
-    __m256i pairs[N];
-    CT_UNROLL
-    for (int j = i; j < i + DEPTH; ++j) {
-      CT_UNROLL
-      for (int r = 0; r < N; ++r) {
-        const __m256i products = _mm256_maddubs_epi16((__m256i)digits[j], x(j, r));
-        pairs[r] = j > i ? _mm256_add_epi16(pairs[r], products) : products;
-        keep(pairs[r]);
-      }
-    }
-    CT_UNROLL
-    for (int r = 0; r < N; ++r) {
-      const __m256i fours = _mm256_madd_epi16(pairs[r], _mm256_set1_epi16(1));
-      dots[r] = (LaneInts)(i ? _mm256_add_epi32((__m256i)dots[r], fours) : fours);
-    }
-  }
-#endif
-}
 
 // Calls part with a number of rows of inputs as a constant.
 template <typename Part>
@@ -131,7 +46,7 @@ struct Fetch {
   template <int SIZE>
   void go_on() {
     CT_UNROLL
-    for (int i = 0; i < SIZE; i += 64) _mm_prefetch((const char*)(at + i), _MM_HINT_T0);
+    for (int i = 0; i < SIZE; i += 64) __builtin_prefetch((const char*)(at + i));
     at += SIZE;
     if (at >= end) at += next - end, end = UINTPTR_MAX;
   }
@@ -161,7 +76,7 @@ struct LaneSums {
       CT_UNROLL
       for (int r = 0; r < N; ++r) {
         sums[r] = fused(to_floats(dots[r]), scale * x.scale[n * WIDE + r], sums[r]);
-        if (!SIGNED) sums[r] = fused(low, LaneFloats{} + lows[(n * GROUPS + g) * WIDE + r], sums[r]);
+        if (!SIGNED) sums[r] = fused(low, spread(lows[(n * GROUPS + g) * WIDE + r]), sums[r]);
       }
     }
   }
@@ -205,39 +120,38 @@ inline Fetch fetch_of(const Rows& rows, size_t group) {
 
 template <int TYPE, int N>
 void multiply_some(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
+  constexpr int SIDES = sides_apart<TYPE, N>(), TOGETHER = SIDES * LANES;
   const size_t bytes = rows.row_bytes;
-  Fetch fetch = fetch_of(rows, LANES * bytes);
-  for (int32_t first = 0; first < rows.count; first += LANES) {
-    const uint8_t* some[LANES];
-    for (int32_t r = 0; r < LANES; ++r) {  // missing rows repeat the last one
+  Fetch fetch = fetch_of(rows, TOGETHER * bytes);
+  for (int32_t first = 0; first < rows.count; first += TOGETHER) {
+    const uint8_t* some[TOGETHER];
+    for (int32_t r = 0; r < TOGETHER; ++r) {  // missing rows repeat the last one
       some[r] = rows.data + size_t(first + r < rows.count ? first + r : rows.count - 1) * bytes;
     }
-    LaneSums<TYPE, N> lanes[1];
-    auto from = [&](int32_t b, int) { return Apart{some, ptrdiff_t(b) * Lanes<TYPE>::BYTES}; };
-    multiply_lanes<TYPE, N, 1>(from, rows.columns, fetch, x, lanes);
-    const LaneFloats* sums = lanes[0].sums;
-    if (first + LANES <= rows.count) {
-      for (int32_t r = 0; r < x.rows; ++r) std::memcpy(out + r * stride + first, &sums[r], sizeof(LaneFloats));
+    LaneSums<TYPE, N> sides[SIDES];
+    auto from = [&](int32_t b, int s) { return Apart{some + s * LANES, ptrdiff_t(b) * Lanes<TYPE>::BYTES}; };
+    multiply_lanes<TYPE, N, SIDES>(from, rows.columns, fetch, x, sides);
+    LaneFloats sums[N][SIDES];
+    CT_UNROLL
+    for (int r = 0; r < N; ++r) {
+      CT_UNROLL
+      for (int s = 0; s < SIDES; ++s) sums[r][s] = sides[s].sums[r];
+    }
+    const int32_t left = rows.count - first;
+    if (left >= TOGETHER) {
+      CT_UNROLL
+      for (int r = 0; r < N; ++r) std::memcpy(out + r * stride + first, sums[r], sizeof sums[r]);
     } else {
-      const size_t found = size_t(rows.count - first) * sizeof(float);
-      for (int32_t r = 0; r < x.rows; ++r) std::memcpy(out + r * stride + first, &sums[r], found);
+      LaneFloats last[N][SIDES];
+      std::memcpy(last, sums, sizeof last);
+      for (int32_t r = 0; r < N; ++r) std::memcpy(out + r * stride + first, last[r], size_t(left) * sizeof(float));
     }
   }
 }
 
-// Whether N rows of inputs leave registers for the sums of a whole panel; otherwise its halves are read in turn.
-template <int TYPE, int N>
-constexpr bool takes_whole_panel() {
-#ifdef __AVX512VL__
-  return N <= (TYPE == CT_MXFP4 ? 4 : 8);
-#else
-  return N <= 2;
-#endif
-}
-
 template <int TYPE, int N>
 void multiply_interleaved_some(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
-  constexpr int BYTES = Lanes<TYPE>::BYTES * PANEL, SIDES = takes_whole_panel<TYPE, N>() ? PANEL / LANES : 1;
+  constexpr int BYTES = Lanes<TYPE>::BYTES * PANEL, SIDES = sides_of<TYPE, N>();
   Fetch fetch = fetch_of(rows, 0);
   const uint8_t* panel = rows.data;
   for (int32_t first = 0; first < rows.count; first += PANEL, panel += PANEL * rows.row_bytes) {
@@ -245,9 +159,10 @@ void multiply_interleaved_some(const Rows& rows, const Inputs& x, float* out, in
       LaneSums<TYPE, N> sides[SIDES];
       auto from = [&](int32_t b, int s) { return Interleaved<TYPE>{panel + ptrdiff_t(b) * BYTES, side + s * LANES}; };
       multiply_lanes<TYPE, N, SIDES>(from, rows.columns, fetch, x, sides);
-      for (int32_t r = 0; r < x.rows; ++r) {
-        float* to = out + r * stride + first + side;
-        for (int s = 0; s < SIDES; ++s) std::memcpy(to + s * LANES, &sides[s].sums[r], sizeof(LaneFloats));
+      CT_UNROLL
+      for (int r = 0; r < N; ++r) {
+        CT_UNROLL
+        for (int s = 0; s < SIDES; ++s) store_as(out + r * stride + first + side + s * LANES, sides[s].sums[r]);
       }
     }
   }
