@@ -92,6 +92,8 @@ def check_tunable(name: str = "auto") -> None:
     what, remedy, device = "", "", torch.device(name if name.startswith("cuda") else "cuda")
     if (problem := cuda_problem(device)) is not None:
         what, remedy = problem.what, problem.remedy
+    elif is_amd():
+        what = f"{torch.cuda.get_device_name(device)} is an AMD GPU"
     elif (capability := torch.cuda.get_device_capability(device)) < FULL_SPEED:
         what = f"{torch.cuda.get_device_name(device)} ({sm(capability)}) is older than {sm(FULL_SPEED)}"
     elif find_spec("triton") is None:
@@ -209,8 +211,8 @@ def is_unfit(device: torch.device) -> bool:
 
 
 def has_pdl(device: torch.device) -> bool:
-    """Return whether kernels may start while the previous one ends (programmatic dependent launch)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Return whether kernels may start while the previous one ends (programmatic dependent launch of NVIDIA)."""
+    return device.type == "cuda" and not is_amd() and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def sm(capability: tuple[int, int]) -> str:

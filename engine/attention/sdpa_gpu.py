@@ -7,7 +7,7 @@ from torch import Tensor
 from engine.attention.parts import Parts, SpanRows, places
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.device import FULL_SPEED
+from engine.device import FULL_SPEED, is_amd
 from models.reference.attention import Attention
 
 
@@ -21,7 +21,7 @@ def has_gqa(cache: KVCache) -> bool:
     """Return whether torch has a fast kernel for fewer KV heads than query heads: only its FlashAttention has."""
     if cache.dtype not in (torch.bfloat16, torch.float16):
         return False
-    return torch.cuda.get_device_capability(cache.device) >= FULL_SPEED
+    return not is_amd() and torch.cuda.get_device_capability(cache.device) >= FULL_SPEED
 
 
 class GpuSpan:

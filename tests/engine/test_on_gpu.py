@@ -13,12 +13,13 @@ import torch
 from chatterm.cli.show import computed_by
 from engine.attention.choose import AttentionChoice, choose_attention, usable_backends
 from engine.build import _speed_up_gpu
-from engine.device import pick_device, pick_dtype
+from engine.device import check_tunable, has_pdl, pick_device, pick_dtype
 from engine.errors import EngineError
 from engine.execute import loading
 from engine.execute.build_options import BuildOptions
 from engine.execute.cuda import host_call
 from engine.kernels import on_gpu
+from engine.kernels.triton.launch import has_warpgroups
 from engine.machine.report import decode_programs
 from models.errors import TooLargeError
 from models.loading.plan import LoadPlan, Target, read_tensors
@@ -233,6 +234,16 @@ def test_the_note_about_expanded_weights(tmp_path: Path) -> None:
 
 
 # -- AMD
+
+
+def test_an_amd_gpu_that_gives_hoppers_number_gets_none_of_its_instructions(amd: Machine) -> None:
+    amd.gpu((9, 0), "AMD Instinct MI210")
+    has_warpgroups.cache_clear()
+    assert not has_pdl(CUDA)
+    assert not has_warpgroups(CUDA)
+    has_warpgroups.cache_clear()
+    with pytest.raises(EngineError, match="AMD Instinct MI210 is an AMD GPU"):
+        check_tunable()
 
 
 @pytest.mark.usefixtures("amd")

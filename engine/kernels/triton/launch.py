@@ -60,7 +60,8 @@ def shared_bytes(device: torch.device) -> int:
 @cache
 def has_warpgroups(device: torch.device) -> bool:
     """Return whether tensor cores multiply for groups of four warps and read shared memory themselves (sm_90)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+    is_amd = torch.version.hip is not None  # gfx90a says (9, 0), too
+    return device.type == "cuda" and not is_amd and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @cache
