@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 from random import Random, seed
+from zlib import crc32
 
 # As many tests run side by side as there are cores: threads of their own would only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,7 +19,7 @@ from hypothesis import settings
 from models.errors import ModelError
 from models.hub import catalogue
 from tests.covering import ALL, cover
-from tests.fresh import FRESH, examples
+from tests.fresh import FRESH, examples, runs_again
 
 if not torch.cuda.is_available():
     # Triton's kernels run in its interpreter; this is read when triton is imported, which nothing above does.
@@ -47,15 +48,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: "under_sanitizers" not in item.name)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in runs_again(report.nodeid for report in terminalreporter.getreports("failed")):
+        terminalreporter.write_line(line)
+
+
 @pytest.fixture(autouse=True)
-def same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the same numbers in every run of a test: what it draws itself, and seeds where a request has none."""
-    if not FRESH:
-        seed(0)
-        np.random.seed(0)
-        torch.manual_seed(0)
-        monkeypatch.setattr("engine.schedule.sequence.randbits", Random(0).getrandbits)
-        monkeypatch.setattr("engine.sampling.sampler.randbits", Random(0).getrandbits)
+def same_every_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the same numbers in every run of a test: what it draws itself, and seeds where a request has none.
+
+    A new example that failed draws the same when it is run again.
+    """
+    start = crc32(request.node.name.encode()) if FRESH else 0
+    seed(start)
+    np.random.seed(start)
+    torch.manual_seed(start)
+    monkeypatch.setattr("engine.schedule.sequence.randbits", Random(start).getrandbits)
+    monkeypatch.setattr("engine.sampling.sampler.randbits", Random(start).getrandbits)
 
 
 @pytest.fixture(scope="session")

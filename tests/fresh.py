@@ -3,10 +3,13 @@
     CHATTERM_FRESH=1000 pytest tests/engine/test_blocks.py      a thousand new ones of each random test
     CHATTERM_FRESH=1:8271 pytest tests/engine/test_spans.py     the one with the seed 8271, which failed before
 
-Hypothesis shows an example that fails, and tries it first the next time.
+Hypothesis shows an example that fails, and tries it first the next time. Of the others, the end of the run says how to
+run those that failed again.
 """
 
 import os
+import re
+from collections.abc import Iterable
 from secrets import randbits
 
 from hypothesis import HealthCheck, settings
@@ -27,3 +30,12 @@ def examples(usual: int, *allowed: HealthCheck) -> settings:
 def seeds(usual: int) -> range:
     """Return the seeds of the random programs of a test: the first `usual` ones, or new ones."""
     return range(_FIRST, _FIRST + FRESH) if FRESH else range(usual)
+
+
+def runs_again(failed: Iterable[str]) -> list[str]:
+    """Return the commands that run the tests with these ids again which failed with a new seed."""
+    told = []
+    for name in failed:
+        found = [int(part) for part in re.split(r"[\[\]-]", name) if part.isdecimal()]
+        told += [f"CHATTERM_FRESH=1:{seed} pytest '{name}'" for seed in found if seed in seeds(0)]
+    return told

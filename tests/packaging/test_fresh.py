@@ -46,6 +46,15 @@ def test_new_ones_are_as_many_as_asked(asked: str, told: str) -> None:
     assert done.stdout.strip() == told
 
 
+def test_what_failed_says_how_to_run_it_again() -> None:
+    names = ["tests/test_a.py::test_b[True-72]", "tests/test_a.py::test_c[7]"]
+    program = f"from tests.fresh import *; print(*runs_again({names}), sep=chr(10))"
+    environment = os.environ | {"CHATTERM_FRESH": "3:70"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=TESTS.parent)
+    assert done.stdout.splitlines() == [f"CHATTERM_FRESH=1:72 pytest '{names[0]}'"]
+
+
 def test_no_test_says_for_itself_how_many_examples_it_tries_or_draws_without_a_seed() -> None:
     own = re.compile(r"max_examples=|derandomize=|\bRandom\(\)|default_rng\(\)|SystemRandom")
     known = {TESTS / "fresh.py", TESTS / "conftest.py", Path(__file__)}
