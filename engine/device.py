@@ -158,7 +158,7 @@ def _failed_start(error: Exception) -> CudaProblem:
         number = int(found[1]) if found else 0
         cuda = f"CUDA {number // 1000}.{number % 1000 // 10}" if number else "an older CUDA"
         what = f"the NVIDIA driver is too old for this torch: it supports {cuda}, torch needs {torch.version.cuda}"
-        older = f", or use an older CUDA: {_pip('cu126')}" if number >= 12_000 else "."
+        older = f", or use an older CUDA: {pip_torch('cu126')}" if number >= 12_000 else "."
         return CudaProblem(what, f"Update the driver (580 or newer){older}")
     if "Found no NVIDIA driver" in reason or "No CUDA GPUs" in reason:
         return CudaProblem("no usable NVIDIA GPU was found")
@@ -182,7 +182,7 @@ def _unsupported_gpu(device: torch.device) -> CudaProblem | None:
     what = f"this build of torch does not support {torch.cuda.get_device_name(device)} ({sm(capability)})"
     # The builds for CUDA 12.6 are the last for Maxwell, Pascal and Volta; those for CUDA 13 support the newest GPUs.
     build = "cu126" if (5, 0) <= capability < (7, 5) else "cu130"
-    return CudaProblem(what, f"Another build may have: {_pip(build)}")
+    return CudaProblem(what, f"Another build may have: {pip_torch(build)}")
 
 
 def runs_on(capability: tuple[int, int], built_for: list[str]) -> bool:
@@ -238,11 +238,12 @@ def _old_gpu_notes(device: torch.device) -> tuple[str, ...]:
 def _install_cuda_torch() -> str:
     cuda = driver_cuda()
     if cuda is not None and cuda < (12, 0):
-        return f"Update the NVIDIA driver (580 or newer), then {_pip('cu130')}"
-    return f"To use the GPU: {_pip('cu126' if cuda is not None and cuda < (13, 0) else 'cu130')}"
+        return f"Update the NVIDIA driver (580 or newer), then {pip_torch('cu130')}"
+    return f"To use the GPU: {pip_torch('cu126' if cuda is not None and cuda < (13, 0) else 'cu130')}"
 
 
-def _pip(build: str) -> str:
+def pip_torch(build: str) -> str:
+    """Return the command that installs a build of torch: "cpu", "cu130", ..."""
     return f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{build}"
 
 

@@ -23,10 +23,12 @@ from engine.device import (
     cuda_problem,
     driver_cuda,
     driver_version,
+    has_nvidia_driver,
     is_amd,
     is_unfit,
     pick_device,
     pick_dtype,
+    pip_torch,
     sm,
 )
 from engine.errors import EngineError
@@ -211,6 +213,7 @@ def _inspect(name: str) -> Machine:
             triton=_installed("triton"),
             no_native=native.problem(),
             no_triton=probe("Triton", lambda: _no_triton(device), None),
+            unused_cuda=torch.version.cuda is not None and not has_nvidia_driver(),
         ),
         failures=tuple(failures),
     )
@@ -349,10 +352,12 @@ def advice(
     triton: bool,
     no_native: str | None = None,
     no_triton: str | None = None,
+    unused_cuda: bool = False,
 ) -> tuple[str, ...]:
     """Return what to install or change for better results on this machine, most valuable first.
 
-    `no_native` is why there are no native kernels, `no_triton` why Triton, though installed, does not work.
+    `no_native` is why there are no native kernels, `no_triton` why Triton, though installed, does not work;
+    `unused_cuda` whether torch brings CUDA and there is no driver for it.
     """
     lines = []
     if problem is not None and problem.remedy:
@@ -361,6 +366,11 @@ def advice(
         if no_native is not None:
             why = f"{no_native[:1].upper()}{no_native[1:]}"
             lines.append(f"{why}; torch decodes more slowly, with expanded weights.")
+        if unused_cuda:
+            lines.append(
+                "torch is the build for CUDA, and there is no NVIDIA driver; the build for CPUs takes gigabytes less: "
+                f"{pip_torch('cpu')}"
+            )
         return tuple(lines)
     if gpu.is_amd:
         lines.append(

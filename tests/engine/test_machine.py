@@ -332,6 +332,10 @@ def test_advice_is_what_to_install() -> None:
         no_triton="Triton needs a C compiler: install gcc",
     )
     assert line.startswith("Triton needs a C compiler: install gcc. Until then nothing is fused")
+    (line,) = advice(CudaProblem("no GPU"), None, (), flash_attn=False, triton=True, unused_cuda=True)
+    assert line.endswith(
+        "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cpu"
+    )
     (line,) = advice(None, replace(gpu("gfx1100"), is_amd=True), (), flash_attn=False, triton=True)
     assert "plain PyTorch" in line
     (old,) = advice(None, gpu("sm_75"), (), flash_attn=False, triton=False)
