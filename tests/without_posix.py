@@ -161,11 +161,11 @@ def serve(work: Callable[[], Any]) -> Any:
     )
     running.start()
     try:
-        assert is_ready.wait(30)
+        assert is_ready.wait(120)
         return work()
     finally:
         said("stop")
-        running.join(30)
+        running.join(120)
         assert not running.is_alive()
 
 

@@ -13,6 +13,7 @@ from chatterm.sessions.store import SessionStore
 from chatterm.terminal.driver import Keyboard
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.counting import PATIENCE
 
 
 def answering(*texts: str) -> ScriptedBackend:
@@ -403,7 +404,9 @@ async def test_selecting_with_keys_and_mouse() -> None:
 
 async def test_a_message_that_waits_for_another_model_has_the_history() -> None:
     gate = threading.Event()
-    backend = ScriptedBackend([Script("one"), Script("two")], on_switch=lambda _: gate.wait(10) and None)
+    backend = ScriptedBackend(
+        [Script("one"), Script("two")], on_switch=lambda _: gate.wait(PATIENCE) and None
+    )
     async with driven(backend) as driver:
         await driver.send("a")
         await driver.send("/model other", wait=False)

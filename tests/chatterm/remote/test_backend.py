@@ -549,10 +549,10 @@ def test_a_trickle() -> None:
 def test_a_head_that_drips_ends_the_request(
     goes_before: tuple[Handler, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(response_head, "HEAD_S", 0.2)
     with rough(*goes_before, drips) as server, chat(server) as backend:
         for _ in goes_before:
             assert text_of(backend.send("Hi")) == "One."
+        monkeypatch.setattr(response_head, "HEAD_S", 0.2)
         with pytest.raises(EngineError, match="began to answer and then sent next to nothing"):
             list(backend.send("Hi"))
         until(server.closed.is_set)

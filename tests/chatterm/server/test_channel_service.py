@@ -443,10 +443,10 @@ async def test_an_engine_process_is_replaced_later_and_later_once_there_was_one(
 async def test_what_an_engine_process_last_told_is_there_while_it_hangs(
     service: ChannelService, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chatterm.server.channel_service._PATIENCE", 0.05)
-    monkeypatch.setattr("chatterm.server.service.HEARD_S", 0.05)
     known, metrics = service.models(), await service.metrics()
     assert service.health().trouble is None
+    monkeypatch.setattr("chatterm.server.channel_service._PATIENCE", 0.05)
+    monkeypatch.setattr("chatterm.server.service.HEARD_S", 0.05)
     goes_on = threading.Event()
     served.loop.call_soon_threadsafe(goes_on.wait, PATIENCE)
     try:

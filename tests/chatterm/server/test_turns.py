@@ -14,7 +14,7 @@ from engine.cache.rows import Rows
 from engine.schedule.sequence import Priority, Sequence
 from tests.chatterm.server.conftest import Served
 from tests.chatterm.server.test_channel_service import answers_of, asks, hold
-from tests.counting import until_true
+from tests.counting import PATIENCE, until_true
 
 SAMPLING = {"max_tokens": 3, "seed": 5}
 
@@ -121,7 +121,7 @@ async def test_who_waits_for_the_prompt_of_another_one_waits_no_longer_than_its_
     never = question(served, 1)
     with patch.object(held.requests, "leader", return_value=never):
         answers = asyncio.ensure_future(answers_of(service, asks(deadline_s=0.05)))
-        _, found = await asyncio.wait_for(answers, 30)
+        _, found = await asyncio.wait_for(answers, PATIENCE)
     assert (found[0]["ids"], found[0]["end"].reason) == ([], "length")
     assert held.waiting_for_prefix == []
 
@@ -152,7 +152,7 @@ async def test_who_follows_another_answer_than_the_first_begins_too(
         follows = asyncio.ensure_future(answers_of(service, asks(messages=None, prompt="Another one.")))
         await until_true(lambda: len(held.waiting_for_prefix) == 1)
     submit(late[0])
-    _, found = await asyncio.wait_for(follows, 30)
+    _, found = await asyncio.wait_for(follows, PATIENCE)
     assert found[0]["ids"]
     await several
 
