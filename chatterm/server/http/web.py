@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
@@ -42,12 +43,14 @@ def listen(app: Starlette, host: str, port: int) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         raise EngineError(f"There is no address {host!r}: {error}. Choose another --host.") from None
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # On Windows, SO_REUSEADDR would let others take a port that is in use.
+    own = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+    sock.setsockopt(socket.SOL_SOCKET, own, 1)
     # These detect clients that vanished silently; connections inherit them.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     patience = int(app.state.site.limits.write_s * 1000)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_USER_TIMEOUT", patience)):
-        if hasattr(socket, name):
+        with suppress(AttributeError, OSError):  # not on every system
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     try:
         sock.bind(address)
