@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from textual.app import App
 from textual.css.parse import parse
@@ -12,8 +12,9 @@ from textual.filter import NoColor
 from textual.widget import Widget
 
 from chatterm.settings.settings import Glyphs
-from chatterm.settings.themes import DEFAULT_THEME, TERMINAL_THEME, load_theme
-from chatterm.terminal.driver import terminal_driver
+from chatterm.settings.themes import AUTO_THEME, DEFAULT_THEME, TERMINAL_THEME, load_theme
+from chatterm.terminal.background import BackgroundReported, guessed_dark
+from chatterm.terminal.driver import OwnDriver, terminal_driver
 from chatterm.terminal.glyphs import ascii_filter
 from chatterm.widgets.slices import in_slices
 
@@ -30,6 +31,8 @@ class Terminal:
     shades: bool = True
     """Whether it has more than 16 colours."""
     unicode: bool = True
+    dark: bool = True
+    """Whether its background is dark, as far as is known."""
 
 
 def this_terminal(environment: Mapping[str, str] = os.environ, encoding: str | None = None) -> Terminal:
@@ -47,6 +50,7 @@ def this_terminal(environment: Mapping[str, str] = os.environ, encoding: str | N
         colours="NO_COLOR" not in environment,
         shades=system not in (None, "standard", "windows"),
         unicode=utf8 and not plain,
+        dark=guessed_dark(environment),
     )
 
 
@@ -99,6 +103,7 @@ class ThemedApp(App[int]):
         if plain:
             self._filters.append(ascii_filter())
         self.chosen_theme = theme
+        self._has_asked = False
         self._is_restyling = False
         self._wants_styles = False
         """Whether the theme has changed since the latest styling began."""
@@ -109,8 +114,9 @@ class ThemedApp(App[int]):
 
         Raise SettingsError if it does not exist or its file is invalid.
         """
-        theme = load_theme(name)
+        theme = load_theme(name, self.terminal.dark)
         self.chosen_theme = name
+        self._ask_background()
         full = self.terminal.colours and self.terminal.shades
         shown = theme if full else load_theme(TERMINAL_THEME)
         self.register_theme(shown)
@@ -118,6 +124,25 @@ class ThemedApp(App[int]):
         if not self.terminal.colours:
             return "NO_COLOR is set, so themes show no colours."
         return "" if full else "This terminal has 16 colours, so every theme uses those."
+
+    def on_mount(self) -> None:
+        self._ask_background()
+
+    def _ask_background(self) -> None:
+        """Ask the terminal whether it is dark, once, if that matters."""
+        driver = self._driver
+        if self.chosen_theme != AUTO_THEME or self._has_asked or not isinstance(driver, OwnDriver):
+            return
+        if self.terminal.colours and self.terminal.shades and self.terminal.unicode:
+            self._has_asked = True
+            driver.watch_background()
+
+    def on_background_reported(self, message: BackgroundReported) -> None:
+        """Change to the other theme of AUTO_THEME if the terminal is not as it was thought to be."""
+        if message.is_dark != self.terminal.dark:
+            self.terminal = replace(self.terminal, dark=message.is_dark)
+            if self.chosen_theme == AUTO_THEME:
+                self.use_theme(AUTO_THEME)
 
     def refresh_css(self, animate: bool = True) -> None:
         """Style everything for the theme, in slices; no frame is drawn meanwhile, since it would show two themes."""

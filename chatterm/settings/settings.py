@@ -25,8 +25,9 @@ class SettingsError(EngineError):
 class ScreenSettings:
     """How the chat looks."""
 
-    theme: str = "graphite"
-    """The colour theme. `/theme` shows all; put your own in the folder `themes` next to this file."""
+    theme: str = "auto"
+    """The colour theme; auto is dark or light as the terminal is. `/theme` shows all; put your own in the folder
+    `themes` next to this file."""
     panel: Panel = "auto"
     """The stats panel beside the conversation; auto shows it if the terminal is wide enough."""
     thinking: ThinkDisplay = "live"

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parents[2] / "themes"
 STYLESHEET = FOLDER / "chatterm.tcss"
-DEFAULT_THEME = "graphite"
+AUTO_THEME = "auto"
+"""The theme that is dark where the terminal is, and light where that is light."""
+DEFAULT_THEME, LIGHT_THEME = "graphite", "paper"
 TERMINAL_THEME = "terminal"
 """The theme that uses the sixteen colours of the terminal itself."""
 _TABLES = ("colors", "variables")
@@ -25,20 +27,22 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 def theme_names() -> list[str]:
     """Return the names of all themes, sorted."""
-    return sorted(_files())
+    return sorted({AUTO_THEME, *_files()})
 
 
-def load_theme(name: str) -> "Theme":
+def load_theme(name: str, is_dark: bool = True) -> "Theme":
     """Read a theme; one of the user's own overrides ours and states what differs from its `base`.
 
-    Raises SettingsError.
+    `is_dark`: what AUTO_THEME shall be. Raises SettingsError.
     """
     from textual.theme import BUILTIN_THEMES, Theme
 
     files = _files()
+    if name == AUTO_THEME:
+        name = DEFAULT_THEME if is_dark else LIGHT_THEME
     if name not in files:
         shown = one_line(name, limit=60)
-        raise SettingsError(f"Unknown theme {shown!r}; choose one of: {', '.join(sorted(files))}.")
+        raise SettingsError(f"Unknown theme {shown!r}; choose one of: {', '.join(theme_names())}.")
     data = _read(files[name])
     ansi = data.get("ansi", False)
     return Theme(

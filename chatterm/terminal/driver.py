@@ -16,6 +16,7 @@ from textual import events
 from textual._xterm_parser import XTermParser
 from textual.message import Message
 
+from chatterm.terminal.background import ASK, STOP, BackgroundReader, BackgroundReported
 from chatterm.terminal.title import RESTORE_TITLE, SAVE_TITLE, has_title, title_sequence
 
 if TYPE_CHECKING:
@@ -27,11 +28,14 @@ _PATIENCE = 50
 
 
 @runtime_checkable
-class TitledDriver(Protocol):
-    """A driver whose terminal has a window with a title."""
+class OwnDriver(Protocol):
+    """What this module's driver has beside Textual's."""
 
     def show_title(self, title: str) -> None:
         """Make it the window's title, until the program ends or is suspended."""
+
+    def watch_background(self) -> None:
+        """Ask whether the background is dark, now and after each change; BackgroundReported tells the application."""
 
     def write(self, data: str) -> None: ...
 
@@ -116,6 +120,7 @@ class Keyboard:
         self._debug = debug
         self._parser = XTermParser(debug)
         self._pastes = PasteReader()
+        self._background = BackgroundReader()
         self._quiet = 0
 
     def feed(self, data: str) -> Iterator[Message]:
@@ -128,17 +133,26 @@ class Keyboard:
                     self._parser._timeout_time = 0.0
                     yield from self._known(self._parser.tick())
                 yield events.Paste(part.text)
-            else:
-                for character in part:  # one by one: when a sequence fails to parse, nothing else is lost
-                    yield from self._known(self._parser.feed(character))
+                continue
+            for piece in self._background.feed(part):
+                if isinstance(piece, BackgroundReported):
+                    yield piece
+                else:
+                    yield from self._pressed(piece)
 
     def tick(self, *, is_quiet: bool) -> Iterator[Message]:
         """Yield the events that fall due as time passes; `is_quiet`: a tenth of a second passed without input."""
+        if is_quiet:
+            yield from self._pressed(self._background.flush())
         if is_quiet and self._pastes.is_inside:
             self._quiet += 1
             if self._quiet > _PATIENCE:
                 yield events.Paste(self._pastes.flush().text)
         yield from self._known(self._parser.tick())
+
+    def _pressed(self, keys: str) -> Iterator[Message]:
+        for character in keys:  # one by one: when a sequence fails to parse, nothing else is lost
+            yield from self._known(self._parser.feed(character))
 
     def _known(self, found: Iterable[Message]) -> Iterator[Message]:
         """Yield `found`; replace Textual's parser if it fails, as it does for some rare sequences."""
@@ -157,6 +171,7 @@ def terminal_driver() -> "type[Driver] | None":
     class TerminalDriver(LinuxDriver):
         _title = ""
         _titled = has_title(os.environ)
+        _watches = False
 
         def __init__(self, *args: Any, **settings: Any) -> None:
             super().__init__(*args, **settings)
@@ -167,12 +182,20 @@ def terminal_driver() -> "type[Driver] | None":
                 self._title = title
                 self.write(title_sequence(title))
 
+        def watch_background(self) -> None:
+            self._watches = True
+            self.write(ASK)
+
         def start_application_mode(self) -> None:
             super().start_application_mode()  # type: ignore[no-untyped-call]
+            if self._watches:
+                self.write(ASK)
             if self._titled:
                 self.write(SAVE_TITLE + (title_sequence(self._title) if self._title else ""))
 
         def stop_application_mode(self) -> None:
+            if self._watches:
+                self.write(STOP)
             if self._titled:
                 self.write(RESTORE_TITLE)
             super().stop_application_mode()

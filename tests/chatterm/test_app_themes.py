@@ -26,6 +26,7 @@ from chatterm.screens import themed_app
 from chatterm.screens.themed_app import ParsedOnce, Terminal, this_terminal
 from chatterm.settings.settings import SettingsError
 from chatterm.settings.themes import (
+    AUTO_THEME,
     DEFAULT_THEME,
     FOLDER,
     STYLESHEET,
@@ -108,7 +109,7 @@ def test_black_on_white() -> None:
 
 def test_there_are_dark_and_light_ones() -> None:
     assert len(SHADED) >= 6
-    assert theme_names() == NAMES
+    assert theme_names() == sorted([AUTO_THEME, *NAMES])
     assert sum(not load_theme(name).dark for name in SHADED) >= 2
     assert sum(load_theme(name).dark for name in SHADED) >= 2
 
@@ -126,12 +127,12 @@ def test_the_stylesheet_knows_every_style() -> None:
 
 @pytest.mark.parametrize("name", SHADED)
 def test_text_can_be_read(name: str) -> None:
-    """Contrast of at least 4.5 (WCAG AA) for every colour that text has, on every ground that it stands on."""
-    theme = load_theme(name)
+    """Contrast of at least 4.5 (WCAG AA; AAA is 7) for every colour of text, on every ground that it stands on."""
+    theme, least = load_theme(name), 7 if name == "contrast" else 4.5
     assert theme.variables.keys() == load_theme(DEFAULT_THEME).variables.keys()
     for text, ground in sorted(text_pairs()):
         colours = value(theme, text), value(theme, ground)
-        assert contrast(*colours) >= 4.5, f"${text} on ${ground}: {contrast(*colours):.2f}"
+        assert contrast(*colours) >= least, f"${text} on ${ground}: {contrast(*colours):.2f}"
         fewer = in_256_colours(colours[0]), in_256_colours(colours[1])
         # The 256 colours of a terminal are coarse: a little below is the best that some grounds allow.
         assert contrast(*fewer) >= 3.9, f"${text} on ${ground} in 256 colours: {contrast(*fewer):.2f}"
@@ -159,7 +160,7 @@ def test_a_theme_of_ones_own_states_what_differs(own: Path) -> None:
     (own / "mine.toml").write_text('base = "snow"\n[colors]\nprimary = "#aa0000"\n', encoding="utf-8")
     (own / "ember.toml").write_text('[variables]\nmuted = "red"\n', encoding="utf-8")
     (own / "Not A Name\n.toml").write_text("", encoding="utf-8")
-    assert theme_names() == sorted([*NAMES, "mine"])
+    assert theme_names() == sorted([AUTO_THEME, *NAMES, "mine"])
     mine, snow = load_theme("mine"), load_theme("snow")
     assert mine.primary == "#aa0000"
     assert (mine.background, mine.variables, mine.dark) == (snow.background, snow.variables, False)

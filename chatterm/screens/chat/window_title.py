@@ -8,7 +8,7 @@ from textual.app import App
 from chatterm.conversation.figures import Live
 from chatterm.conversation.turn import RunningTurn
 from chatterm.screens.chat.parts import ScreenPart
-from chatterm.terminal.driver import TitledDriver
+from chatterm.terminal.driver import OwnDriver
 from chatterm.terminal.title import Notify, attention
 
 LONG = 5.0
@@ -35,7 +35,7 @@ class Presence(ScreenPart):
             driver.write(attention(self.notify, said, os.environ))
 
 
-def titled_driver(app: App[Any]) -> TitledDriver | None:
+def titled_driver(app: App[Any]) -> OwnDriver | None:
     """Return the driver of a terminal with a window title; None if there is none."""
     driver = app._driver
-    return driver if isinstance(driver, TitledDriver) else None
+    return driver if isinstance(driver, OwnDriver) else None
