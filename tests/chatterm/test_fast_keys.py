@@ -16,7 +16,7 @@ from chatterm.screens.chat.palette import SlashCommands
 from chatterm.screens.report import ReportScreen
 from chatterm.screens.settings import SettingsScreen
 from chatterm.screens.themed_app import ParsedOnce
-from tests.chatterm.driving import driven
+from tests.chatterm.driving import LOOKS, driven
 from tests.chatterm.scripted import ScriptedBackend
 
 
@@ -48,10 +48,13 @@ async def test_a_message_typed_before_the_first_frame_is_sent(
             await asyncio.sleep(0)
         assert app.main_screen is None
         send(app, *keys)
-        while not (app.chat.is_mounted and app.chat.is_idle and app.chat.composer.text == left):
+        for _ in range(LOOKS):
+            if ("send", question) in backend.calls and app.chat.is_idle and app.chat.composer.text == left:
+                break
             assert not running.done()
             await asyncio.sleep(0.01)
         assert ("send", question) in backend.calls
+        assert (app.chat.is_idle, app.chat.composer.text) == (True, left)
     finally:
         app.exit(0)
         await running
