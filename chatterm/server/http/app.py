@@ -20,7 +20,7 @@ from chatterm.server.http.guard import Guard
 from chatterm.server.http.limits import AdmissionQueue, Limits
 from chatterm.server.http.metrics import CONTENT_TYPE, exposition
 from chatterm.server.http.ollama.models import SHOW, VERSION, running, show_response, tag
-from chatterm.server.http.ollama.requests import load_chat, load_generate, parse_chat, parse_generate
+from chatterm.server.http.ollama.requests import NAMES, load_chat, load_generate, parse_chat, parse_generate
 from chatterm.server.http.openai import chat, completions, responses
 from chatterm.server.http.openai.models import TOKENIZE, model_object, tokenized
 from chatterm.server.http.openapi import document
@@ -47,10 +47,12 @@ def make_app(
     service.watch(site.gate.queued)
     generating = {
         "/v1/chat/completions": Endpoint(site, chat.parse),
-        "/v1/completions": Endpoint(site, completions.parse),
-        "/v1/responses": Endpoint(site, responses.parse),
-        "/api/chat": Endpoint(site, parse_chat, _NDJSON, load_chat),
-        "/api/generate": Endpoint(site, parse_generate, _NDJSON, load_generate),
+        "/v1/completions": Endpoint(site, completions.parse, names=completions.NAMES),
+        "/v1/responses": Endpoint(site, responses.parse, names=responses.NAMES),
+        "/api/chat": Endpoint(site, parse_chat, _NDJSON, load_chat, NAMES),
+        "/api/generate": Endpoint(
+            site, parse_generate, _NDJSON, load_generate, {**NAMES, "messages": "prompt"}
+        ),
     }
     app = _Api(
         generating,

@@ -8,6 +8,7 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
+    Mapping,
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
@@ -17,7 +18,7 @@ from typing import Any
 
 from chatterm.server.http.answer_state import AnswerState, Collector, Totals
 from chatterm.server.http.body import read_body
-from chatterm.server.http.errors import broken, error_for, error_headers, stopping
+from chatterm.server.http.errors import broken, error_for, error_headers, renamed, stopping
 from chatterm.server.http.fields import Ignored, json_object, wrong
 from chatterm.server.http.guard import send_json
 from chatterm.server.http.limits import AdmissionQueue, Limits
@@ -135,9 +136,10 @@ class Endpoint:
         parse: Parse,
         content_type: bytes = b"text/event-stream; charset=utf-8",
         instead: Instead | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
-        """`content_type` is that of streams."""
-        self._instead = instead
+        """`content_type` is that of streams; `names` has this API's own names of fields, by those of OpenAI's chats."""
+        self._instead, self._names = instead, names or {}
         self._site = site
         self._parse = parse
         self._type = content_type
@@ -173,11 +175,12 @@ class Endpoint:
         except ClientGone:
             entry.status = 499
         except RequestError as error:
-            entry.refuse(error)
+            told = renamed(error, self._names)
+            entry.refuse(told)
             if not stream.has_begun:
-                await send_json(send, error.status, error_for(entry.path, error), error_headers(error))
+                await send_json(send, told.status, error_for(entry.path, told), error_headers(told))
             elif renderer is not None:
-                await stream.end(renderer.failed(error))
+                await stream.end(renderer.failed(told))
         finally:
             stream.close()
             site.log.ignored(entry, ignored.names)

@@ -1,5 +1,6 @@
 """Bodies of error responses, in the format that the clients of a path expect."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from chatterm.server.service import RequestError
@@ -13,6 +14,16 @@ def error_object(error: RequestError) -> dict[str, Any]:
 def error_for(path: str, error: RequestError) -> dict[str, Any]:
     """Return an error in the format of this path's API: Ollama's errors are one text."""
     return {"error": error.message} if path.startswith("/api/") else error_object(error)
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """Return an error that names a field as the client does; `names` has these by the names that it has elsewhere."""
+    if error.param is None or (own := names.get(error.param)) is None:
+        return error
+    message = (
+        own + error.message[len(error.param) :] if error.message.startswith(error.param) else error.message
+    )
+    return RequestError(error.status, error.kind, message, own, error.code, error.retry_after_s)
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:

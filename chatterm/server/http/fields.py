@@ -29,6 +29,9 @@ _TYPES = re.compile(r"\b(?:str|int|bool|float|object|array)\b")
 _WORDS = {"str": "a string", "int": "an integer", "bool": "a boolean", "float": "a number"}
 _WORDS |= {"object": "an object", "array": "an array"}
 _JSON = msgspec.json.Decoder()
+_PAIR = rb"u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_ESCAPE = re.compile(rb"\\(?:" + _PAIR + rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
+"""Matches an escape of JSON; its group is half of a character beyond U+FFFF, without the other half."""
 
 
 def wrong(param: str | None, message: str, code: str | None = None) -> RequestError:
@@ -97,9 +100,15 @@ class Table(Generic[S]):
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Decode a JSON object. Raises RequestError 400."""
+    """Decode a JSON object, in which escapes of half a character become U+FFFD. Raises RequestError 400."""
     try:
-        found = _JSON.decode(body)
+        try:
+            found = _JSON.decode(body)
+        except msgspec.DecodeError:
+            whole = _ESCAPE.sub(lambda one: b"\\ufffd" if one[1] else one[0], body)
+            if whole == body:
+                raise
+            found = _JSON.decode(whole)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise wrong(None, f"The body is not valid JSON: {_one_line(error)}.") from None
     except RecursionError:

@@ -166,7 +166,9 @@ class GenerationTask:
         wait(recalls, _RECALLS_S)
         self._params = parse_sampling(self._held.engine, self._request)
         self._asked = prepare_prompt(self._held, self._request)
-        self._params = bounded(self._request, len(self._asked.rows), self._params)
+        self._params = bounded(
+            self._request, len(self._asked.rows), self._params, self._held.engine.context_length
+        )
         leader = self._held.requests.leader(self._asked, list(self._held.sequences), self._client)
         if leader is None or not self._held.follow(leader, self._begin_now):
             self._begin(0)

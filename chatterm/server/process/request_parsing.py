@@ -192,17 +192,18 @@ def _wrong(name: str | None, message: str) -> RequestError:
     return RequestError(400, "invalid_request_error", message, param=name)
 
 
-def bounded(request: Generation, prompt_tokens: int, params: SamplingParams) -> SamplingParams:
-    """Return `params` with the answer limited to `most_tokens`. Raises RequestError if the prompt exceeds them."""
+def bounded(request: Generation, prompt_tokens: int, params: SamplingParams, context: int) -> SamplingParams:
+    """Return `params` with the answer limited to `most_tokens`. Raises RequestError if there is no room for one."""
     most = request.most_tokens
-    if most is None:
-        return params
-    if prompt_tokens >= most:
+    room = context if most is None else min(most, context)
+    if prompt_tokens >= room:
         message = (
-            f"The prompt has {prompt_tokens:,} tokens; with its answer it may have {most:,} here. Shorten it."
+            f"The prompt has {prompt_tokens:,} tokens; with its answer it may have {room:,} here. Shorten it."
         )
         raise RequestError(
             400, "invalid_request_error", message, param="messages", code="context_length_exceeded"
         )
+    if most is None:
+        return params
     left = most - prompt_tokens
     return replace(params, max_tokens=min(left, params.max_tokens or left))

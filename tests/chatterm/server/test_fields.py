@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from chatterm.server.http.app import make_app
+from chatterm.server.http.fields import json_object
 from chatterm.server.http.request_log import RequestLog
 from chatterm.server.logs import _Lines
 from tests.chatterm.server.fake import FakeService
@@ -130,6 +131,41 @@ def test_arguments_of_the_history_may_be_an_object():
 def test_what_would_change_the_answer_is_refused_by_name(path, fields, param):
     status, answer = ask(path, {**({} if path != CHAT else HELLO), "model": "tiny", **fields})
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (r"a\ud83d", "a\ufffd"),
+        (r"\uDE00b", "\ufffdb"),
+        (r"\ud83d\ude00", "\U0001f600"),
+        (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (r"\\ud83d", r"\ud83d"),
+        (r"\\\ud83d", "\\\ufffd"),
+    ],
+)
+def test_half_a_character_is_replaced(written, text):
+    found = json_object(b'{"a": "%b", "b": "\\ud800"}' % written.encode())
+    assert found == {"a": text, "b": "\ufffd"}
+
+
+LONG = "x " * 60_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        ("/v1/responses", {"input": LONG}, "input"),
+        ("/api/chat", {**HELLO, "options": {"repeat_penalty": -1}}, "repeat_penalty is -1"),
+        (CHAT, {**HELLO, "repetition_penalty": -1}, "repetition_penalty"),
+    ],
+)
+def test_errors_of_the_engine_name_the_fields_of_the_client(path, body, named):
+    status, answer = ask(path, {"model": "tiny", **body})
+    error = answer["error"]
+    assert status == 400
+    assert error.startswith(named) if path.startswith("/api/") else error["param"] == named
 
 
 def test_a_coding_agent_by_responses():

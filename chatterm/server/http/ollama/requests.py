@@ -110,6 +110,13 @@ class GenerateRequest(_Request, kw_only=True):
     raw: bool = False
 
 
+NAMES = {
+    "response_format": "format",
+    "max_tokens": "num_predict",
+    "repetition_penalty": "repeat_penalty",
+    "reasoning_effort": "think",
+}
+"""What this API calls fields of OpenAI's."""
 CHAT = Table(OllamaChatRequest)
 GENERATE = Table(
     GenerateRequest,

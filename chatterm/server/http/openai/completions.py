@@ -40,6 +40,10 @@ class CompletionRequest(CompletionsRequest, kw_only=True):
 TABLE = Table(CompletionRequest, {**REFUSED, "add_special_tokens": (True,), "messages": (), "tools": ([],)})
 
 
+NAMES = {"messages": "prompt"}
+"""What this API calls fields of chats."""
+
+
 def parse(
     body: dict[str, Any], model: ServedModel, limits: Limits, client: str, ignored: Ignored
 ) -> ParsedRequest:

@@ -81,6 +81,8 @@ TABLE = Table(
     },
 )
 
+NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+"""What this API calls fields of chats."""
 _LOGPROBS = "message.output_text.logprobs"
 
 
