@@ -192,10 +192,16 @@ class Runner:
         """Bytes of mapped weights copied since loading: memory that other programs can no longer use."""
         return 0 if self._interleaving is None else self._interleaving.copied
 
-    def set_alone(self, alone: bool) -> None:
-        """Set whether the native kernels keep to one core from now on."""
-        if self.pool is not None and self.pool.alone is not alone:
-            self.pool.set_alone(alone)
+    def leave_cores(self, alone: bool, free: int) -> None:
+        """Restrict the native kernels to one core, or else to those that are `free`, but at least half of theirs.
+
+        Their threads wait for each other, so one that shares its core with another program holds up all.
+        """
+        if self.pool is None:
+            return
+        threads = 1 if alone else min(self.pool.threads, max((self.pool.threads + 1) // 2, free))
+        if self.pool.working != threads:
+            self.pool.set_working(threads)
 
     def run(self, batch: StepBatch) -> list[Tensor]:
         """Compute the rows of `batch` and return the logits [vocab] of each row that wants them, in order.

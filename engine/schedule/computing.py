@@ -63,7 +63,7 @@ class Computing:
         """Restrict idle work on a CPU to one core while other programs are busy."""
         if self.device.type == "cpu":
             self._alone = self.others.are_busy()
-            self.runner.set_alone(self._alone)
+            self.runner.leave_cores(self._alone, self.others.free)
 
     def run(
         self, chunks: list[PromptChunk], disk: DiskTier | None
@@ -141,7 +141,7 @@ class Computing:
             host.prepare()
 
     def _share_cores(self, batch: StepBatch, idle: bool) -> None:
-        """Give torch all CPU threads for prompts only, and idle work one core while other programs are busy.
+        """Give torch all CPU threads for prompts only, and leave cores to other programs: idle work all but one.
 
         With the native kernels torch only samples: its threads would keep spinning and slow down the next step.
         """
@@ -149,7 +149,7 @@ class Computing:
         if self.device.type != "cpu" or self.runner.is_divided:
             return
         alone = idle and self._alone
-        self.runner.set_alone(alone)
+        self.runner.leave_cores(alone, self.others.free)
         wanted = self.threads if self.runner.uses_torch(batch) and not alone else 1
         if self._torch_threads != wanted:
             self._torch_threads = wanted

@@ -53,7 +53,12 @@ class OtherPrograms:
     clock: Callable[[], float] = perf_counter
     busy: bool = False
     """The result of the last look."""
+    free: int = 0
+    """How many cores other programs left at the last look; all of them if the system does not say."""
     _before: Used | None = None
+
+    def __post_init__(self) -> None:
+        self.free = self.cores
 
     def are_busy(self) -> bool:
         """Return whether other programs took more than a quarter of the cores between the last two looks.
@@ -68,6 +73,7 @@ class OtherPrograms:
         if now.everybody is None:
             self.busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > self.cores
         elif before is not None and before.everybody is not None:
-            others = (now.everybody - before.everybody) - (now.own - before.own)
-            self.busy = others > SHARE * self.cores * (now.at - before.at)
+            others = ((now.everybody - before.everybody) - (now.own - before.own)) / (now.at - before.at)
+            self.busy = others > SHARE * self.cores
+            self.free = round(self.cores - others)
         return self.busy

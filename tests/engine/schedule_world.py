@@ -155,7 +155,7 @@ class World:
             self.blocks, max_chunk=MOST_CHUNK, idle_chunk=3, context_length=CONTEXT, max_positions=CONTEXT
         )
         runner: Any = SimpleNamespace(
-            run=self.model.run, uses_torch=lambda _: True, set_alone=lambda _: None, is_divided=False
+            run=self.model.run, uses_torch=lambda _: True, leave_cores=lambda *_: None, is_divided=False
         )
         cache: Any = SimpleNamespace(host=None)
         computing = Computing(
@@ -167,7 +167,7 @@ class World:
             pace=Fixed(3),
             pace_alone=Fixed(3),
             chunk_pace=FixedChunks(4),
-            others=SimpleNamespace(are_busy=lambda: False),  # type: ignore[arg-type]
+            others=SimpleNamespace(are_busy=lambda: False, free=1),  # type: ignore[arg-type]
         )
         answers = Answers(self.scheduler, frozenset([EOS] if ends else []))
         self.engine_step = EngineStep(self.scheduler, computing, answers)

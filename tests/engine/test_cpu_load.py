@@ -3,10 +3,14 @@
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from engine.execute.runner import Runner
 from engine.schedule import cpu_load
 from engine.schedule.cpu_load import OtherPrograms, Used
 
@@ -45,6 +49,28 @@ def test_only_what_others_take_counts() -> None:
     assert others.are_busy()
     machine.run(1.0, own=1.0, others=0.1)
     assert not others.are_busy()
+
+
+def test_the_cores_that_others_leave_are_free() -> None:
+    machine = Machine()
+    others = machine.others()
+    found = []
+    for taken in (0.0, 0.2, 0.7, 1.0, 2.0, 0.1):
+        machine.run(1.0, own=2.0 - taken, others=taken)
+        others.are_busy()
+        found.append(others.free)
+    assert found == [2, 2, 1, 1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("alone", "free", "working"), [(False, 8, 7), (False, 6, 6), (False, 1, 4), (True, 8, 1)]
+)
+def test_a_person_has_half_of_the_threads_at_least(alone: bool, free: int, working: int) -> None:
+    pool: Any = SimpleNamespace(threads=7, working=2)
+    pool.set_working = partial(setattr, pool, "working")
+    runner: Any = SimpleNamespace(pool=pool)
+    Runner.leave_cores(runner, alone, free)
+    assert pool.working == working
 
 
 def test_the_system_is_asked_once_a_second_at_most() -> None:

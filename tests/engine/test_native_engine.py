@@ -195,12 +195,13 @@ def test_beside_busy_programs_idle_work_keeps_to_one_core(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, busy: bool
 ) -> None:
     monkeypatch.setattr(OtherPrograms, "are_busy", lambda self: busy)
+    monkeypatch.setattr(OtherPrograms, "free", 2)
     alone: list[tuple[bool, int]] = []
     run = Runner.run
 
     def record(self: Runner, batch: StepBatch) -> list[Tensor]:
         assert self.pool is not None
-        alone.append((self.pool.alone, torch.get_num_threads()))
+        alone.append((self.pool.working == 1, torch.get_num_threads()))
         return run(self, batch)
 
     monkeypatch.setattr(Runner, "run", record)

@@ -299,9 +299,9 @@ int32_t ct_variant_works(int32_t variant);
 
 // Creates a pool of `threads` threads, including the caller of a step. Null if they cannot be started.
 ct_pool* ct_pool_create(int32_t threads);
-// Sets whether the caller computes by itself from now on; the results are the same to the bit. Call it between two
-// steps.
-void ct_pool_alone(ct_pool* pool, int32_t alone);
+// Sets how many of the threads compute from now on, the caller included; the results are the same to the bit. Call it
+// between two steps.
+void ct_pool_working(ct_pool* pool, int32_t threads);
 void ct_pool_destroy(ct_pool* pool);
 
 // The memory behind the pointers of `model` and `cache` must outlive the decoder; the structs themselves are copied.

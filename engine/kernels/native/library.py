@@ -251,7 +251,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_variant_name": (ctypes.c_char_p, (_Int,)),
     "ct_variant_works": (_Int, (_Int,)),
     "ct_pool_create": (_Pointer, (_Int,)),
-    "ct_pool_alone": (None, (_Pointer, _Int)),
+    "ct_pool_working": (None, (_Pointer, _Int)),
     "ct_pool_destroy": (None, (_Pointer,)),
     "ct_decoder_create": (
         _Pointer,
@@ -368,7 +368,7 @@ class Pool:
         self.library = using or library()
         functions = self.library.functions
         self.threads = threads or default_threads()
-        self.alone = False
+        self.working = self.threads
         self._handle = functions.ct_pool_create(self.threads)
         if not self._handle:
             raise NativeError(f"{self.threads} threads cannot be started")
@@ -385,11 +385,11 @@ class Pool:
         with self._lock:
             yield self._handle
 
-    def set_alone(self, alone: bool) -> None:
-        """Set whether callers compute by themselves from now on; the results are the same to the bit."""
+    def set_working(self, threads: int) -> None:
+        """Set how many of the threads compute from now on, callers included; the results are the same to the bit."""
         with self.held() as handle:
-            self.library.functions.ct_pool_alone(handle, alone)
-        self.alone = alone
+            self.library.functions.ct_pool_working(handle, threads)
+        self.working = threads
 
 
 def _destroy_pool(functions: Any, handle: int, process: int) -> None:

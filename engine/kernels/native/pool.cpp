@@ -33,11 +33,23 @@ Pool::Pool(int32_t threads) : size_(threads), working_(threads), own_(MOST_OWN) 
   }
 }
 
+// Whether there is a job after the one `seen` that this thread works on.
+bool Pool::has_job(int32_t thread, uint64_t seen) const {
+  const uint64_t job = job_.load();
+  return job != seen && thread < int32_t(job % JOB);
+}
+
+void Pool::announce(int32_t threads) {
+  job_.store((job_.load(std::memory_order_relaxed) / JOB + 1) * JOB + uint64_t(threads));
+  if (sleeping_.value.load() > 0) {
+    { std::lock_guard<std::mutex> lock(mutex_); }
+    wake_.notify_all();
+  }
+}
+
 void Pool::end() {
   over_ = true;
-  job_.fetch_add(1);
-  { std::lock_guard<std::mutex> lock(mutex_); }
-  wake_.notify_all();
+  announce(size_);
   for (auto& thread : threads_) thread.join();
 }
 
@@ -49,27 +61,23 @@ void Pool::run(Work work, void* given) {
   }
   work_ = work;
   given_ = given;
-  job_.fetch_add(1);
-  if (sleeping_.value.load() > 0) {
-    { std::lock_guard<std::mutex> lock(mutex_); }
-    wake_.notify_all();
-  }
+  announce(working_);
   work(given, 0);
   barrier();
 }
 
 void Pool::follow(int32_t thread) {
-  uint32_t seen = 0;
+  uint64_t seen = 0;
   for (;;) {
-    for (int spin = 0; spin < SPINS_BEFORE_SLEEP && job_.load(std::memory_order_acquire) == seen; ++spin) relax();
-    if (job_.load(std::memory_order_acquire) == seen) {
+    for (int spin = 0; spin < SPINS_BEFORE_SLEEP && !has_job(thread, seen); ++spin) relax();
+    if (!has_job(thread, seen)) {
       std::unique_lock<std::mutex> lock(mutex_);
       sleeping_.value.fetch_add(1);
-      wake_.wait(lock, [&] { return job_.load() != seen; });
+      wake_.wait(lock, [&] { return has_job(thread, seen); });
       sleeping_.value.fetch_sub(1);
     }
     if (over_) return;
-    ++seen;
+    seen = job_.load();  // it does not change before this thread has worked
     work_(given_, thread);
     barrier();
   }

@@ -24,11 +24,11 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int32_t size() const { return size_; }
-  // How many threads work on jobs: all, or only the caller of `run`.
+  // How many threads work on jobs, the caller of `run` included.
   int32_t working() const { return working_; }
-  // Between two jobs: sets whether the caller does the next ones by itself, while the others sleep.
-  void set_alone(bool alone) { working_ = alone ? 1 : size_; }
-  // Makes every thread do `work` once, and returns when all are done.
+  // Between two jobs: sets how many threads do the next ones, while the others sleep.
+  void set_working(int32_t threads) { working_ = threads < 1 ? 1 : threads < size_ ? threads : size_; }
+  // Makes every working thread do `work` once, and returns when all are done.
   void run(Work work, void* given);
   // Within `work`: waits until every thread is here. The last one resets the claim counter of this part, for the next
   // part but one.
@@ -46,6 +46,11 @@ class Pool {
     std::atomic<int32_t> value{0};
   };
 
+  // A job's number, and how many threads work on it: one that sleeps through jobs must not take part in a later one.
+  static constexpr uint64_t JOB = uint64_t(1) << 16;
+
+  bool has_job(int32_t thread, uint64_t seen) const;
+  void announce(int32_t threads);
   void follow(int32_t thread);
   void end();
   void adapt();
@@ -56,7 +61,7 @@ class Pool {
   int32_t good_ = 0;  // products since own_ changed
   Work work_ = nullptr;
   void* given_ = nullptr;
-  alignas(64) std::atomic<uint32_t> job_{0};
+  alignas(64) std::atomic<uint64_t> job_{0};
   alignas(64) std::atomic<uint32_t> part_{0};
   Counter arrived_;
   Counter claimed_[2];

@@ -69,6 +69,6 @@ ct_pool* ct_pool_create(int32_t threads) {
   }
 }
 
-void ct_pool_alone(ct_pool* pool, int32_t alone) { pool->pool.set_alone(alone != 0); }
+void ct_pool_working(ct_pool* pool, int32_t threads) { pool->pool.set_working(threads); }
 
 void ct_pool_destroy(ct_pool* pool) { delete pool; }

@@ -1,6 +1,7 @@
 """How the rows of a product are dealt to cores of different speed."""
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,16 @@ def dealing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
+def relative_times(
+    dealing: Path, speeds: Sequence[float | str], rows: tuple[int, int] = (4096, 49152)
+) -> list[float]:
+    """How long products take on cores of such speeds, by default with the rows of a layer and of a head, relative to
+    those of an even load."""
+    command = [str(dealing), *map(str, rows), *map(str, speeds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    return [float(time) for time in done.stdout.split()]
+
+
 @pytest.mark.parametrize(
     ("speeds", "most"),
     [
@@ -44,6 +55,13 @@ def dealing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_nobody_waits_for_slow_cores(dealing: Path, speeds: list[float], most: float) -> None:
     """Times relative to those of an even load, of products with the rows of a layer and of a head."""
-    command = [str(dealing), "4096", "49152", *map(str, speeds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
-    assert all(float(time) <= most for time in done.stdout.split()), done.stdout
+    assert all(time <= most for time in relative_times(dealing, speeds))
+
+
+def test_a_core_that_another_program_shares_is_better_left_to_it(dealing: Path) -> None:
+    """All threads wait for one that its core makes pause, however little it has to do: see `Runner.leave_cores`."""
+    shared, left = (
+        sum(relative_times(dealing, speeds, (4096, 4096))) / 2
+        for speeds in ([1.0] * 3 + ["2000:2000"], [1.0] * 3)
+    )
+    assert 3 / left >= 1.3 * 3.5 / shared

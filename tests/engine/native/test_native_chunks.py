@@ -161,17 +161,17 @@ def test_any_number_of_threads_gives_the_same(
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_one_thread_of_several_gives_the_same(model: Network, library: NativeLibrary) -> None:
+def test_fewer_threads_of_several_give_the_same(model: Network, library: NativeLibrary) -> None:
     prompt, expected = Prompt(model, 37), []
-    for alone in (False, True):
+    for fewer in (False, True):
         pool = Pool(3, library)
         cache = cache_for(model, torch.float32)
         decoder = NativeDecoder(model, cache, pool)
-        # The first chunk and every other one after it, by all threads and by one.
+        # By all threads, and by one, two and three in turns.
         for start, end in pairwise(range(0, 37, 6)):
-            pool.set_alone(alone and start % 12 == 0)
+            pool.set_working(1 + start // 6 % 3 if fewer else 3)
             expected.append(decoder.run([prompt.span(start, end)]))
-        pool.set_alone(alone)
+        pool.set_working(1 if fewer else 3)
         expected.append(decoder.run([prompt.span(36, 37)]))
         expected.append(cache.kv[:, :, prompt.slots].clone())
     half = len(expected) // 2
@@ -195,7 +195,7 @@ def test_alone_means_that_the_other_threads_do_nothing(model: Network, library: 
         return int((other / "status").read_text().split("voluntary_ctxt_switches:")[1].split()[0])
 
     for alone in (False, True, False):
-        pool.set_alone(alone)
+        pool.set_working(1 if alone else 2)
         asleep = wakes()
         for _ in range(3):
             prompt.run(decoder, [40])
