@@ -130,7 +130,7 @@ class ThemedApp(App[int]):
 
     def _ask_background(self) -> None:
         """Ask the terminal whether it is dark, once, if that matters."""
-        driver = self._driver
+        driver: object = self._driver
         if self.chosen_theme != AUTO_THEME or self._has_asked or not isinstance(driver, OwnDriver):
             return
         if self.terminal.colours and self.terminal.shades and self.terminal.unicode:

@@ -64,6 +64,7 @@ def guessed_dark(environment: Mapping[str, str]) -> bool:
 
 def _is_dark(report: re.Match[str]) -> bool:
     if report[4] is not None:
-        return report[4] == "1"
+        return str(report[4]) == "1"
     parts = [int(part, 16) / (16 ** len(part) - 1) for part in report.group(1, 2, 3)]
-    return sum(weight * part for weight, part in zip(_WEIGHTS, parts, strict=True)) < 0.5
+    luminance: float = sum(weight * part for weight, part in zip(_WEIGHTS, parts, strict=True))
+    return luminance < 0.5

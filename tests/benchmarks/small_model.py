@@ -10,7 +10,6 @@ from engine.machine.shapes import CONFIGS
 from models.families.registry import spec_of_hf
 from models.weights.gguf import read_gguf
 
-
 TOKENS, BASE = 4096, 252
 """How many tokens are kept, and how many of the default model's no merge makes; from there each merge makes one."""
 
