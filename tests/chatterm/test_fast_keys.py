@@ -130,4 +130,6 @@ async def test_the_palette_fills_its_list_and_styles_it_in_several_turns(
         send(driver.app, "ctrl+p")
         await driver.shows("/retry [N]")
     for alone in ("filled", "styled CommandList", "styled Horizontal#--input"):
-        assert [did for did in work if alone in did] == [[alone]]
+        found = [did for did in work if alone in did]
+        assert found
+        assert all(did == [alone] for did in found), "a slow machine may fill the list twice, but alone"

@@ -1,5 +1,7 @@
 """The command palette, and the slash commands in it."""
 
+import asyncio
+from collections.abc import Callable
 from functools import partial
 from math import inf
 
@@ -22,12 +24,12 @@ class Palette(Backdrop, CommandPalette):
 
     def update_node_styles(self, animate: bool = True) -> None:
         """Apply the styles in another turn of the event loop than the one that fills the list."""
-        self.call_later(super().update_node_styles, animate)
+        self.call_later(_alone, partial(super().update_node_styles, animate))
 
     def _watch__list_visible(self) -> None:
         """Show or hide the list in another turn, too, and its border in yet another one."""
         for selector, name in (("CommandList", "--visible"), ("#--input", "--list-visible")):
-            self.call_later(self._mark, selector, name)
+            self.call_later(_alone, partial(self._mark, selector, name))
         if not self._list_visible:
             self._show_busy = False
 
@@ -52,6 +54,12 @@ class Palette(Backdrop, CommandPalette):
         if searches:
             await self.workers.wait_for_complete(searches)
         self._select_or_command()
+
+
+async def _alone(work: Callable[[], None]) -> None:
+    """Do `work`, then give others their turn: what is called later may all come in one turn of the event loop."""
+    work()
+    await asyncio.sleep(0)
 
 
 class SlashCommands(Provider):
