@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
@@ -72,30 +72,7 @@ def runs(*options: str) -> Person:
     return Person(child)
 
 
-@pytest.fixture
-def person(smollm2: Path) -> Iterator[Person]:
-    """In front of `chatterm run smollm2`."""
-    person = runs("smollm2", "--max-tokens", "40")
-    yield person
-    person.child.close(force=True)
-
-
-def test_a_question_an_answer_figures_reset_and_quit(person: Person) -> None:
-    person.waits_until(lambda seen: "tokens of context" in seen)  # the model is loaded
-    person.types("What is the capital of Germany?" + ENTER)
-    answered = person.waits_until(lambda seen: "first token after" in seen)
-    assert "Berlin" in answered
-    person.types("/stats" + ENTER)
-    person.waits_until(lambda seen: "Statistics" in seen and "KV cache" in seen)
-    person.types("/reset" + ENTER)
-    person.waits_until(lambda seen: "Berlin" not in seen)
-    person.types("/quit" + ENTER)
-    person.child.expect(pexpect.EOF, timeout=PATIENCE)
-    person.child.close()
-    assert person.child.exitstatus == 0
-
-
-def test_stop_continue_edit_branch_kill_and_resume(smollm2: Path) -> None:
+def test_stop_continue_edit_branch_kill_resume_figures_reset_and_quit(smollm2: Path) -> None:
     person = runs("smollm2", "--max-tokens", "400")
     person.waits_until(lambda seen: "tokens of context" in seen)
     person.types(STORY + ENTER)
@@ -129,6 +106,10 @@ def test_stop_continue_edit_branch_kill_and_resume(smollm2: Path) -> None:
     again.waits_until(lambda seen: "< 1/2 >" in seen)
     again.types(ALT_RIGHT)
     again.waits_until(lambda seen: "Tokyo" in seen)
+    again.types("/stats" + ENTER)
+    again.waits_until(lambda seen: "Statistics" in seen and "KV cache" in seen)
+    again.types("/reset" + ENTER)
+    again.waits_until(lambda seen: "Tokyo" not in seen)
     again.types("/quit" + ENTER)
     again.child.expect(pexpect.EOF, timeout=PATIENCE)
     again.child.close()

@@ -1,5 +1,6 @@
 """`chatterm run --inline` as a person and as a shell meet it: real processes, the real default model."""
 
+import io
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from chatterm.cli.main import call
 from tests.counting import PATIENCE
 
 pexpect = pytest.importorskip("pexpect")
@@ -16,11 +18,19 @@ OPTIONS = ["--temperature", "0", "--context", "1024"]
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, "CHATTERM_DATA": str(tmp_path), "TERM": "xterm-256color", "NO_COLOR": "1"}
+def environment() -> dict[str, str]:
+    return {**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"}
 
 
-def test_a_conversation_in_a_terminal(smollm2: Path, environment: dict[str, str]) -> None:
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command of this process prints: starting one takes longer."""
+    assert call(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_a_conversation_in_a_terminal(
+    smollm2: Path, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [*RUN, str(smollm2), "--inline", *OPTIONS]
     child = pexpect.spawn(sys.executable, arguments, env=environment, encoding="utf-8", timeout=PATIENCE)
     try:
@@ -52,39 +62,32 @@ def test_a_conversation_in_a_terminal(smollm2: Path, environment: dict[str, str]
         assert child.exitstatus == 0
     finally:
         child.close(force=True)
-    command = [sys.executable, "-m", "chatterm", "sessions", "show", "Tell me a long story"]
-    shown = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True
+    saved = shown(capsys, "sessions", "show", "Tell me a long story")
+    assert "Say \nhello." in saved
+    assert "never sent" not in saved
+
+
+def test_a_pipe_and_then_one_more_question(
+    smollm2: Path,
+    environment: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = subprocess.run(
+        [sys.executable, *RUN, str(smollm2), "--inline", *OPTIONS, "--max-tokens", "6"],
+        env=environment,
+        input="Hi.\n/undo\nHi.\n",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
     )
-    assert "Say \nhello." in shown.stdout
-    assert "never sent" not in shown.stdout
-
-
-def test_a_pipe_and_then_one_more_question(smollm2: Path, environment: dict[str, str]) -> None:
-    def chatterm(*arguments: str, typed: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *RUN, *arguments, "--max-tokens", "6"]
-        return subprocess.run(
-            command,
-            env=environment,
-            input=typed,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-
-    first = chatterm(str(smollm2), "--inline", *OPTIONS, typed="Hi.\n/undo\nHi.\n")
-    assert first.returncode == 0
     answers = first.stdout.split("\n\n")
     assert answers[1] == f"Undone: Hi.\n{answers[0]}"
-    second = chatterm("--continue", "--json", *OPTIONS, typed="And then?")
-    assert second.returncode == 0
-    assert '"prompt_tokens"' in second.stdout
-    command = [sys.executable, "-m", "chatterm", "sessions", "show", "Hi."]
-    shown = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True
-    )
-    assert shown.stdout.index("Hi.") < shown.stdout.index("And then?")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"And then?")))
+    assert '"prompt_tokens"' in shown(capsys, "run", "--continue", "--json", *OPTIONS, "--max-tokens", "6")
+    saved = shown(capsys, "sessions", "show", "Hi.")
+    assert saved.index("Hi.") < saved.index("And then?")
 
 
 def test_who_stops_reading_gets_no_complaint(smollm2: Path, environment: dict[str, str]) -> None:
