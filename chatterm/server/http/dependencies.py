@@ -1,8 +1,10 @@
 """What the HTTP API needs besides chatterm itself: optional packages and a key."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from chatterm.server.logs import log
 from engine.errors import EngineError
 
 _PACKAGES = ("starlette", "uvicorn", "httptools")
@@ -26,4 +28,6 @@ def read_key(path: Path) -> str:
         raise EngineError(f"The API key cannot be read from {path}: {reason}.") from None
     if len(key) < 8 or not key.isprintable() or " " in key:
         raise EngineError(f"The key in {path} must be one line of at least 8 characters without spaces.")
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        log.warning("Others can read the API key in %s; chmod 600 keeps it to you.", path)
     return key

@@ -1,6 +1,7 @@
 """Threads for the work around answers: clients take turns, and long work never holds up short work."""
 
 import os
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -77,6 +78,6 @@ class Workers:
 
 def _lower_priority(nice: int) -> None:
     """Lower the priority of this thread, where threads have priorities of their own."""
-    if nice and os.uname().sysname == "Linux":
+    if nice and sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + nice)

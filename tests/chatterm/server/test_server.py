@@ -419,10 +419,13 @@ def test_many_connections_at_once(running, service):
     assert sorted(found) == sorted((number, f"Number {number}") for number in range(10) for _ in range(3))
 
 
-def test_a_key_is_read_from_a_file(tmp_path):
+def test_a_key_is_read_from_a_file(tmp_path, caplog):
     path = tmp_path / "key"
     path.write_text("a-long-secret\n")
-    assert read_key(path) == "a-long-secret"
+    for mode, is_told in ((0o600, False), (0o640, True)):
+        path.chmod(mode)
+        assert read_key(path) == "a-long-secret"
+        assert ("Others can read" in caplog.text) is is_told
     for wrong in ("", "short", "two words here", "two\nlines-in-it"):
         path.write_text(wrong)
         with pytest.raises(EngineError, match="at least 8"):
