@@ -5,6 +5,7 @@ As with operators (`quick.py`) the interpreter answers first, and where the same
 
 import inspect
 from collections.abc import Callable
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,6 +135,8 @@ def load(slow: Callable[..., Any]) -> Callable[..., Any]:
             mask = mask.value
         if type(other) is constexpr:
             other = other.value
+        if named.get("volatile"):
+            sleep(0.0002)  # what is looked at again and again comes from a process that needs the core
         if named or (other is not None and (type(other) not in (int, float) or other != 0)):
             return slow(pointer, mask, other, **named)
         if mask is not None and (type(mask) is not tensor or mask.handle.data.dtype is not BOOL):

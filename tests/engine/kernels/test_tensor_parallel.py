@@ -1,11 +1,6 @@
 """Decode steps of a network that two processes compute together, by the fused kernels, in Triton's interpreter."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from time import sleep
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,25 +12,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from engine.batch import NONE, StateMoves
-from engine.cache.kv_cache import KVCache
-from engine.cache.kv_rows import layer_rows
-from engine.cache.rows import Rows
-from engine.cache.states import make_states
-from engine.execute.cuda.all_reduce import AllReduce
-from engine.execute.cuda.all_reduce_layout import AllReduceLayout
-from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.cuda.following import NullSampler
-from engine.execute.cuda.fused_program import FusedDecoder, unsupported
 from engine.execute.cuda.slots import Changes, DividedCheck, DividedStep, Slots
-from engine.execute.cuda.tiles import FEW
-from engine.execute.cuda.verify import Checking, GuessedRows
 from engine.parallel.messages import of_decode, read_message
-from engine.parallel.ring import ROOM, Ring
-from engine.params import SamplingParams
-from engine.sampling.device_sampler import DeviceSampler
-from models.loading.load import load_model
-from tests.engine.kernels.two_ranks import memory_in, run_ranks
+from engine.parallel.ring import ROOM
+from tests.engine.kernels.divided_steps import CPU, SLOTS, decoded, each_logits
+from tests.engine.kernels.two_ranks import run_ranks
 from tests.models.checkpoints import (
     files_of,
     random_model,
@@ -47,11 +29,9 @@ from tests.models.checkpoints import (
 from tests.models.families import tiny_bamba, tiny_qwen3_moe
 from tests.models.hybrids import tiny_qwen3_5_moe
 
-CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
 )
-SLOTS = 20
 QWEN3 = tiny_qwen3(num_hidden_layers=1, head_dim=64, vocab_size=27, hidden_size=64, intermediate_size=64)
 EXPERTS = tiny_qwen3_moe(
     head_dim=64, vocab_size=27, hidden_size=64, moe_intermediate_size=64, num_hidden_layers=1,
@@ -81,51 +61,6 @@ MAMBA = tiny_bamba(
 )  # fmt: skip
 
 
-def logits_of(rank: int, ranks: int, path: Path, folder: Path, steps: list[list[int]]) -> list[Tensor]:
-    """Logits [rows, vocab] of each step, of these slots. What is likeliest is taken, by the first rank alone."""
-    network = load_model(
-        files_of(path), dtype=torch.float32, device=CPU, rank=(rank, ranks), packs=lambda spec: True
-    )
-    assert unsupported(network) is None
-    exchange = None
-    if network.share is not None:
-        plan = AllReduceLayout.of(network, SLOTS, 0)
-        exchange = AllReduce(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
-        exchange.wait_at_most(60.0)
-    spec = network.spec
-    cache = KVCache(layer_rows(spec, torch.float32, CPU), 2 * SLOTS, 16, torch.float32, CPU)
-    cache.states = make_states(spec, SLOTS, CPU)
-    first, counts = rank == 0, [0] * SLOTS
-    token = torch.arange(SLOTS) % 7 if first else torch.full((SLOTS,), -1)
-    slots, found = Slots(SLOTS, 32, 2, token), []
-    program = FusedDecoder(network, cache, slots.given, False, exchange=exchange)
-    for slot in range(SLOTS):
-        slots.put(slot, 0, 0)
-        slots.show(slot, [2 * slot, 2 * slot + 1])
-    for taken in steps:
-        rows = next(count for count in (1, 4, 20) if count >= len(taken))
-        slots.activate(taken, rows)
-        for slot in taken if cache.states is not None else ():
-            row = counts[slot]
-            slots.move(slot, StateMoves(slot if row else NONE, row, ((row + 1, slot),)), row)
-            counts[slot] += 1
-        slots.send()
-        logits = program.run(rows, 640)[: len(taken)].clone()
-        if exchange is None:
-            slots.given.counters[taken] += 1
-        else:
-            exchange.count(slots.given.active[:rows], slots.given.counters)
-        if first:
-            token[taken] = logits.argmax(-1)
-        found.append(logits)
-    return found
-
-
-def each_logits(rank: int, ranks: int, folder: Path, asked: dict[str, list[list[int]]]) -> list[list[Tensor]]:
-    """`logits_of` one model after the other, in the same processes: starting them takes longer than all else."""
-    return [logits_of(rank, ranks, folder / name, folder / f"{name}-memory", asked[name]) for name in asked]
-
-
 def test_two_ranks_have_the_logits_of_one(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "qwen3", QWEN3)
     write_checkpoint(tmp_path / "llama", LLAMA)
@@ -137,13 +72,14 @@ def test_two_ranks_have_the_logits_of_one(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "nets", NETS)
     write_checkpoint(tmp_path / "mamba", MAMBA)
     few, many = [[3], [3, 1, 0]], list(range(SLOTS))
-    asked = {"qwen3": [*few, many, [3]], "llama": few, "blocks.gguf": few, "experts": [*few, many]}
-    asked |= {"nets": [*few, many, [3]], "mamba": [*few, many, [3]]}
-    for name in asked:
+    steps = {"qwen3": [*few, many, [3]], "llama": few, "blocks.gguf": few, "experts": [*few, many]}
+    steps |= {name: [[3, 1, 0], many, [3]] for name in ("nets", "mamba")}
+    for name in steps:
         (tmp_path / f"{name}-memory").mkdir()
+    asked = [(files_of(tmp_path / name), each) for name, each in steps.items()]
     expected = each_logits(0, 1, tmp_path, asked)
     found, _ = run_ranks(2, each_logits, 2, tmp_path, asked)
-    for name, ones, twos in zip(asked, expected, found, strict=True):
+    for name, ones, twos in zip(steps, expected, found, strict=True):
         for step, (one, two) in enumerate(zip(ones, twos, strict=True)):
             told = f"{name}, step {step}: "
             torch.testing.assert_close(
@@ -151,132 +87,18 @@ def test_two_ranks_have_the_logits_of_one(tmp_path: Path) -> None:
             )
 
 
-@dataclass
-class State:
-    """The state of an answer, in slot 0; steps leave that after their first row."""
-
-    seen: int
-
-    @property
-    def moves(self) -> StateMoves:
-        return StateMoves(0, self.seen, ((self.seen + 1, 0),))
-
-
-class Answer:
-    """A sequence as the runner has it."""
-
-    def __init__(self, prompt: list[int], state: State | None) -> None:
-        self.rows, self.params, self.seed = Rows.of(prompt), SamplingParams(temperature=2.0), 1
-        self.rows.next_position += 3  # as after a think span that was taken out
-        self.table: Any = SimpleNamespace(blocks=[2, 3], first=0, firsts=[], state=state)
-        self.generated: list[int] = []
-
-    def allow(self, words: Any, drawn: int | None = None) -> None:
-        raise AssertionError("nothing is constrained")
-
-
-class Now:
-    """An event on a device that does everything at once."""
-
-    def record(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
-def runner_of(rank: int, ranks: int, path: Path, folder: Path) -> tuple[DecodeRunner[Answer], State | None]:
-    network = load_model(files_of(path), dtype=torch.float32, device=CPU, rank=(rank, ranks))
-    vocab, exchange = network.whole.vocab_size, None
-    sampler: DeviceSampler | NullSampler = DeviceSampler(vocab, 2, CPU)
-    if network.share is not None:
-        plan = AllReduceLayout.of(network, FEW, 0)
-        exchange = AllReduce(memory_in(folder, ranks, plan.nbytes), plan, rank, CPU, torch.float32, False)
-        exchange.wait_at_most(60.0)
-        if rank:
-            sampler = NullSampler(vocab, 2, CPU, exchange.count)
-    cache = KVCache(layer_rows(network.spec, torch.float32, CPU), 8, 16, torch.float32, CPU)
-    cache.states = make_states(network.spec, 1, CPU)
-    states = [] if cache.states is None else cache.states.layers.values()
-    for part in (*cache.parts, *states):
-        part.zero_()  # the row of the prompt was never computed
-    slots = Slots(2, 2, 2, sampler.token)
-    program = FusedDecoder(network, cache, slots.given, False, exchange=exchange)
-    checking = (
-        Checking(program, sampler, slots, 16)
-        if isinstance(sampler, DeviceSampler)
-        else GuessedRows(program, slots, 16)
-    )
-    found: DecodeRunner[Answer] = DecodeRunner(program, sampler, slots, 32, None, Now, checking)
-    found.prepare()
-    return found, None if cache.states is None else State(1)
-
-
-def decoded(
-    rank: int, ranks: int, path: Path, folder: Path, ring: Path, count: int, guesses: list[tuple[int, ...]]
-) -> list[int]:
-    """The tokens after a first one, by runners of which only the first is asked: of a step for each of `guesses`, and
-    of `count` steps before and after those."""
-    runner, state = runner_of(rank, ranks, path, folder)
-    with ring.open("r+b") as file:
-        messages = Ring(file.fileno())
-    tokens: list[int] = []
-    if rank:
-        for _ in range(1 + 2 * count + len(guesses)):
-            step: Any = read_message(messages.take(lambda: sleep(0.01)))
-            runner.follow(step)
-        return tokens
-    if ranks > 1:
-
-        @contextmanager
-        def together(step: DividedStep | DividedCheck) -> Iterator[None]:
-            messages.put(of_decode(step), 60.0)
-            yield
-
-        runner.together = together
-    runner._ahead = [(2, 640, runner.sampler.draw([0]))]
-    assert not runner.while_idle()
-    answer = Answer([5], state)
-    first = torch.zeros(runner.sampler.vocab_size)
-    first[9] = 100.0
-    runner.join(answer, first)
-
-    @contextmanager
-    def leaving_state() -> Iterator[None]:
-        row = runner._seats[answer].row
-        yield
-        if state is not None:
-            state.seen = row + 1
-
-    def launch() -> None:  # always a step ahead of what is read
-        for _ in range(count):
-            with leaving_state():
-                runner.launch([answer])
-            tokens.extend(token.token_id for _, token in runner.read())
-
-    launch()
-    if guesses:
-        tokens.extend(token.token_id for _, token in runner.read())
-    for guessed in guesses:
-        with leaving_state():
-            ((_, drawn),) = runner.check([(answer, guessed)], lambda sequence, error: None)
-        tokens += [token.token_id for token in drawn]
-    launch()
-    return tokens
-
-
 @pytest.mark.parametrize("config", [QWEN3, NETS], ids=["qwen3", "nets"])
 def test_a_runner_that_is_told_follows_the_one_that_draws(tmp_path: Path, config: Any) -> None:
     """Also while both prepare: a step more on one of them, and they would wait for each other."""
-    path, ring = write_checkpoint(tmp_path / "model", config), tmp_path / "ring"
+    files, ring = files_of(write_checkpoint(tmp_path / "model", config)), tmp_path / "ring"
     ring.write_bytes(bytes(2 * ROOM))
-    truth = decoded(0, 1, path, tmp_path, ring, 8, [])
+    truth = decoded(0, 1, files, tmp_path, ring, 6, [])
     assert truth[0] == 9
     wrong = [(token + 1) % 27 for token in truth]
-    guesses = [(truth[5], truth[6], wrong[7]), (wrong[8],), (truth[9],)]
-    together, nothing = run_ranks(2, decoded, 2, path, tmp_path, ring, 4, guesses)
+    guesses = [(truth[3], truth[4], wrong[5]), (wrong[6],), (truth[7],)]
+    together, nothing = run_ranks(2, decoded, 2, files, tmp_path, ring, 2, guesses)
     assert together == truth[: len(together)]
-    assert len(together) == 15
+    assert len(together) == 11
     assert len(set(together)) > 5
     assert not nothing
 

@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine.execute.cuda.peer_memory import PeerMemory
+from tests.engine.forked import forking
 from tests.engine.kernels import conftest
 
 assert conftest.os is os  # the interpreter is quick in these processes, too
@@ -32,7 +32,7 @@ def memory_in(folder: Path, ranks: int, nbytes: int) -> PeerMemory:
 
 def run_ranks(ranks: int, task: Callable[..., Any], *args: Any) -> list[Any]:
     """What `task(rank, *args)` gives in each of so many processes at once. It is a function of a module."""
-    pool = ProcessPoolExecutor(ranks, get_context("spawn"))
+    pool = ProcessPoolExecutor(ranks, forking())
     try:
         results = [pool.submit(task, rank, *args) for rank in range(ranks)]
         done, _ = wait(results, return_when=FIRST_EXCEPTION)  # the others would wait for one that failed
