@@ -175,7 +175,7 @@ def test_a_theme_of_ones_own_states_what_differs(own: Path) -> None:
         ('[colors]\n\nprimry = "#fff"', "line 3: unknown colour primry; choose one of: primary, "),
         ('[variables]\nmuted = "#ggg"', "line 2: muted is '#ggg'; it must be a colour, as in"),
         ("[colors]\nprimary = 4", "line 2: primary is '4'; it must be a colour"),
-        ('base = "plaid"', "line 1: base must be one of dusk, ember, "),
+        ('base = "plaid"', "line 1: base must be one of contrast, dusk, ember, "),
         ("dark = 1", "line 1: dark must be true or false."),
         ("colors = 1", "line 1: colors must be a table: write [colors] and its colours below it."),
         ('\ncolours = "x"', "line 2: unknown key colours; choose one of: base, dark, colors, variables."),
