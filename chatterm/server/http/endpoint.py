@@ -23,7 +23,7 @@ from chatterm.server.http.fields import Ignored, json_object, wrong
 from chatterm.server.http.guard import send_json
 from chatterm.server.http.limits import AdmissionQueue, Limits
 from chatterm.server.http.metrics import ModelFigures, Recorder
-from chatterm.server.http.renderer import ParsedRequest
+from chatterm.server.http.renderer import ParsedRequest, Renderer
 from chatterm.server.http.request_log import ENTRY, RequestEntry, RequestLog
 from chatterm.server.http.schema_check import SchemaChecker, to_check
 from chatterm.server.http.sse import ALIVE, ClientGone, StreamedResponse, unless_gone
@@ -175,16 +175,26 @@ class Endpoint:
         except ClientGone:
             entry.status = 499
         except RequestError as error:
-            told = renamed(error, self._names)
-            entry.refuse(told)
-            if not stream.has_begun:
-                await send_json(send, told.status, error_for(entry.path, told), error_headers(told))
-            elif renderer is not None:
-                await stream.end(renderer.failed(told))
+            await self._tell(renamed(error, self._names), entry, renderer, stream, send)
         finally:
             stream.close()
             site.log.ignored(entry, ignored.names)
             site.recorder.responses[entry.path, entry.status] += 1
+
+    async def _tell(
+        self,
+        error: RequestError,
+        entry: RequestEntry,
+        renderer: Renderer | None,
+        stream: StreamedResponse,
+        send: Any,
+    ) -> None:
+        """Send an error. Not where it was caught: the frame of its traceback must not refer to it."""
+        entry.refuse(error)
+        if not stream.has_begun:
+            await send_json(send, error.status, error_for(entry.path, error), error_headers(error))
+        elif renderer is not None:
+            await stream.end(renderer.failed(error))
 
     async def _model(self, body: dict[str, Any]) -> ServedModel:
         name = body.get("model")
