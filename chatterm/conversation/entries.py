@@ -12,7 +12,7 @@ from chatterm.conversation.json_tree import JsonTree
 from chatterm.conversation.thumbnail import Thumbnail
 from chatterm.markdown.code import code_blocks
 from chatterm.markdown.document import Document
-from chatterm.markdown.lines import Line, Run, cells, elided, styled, wrap
+from chatterm.markdown.lines import Line, Run, cells, elided, line_cells, styled, wrap
 from chatterm.markdown.plain import PlainText
 from chatterm.terminal.sanitize import cleaned, visible
 from models.units import counted
@@ -432,8 +432,9 @@ class CompactionEntry(Entry):
         left = f", except for {counted(pinned, 'pinned message')}" if pinned else ""
         messages = "message" if count == 1 else counted(count, "message")
         head = f"{mark}The model sees {what} of the {messages} above{left}"
-        rule = "─" * max(room - cells(head) - 1, 0)
-        sections = [Section([[(elided(head, room), "thinking-head"), (" ", ""), (rule, "rule")]], _MARGIN)]
+        heads = wrap([(head, "thinking-head")], room)
+        rule = "─" * max(room - line_cells(heads[-1]) - 1, 0)
+        sections = [Section([*heads[:-1], [*heads[-1], (" ", ""), (rule, "rule")]], _MARGIN)]
         if self._is_open:
             rows = summary.split("\n")
             lines = [line for row in rows for line in wrap([(row, "thinking")], room - 2)]

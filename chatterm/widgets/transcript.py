@@ -22,6 +22,7 @@ from chatterm.markdown.lines import Line, Run, padded, styled
 from chatterm.widgets.canvas import Painter
 from chatterm.widgets.column import Column, rows_of
 from chatterm.widgets.message_keys import CODE_KEYS, EDGE_KEYS, MESSAGE_KEYS
+from chatterm.widgets.once import call_once
 from chatterm.widgets.said import said
 from chatterm.widgets.slices import LATER, at_once, in_slices
 
@@ -287,7 +288,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         # One timer at a time: 30 frames a second would each start another.
         if not self._rest_waits and (self._column.stale or self._gone):
             self._rest_waits = True
-            self.set_timer(LATER, self._lay_out_rest)
+            call_once(self, LATER, self._lay_out_rest)
 
     def _lay_out_rest(self) -> None:
         """Lay out invisible entries and free removed ones, in slices."""
@@ -333,7 +334,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
             self._scroll_update(size)
         elif not self._bar_waits:
             self._bar_waits = True
-            self.set_timer(_BAR, self._move_bar)
+            call_once(self, _BAR, self._move_bar)
 
     def _move_bar(self) -> None:
         self._bar_waits = False

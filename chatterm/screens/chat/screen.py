@@ -40,6 +40,7 @@ from chatterm.widgets.find_bar import FindBar
 from chatterm.widgets.message_keys import CODE_KEYS, EDGE_KEYS, MESSAGE_KEYS
 from chatterm.widgets.meter import ContextNote
 from chatterm.widgets.new_below import NewBelow
+from chatterm.widgets.once import call_once
 from chatterm.widgets.remarks import Remarks
 from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
@@ -136,7 +137,7 @@ class ChatScreen(Chat):
         self.submit(Backend.open)
         self.set_interval(_FRAME, self._frame)
         # The worker starts after the first frame, which importing the engine would delay.
-        self.call_after_refresh(self.set_timer, 0.05, self._begin_work)
+        self.call_after_refresh(call_once, self, 0.05, self._begin_work)
         self.sessions.restore()
         taken = {name for command in COMMANDS for name in (command.name, *command.aliases)}
         self.in_thread(partial(clashes, taken), self._say_clashes)
@@ -234,7 +235,7 @@ class ChatScreen(Chat):
                 self.titling.answered(now)
                 if turn is not None and not turn.is_stopping and not turn.is_undone:
                     self.tooling.begin()
-                self.set_timer(_REST, self._tidy)
+                call_once(self, _REST, self._tidy)
             case worker.AsideText(text):
                 self.compacting.summary_grows(text)
             case worker.JobFailed(job, message, too_many):
