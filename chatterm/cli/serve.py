@@ -44,7 +44,11 @@ def serve(
     ] = 8642,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Requests need the key in this file.", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help="Requests need a key of this file; SIGHUP reads it again.",
+            show_default=False,
+        ),
     ] = None,
     keep_alive: Annotated[
         str,
@@ -132,21 +136,24 @@ def _web(
     try:
         extra = import_module("chatterm.server.http.dependencies")
         extra.check_extra()
-        app, web, limits, request_log = (
-            import_module(f"chatterm.server.http.{name}") for name in ("app", "web", "limits", "request_log")
+        app, web, limits, request_log, api_keys = (
+            import_module(f"chatterm.server.http.{name}")
+            for name in ("app", "web", "limits", "request_log", "keys")
         )
     except (ImportError, EngineError) as error:
         why = str(error) if isinstance(error, EngineError) else "The HTTP API is not installed here."
         _tell(f"{why} Until then the server is for terminals only.")
         return None
-    key = extra.read_key(key_file) if key_file is not None else None
+    keys = api_keys.ApiKeys(api_keys.read_keys(key_file)) if key_file is not None else None
 
     def make(service: "Service") -> "Web":
         from chatterm.server.supervisor import Web
 
         bounds = limits.Limits(running=running, context=context)
-        made = app.make_app(service, bounds, key, is_strict, request_log.RequestLog(logs_prompts))
+        made = app.make_app(service, bounds, keys, is_strict, request_log.RequestLog(logs_prompts))
         socket = web.listen(made, host, port)
+        if keys is not None:
+            api_keys.read_on_hangup(key_file, keys)
         name = f"[{host}]" if ":" in host else host
         return Web(f"http://{name}:{socket.getsockname()[1]}", web.make_server(made), socket)
 

@@ -17,6 +17,7 @@ from chatterm.server.http.endpoint import Endpoint, ServerState
 from chatterm.server.http.errors import broken, error_for, error_headers
 from chatterm.server.http.fields import Ignored, S, Table, json_object
 from chatterm.server.http.guard import Guard
+from chatterm.server.http.keys import ApiKeys
 from chatterm.server.http.limits import AdmissionQueue, Limits
 from chatterm.server.http.metrics import CONTENT_TYPE, exposition
 from chatterm.server.http.ollama.models import SHOW, VERSION, running, show_response, tag
@@ -34,11 +35,11 @@ _NDJSON = b"application/x-ndjson"
 def make_app(
     service: Service,
     limits: Limits | None = None,
-    key: str | None = None,
+    keys: ApiKeys | None = None,
     is_strict: bool = False,
     log: RequestLog | None = None,
 ) -> Starlette:
-    """Build the API of `service`. With a `key`, every path but those of /health needs it.
+    """Build the API of `service`. With `keys`, every path but those of /health needs one of them.
 
     `is_strict`: fields that have no effect are refused, which are ignored otherwise.
     """
@@ -56,13 +57,13 @@ def make_app(
     }
     app = _Api(
         generating,
-        key,
+        keys,
         site.log,
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
             *_others(site),
         ],
-        middleware=[Middleware(Guard, key=key)],
+        middleware=[Middleware(Guard, keys=keys)],
         exception_handlers={
             RequestError: _error,
             HTTPException: _no_route,
@@ -71,7 +72,7 @@ def make_app(
         },
     )
     app.state.site = site
-    app.state.has_key = key is not None
+    app.state.has_key = keys is not None
     return app
 
 
@@ -79,11 +80,11 @@ class _Api(Starlette):
     """Dispatches generating paths directly, as routes and middleware would double the cost of a request here."""
 
     def __init__(
-        self, generating: Mapping[str, Endpoint], key: str | None, log: RequestLog, **options: Any
+        self, generating: Mapping[str, Endpoint], keys: ApiKeys | None, log: RequestLog, **options: Any
     ) -> None:
         super().__init__(**options)
         self._log = log
-        self._generating = {path: Guard(endpoint, key) for path, endpoint in generating.items()}
+        self._generating = {path: Guard(endpoint, keys) for path, endpoint in generating.items()}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         entry = scope[ENTRY] = RequestEntry.of(scope)

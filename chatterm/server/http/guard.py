@@ -1,9 +1,7 @@
 """Access control: the API key, and the protection of a local server from web pages in a browser."""
 
-import hmac
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
-from hashlib import sha256
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +9,7 @@ import msgspec
 
 from chatterm.backends.remote.address import is_loopback
 from chatterm.server.http.errors import error_for, error_headers
+from chatterm.server.http.keys import ApiKeys
 from chatterm.server.http.request_log import ENTRY
 from chatterm.server.service import RequestError
 
@@ -21,15 +20,15 @@ _OPEN = ("/health", "/health/live", "/health/ready")
 
 
 class Guard:
-    """Guards every path. With a key, its holders may call; without, programs of this machine may, but no web pages.
+    """Guards every path. With keys, their holders may call; without, programs of this machine may, but no web pages.
 
     A page in a browser can send requests to this machine, even under its own domain name if that is made to point here
     (DNS rebinding). So, without a key, `Host` must be a name of this machine, and `Origin` the server itself.
     """
 
-    def __init__(self, app: App, key: str | None) -> None:
+    def __init__(self, app: App, keys: ApiKeys | None) -> None:
         self._app = app
-        self._key = None if key is None else _digest(key.encode())
+        self._keys = keys
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and (error := self._refusal(scope)) is not None:
@@ -42,11 +41,12 @@ class Guard:
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name, value)
-        if self._key is not None:
+        if self._keys is not None:
             kind, _, given = headers.get(b"authorization", b"").partition(b" ")
-            # Digests have equal lengths, so the duration of the comparison reveals nothing about the key.
-            is_known = hmac.compare_digest(_digest(given.strip()), self._key) and kind.lower() == b"bearer"
-            if is_known or scope["path"] in _OPEN:
+            name = self._keys.name_of(given.strip()) if kind.lower() == b"bearer" else None
+            if name:
+                scope[ENTRY].client = f"{scope[ENTRY].client} {name}".strip()
+            if name is not None or scope["path"] in _OPEN:
                 return None
             return RequestError(
                 401,
@@ -73,10 +73,6 @@ def _host(header: bytes) -> str | None:
         return urlsplit(f"//{header.decode('ascii')}").hostname
     except ValueError:
         return None
-
-
-def _digest(text: bytes) -> bytes:
-    return sha256(text).digest()
 
 
 async def send_json(send: Any, status: int, body: Any, headers: list[tuple[bytes, bytes]]) -> None:

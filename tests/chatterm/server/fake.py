@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from chatterm.server.http.app import make_app
+from chatterm.server.http.keys import ApiKeys
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.web import listen, make_server
 from chatterm.server.service import (
@@ -210,9 +211,11 @@ class Running:
 
 
 @contextmanager
-def serving(service: FakeService, limits: Limits | None = None, key: str | None = None) -> Iterator[Running]:
+def serving(
+    service: FakeService, limits: Limits | None = None, keys: ApiKeys | None = None
+) -> Iterator[Running]:
     """A real server on a loopback port."""
-    app = make_app(service, limits, key)
+    app = make_app(service, limits, keys)
     sock = listen(app, "127.0.0.1", 0)
     server = make_server(app)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))

@@ -1,7 +1,10 @@
 """The server itself: who may ask, clients that go away or dawdle, bounds, the end."""
 
+import asyncio
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +17,8 @@ import httpx
 import pytest
 
 from chatterm.server.http.app import make_app
-from chatterm.server.http.dependencies import check_extra, read_key
+from chatterm.server.http.dependencies import check_extra
+from chatterm.server.http.keys import ApiKeys, read_keys, read_on_hangup
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.web import listen
 from chatterm.server.service import Health, RequestError
@@ -222,7 +226,7 @@ def test_web_pages_are_kept_out(running, service):
 
 
 def test_a_key():
-    with serving(FakeService(), key="secret") as running:
+    with serving(FakeService(), keys=ApiKeys({"secret": "", "other": "alice"})) as running:
         url = running.url + "/v1/models"
         for given in (
             None,
@@ -240,6 +244,7 @@ def test_a_key():
         assert (
             httpx.get(url, headers={"Authorization": "Bearer secret", "Host": "my.proxy"}).status_code == 200
         )
+        assert httpx.get(url, headers={"Authorization": "bearer other"}).status_code == 200
         assert httpx.get(running.url + "/health").status_code == 200
         assert "error" in httpx.get(running.url + "/api/tags").json()
 
@@ -419,19 +424,48 @@ def test_many_connections_at_once(running, service):
     assert sorted(found) == sorted((number, f"Number {number}") for number in range(10) for _ in range(3))
 
 
-def test_a_key_is_read_from_a_file(tmp_path, caplog):
+def test_keys_are_read_from_a_file(tmp_path, caplog):
     path = tmp_path / "key"
-    path.write_text("a-long-secret\n")
+    path.write_text("a-long-secret\n\n# The other one.\nalice  her-secret\n")
     for mode, is_told in ((0o600, False), (0o640, True)):
         path.chmod(mode)
-        assert read_key(path) == "a-long-secret"
+        assert read_keys(path) == {"a-long-secret": "", "her-secret": "alice"}
         assert ("Others can read" in caplog.text) is is_told
-    for wrong in ("", "short", "two words here", "two\nlines-in-it"):
+    for wrong, said in (
+        ("", "There is no key"),
+        ("a-long-secret\nshort", "Line 2 .* at least 8"),
+        ("two words here", "Line 1 .* at least 8"),
+        ("a-long-secret\nbob a-long-secret", "Line 2 .* repeats"),
+    ):
         path.write_text(wrong)
-        with pytest.raises(EngineError, match="at least 8"):
-            read_key(path)
+        with pytest.raises(EngineError, match=said):
+            read_keys(path)
     with pytest.raises(EngineError, match="cannot be read"):
-        read_key(tmp_path / "nothing")
+        read_keys(tmp_path / "nothing")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs SIGHUP")
+def test_keys_are_read_again_on_a_hangup(tmp_path, caplog):
+    path = tmp_path / "key"
+    path.write_text("a-long-secret\n")
+    keys = ApiKeys(read_keys(path))
+
+    async def hang_up(text):
+        before = len(caplog.records)
+        read_on_hangup(path, keys)
+        path.write_text(text)
+        os.kill(os.getpid(), signal.SIGHUP)
+        while len(caplog.records) == before:
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+
+    path.chmod(0o600)
+    caplog.set_level("INFO")
+    asyncio.run(hang_up("alice another-secret\n"))
+    assert (keys.name_of(b"another-secret"), keys.name_of(b"a-long-secret")) == ("alice", None)
+    asyncio.run(hang_up("short\n"))
+    assert keys.name_of(b"another-secret") == "alice"
+    assert "The keys from before stay in use." in caplog.text
 
 
 def test_what_is_not_installed_is_named(monkeypatch):
