@@ -4,18 +4,20 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from chatterm.cli import options
 from chatterm.cli.option_parsers import seconds_given
-from chatterm.server.logs import Format, Level, set_up
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
     from chatterm.server.service import Service
     from chatterm.server.supervisor import Web
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 _FEWEST, _SHORT = 4, 16
 """The KV cache has room for `_FEWEST` whole contexts at least; of running answers, one in `_SHORT` is taken as long."""
@@ -69,8 +71,12 @@ def serve(
     strict_fields: Annotated[
         bool, typer.Option("--strict-fields", help="Refuse fields of requests that have no effect here.")
     ] = False,
-    log_level: Annotated[Level, typer.Option(help="Log this and what is worse, on standard error.")] = "info",
-    log_format: Annotated[Format, typer.Option(help="Log in text, or in one JSON object a line.")] = "text",
+    log_level: Annotated[
+        LogLevel, typer.Option(help="Log this and what is worse, on standard error.")
+    ] = "info",
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Log in text, or in one JSON object a line.")
+    ] = "text",
     log_prompts: Annotated[
         bool,
         typer.Option("--log-prompts", help="Log the texts of prompts, too; without this they never are."),
@@ -87,6 +93,7 @@ def serve(
     import asyncio
 
     from chatterm.server.gc_tuning import leave_out
+    from chatterm.server.logs import set_up
     from chatterm.server.spawn import ProcessOptions
     from chatterm.server.supervisor import Supervisor
     from chatterm.settings.settings import with_settings

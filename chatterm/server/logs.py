@@ -4,14 +4,11 @@ import logging
 import os
 import sys
 import time
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from chatterm.terminal.sanitize import visible
-
-Level = Literal["debug", "info", "warning", "error"]
-Format = Literal["text", "json"]
 
 log = logging.getLogger("chatterm.server")
 
@@ -19,8 +16,8 @@ _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 """How systemd names the levels, as sd-daemon(3) describes."""
 
 
-def set_up(level: Level, format: Format) -> None:
-    """Write what is logged at `level` and above to standard error."""
+def set_up(level: str, format: str) -> None:
+    """Write what is logged at `level` and above to standard error. `format`: "text" or "json"."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(format, _is_journal()))
     for name in ("chatterm", "uvicorn"):
@@ -39,7 +36,7 @@ def write(level: int, event: str, **fields: Any) -> None:
 class _Lines(logging.Formatter):
     """Writes a record as one line, and a traceback after it in text."""
 
-    def __init__(self, format: Format, is_journal: bool) -> None:
+    def __init__(self, format: str, is_journal: bool) -> None:
         super().__init__()
         self._format = format
         self._is_journal = is_journal

@@ -58,7 +58,7 @@ def read_keys(path: Path) -> dict[str, str]:
 
 
 def read_on_hangup(path: Path, keys: ApiKeys) -> None:
-    """Have the running event loop read the keys again on SIGHUP; end if the terminal was closed, which sends it, too."""
+    """Have the running event loop read the keys again on SIGHUP; end if it means that the terminal was closed."""
     if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return
     had_terminal = sys.stderr.isatty()
