@@ -277,10 +277,10 @@ class ModelPool:
         engine = self._load(name, files, on_progress)
         try:
             requests = Requests(engine, think_cache=self.options.think_cache)
+            most_characters = engine.context_length * engine.tokenizer.longest_token
         except BaseException:
             self.engines.close(engine)
             raise
-        most_characters = engine.context_length * engine.tokenizer.longest_token
         with self._state:
             if self._closed:
                 self.engines.close(engine)

@@ -66,7 +66,8 @@ class Memory:
             model_name=model,
             is_closed=False,
             lost_gpu=False,
-            tokenizer=None,
+            tokenizer=SimpleNamespace(longest_token=8),
+            context_length=64,
             figures=lambda: figures,
             mapped_bytes=0,
         )
