@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatterm.server.http.fields import Ignored
 from chatterm.server.service import AnswerConstraint, ToolFormat
 from chatterm.tool_calls.format import schemas
 from chatterm.tool_calls.grammar import calls_or, explain_refusal, forced_calls, free_calls, spell_marks
@@ -281,7 +282,7 @@ def test_a_choice_is_one_of_them(more):
         "yes, yes",
     ]
     choices += map(str, range(more))
-    constraint = parse_constraint(None, StructuredOutputs(choice=choices))
+    constraint = parse_constraint(None, StructuredOutputs(choice=choices), Ignored())
     for choice in choices[:20]:
         assert accepts(constraint, choice)
     for other in ("maybe", "", "ye", "yes,", "yesyes", "5", "c", "x", "é\\n", " ", "  y"):
@@ -296,12 +297,12 @@ def test_what_is_wrong_is_said_of_what_was_asked(format):
             check(grammar)
         return explain_refusal(str(caught.value), constraint.text)
 
-    bad = {"function": {"name": "wait", "parameters": {"properties": {"a": {"not": {}}}}}}
+    bad = {"function": {"name": "wait", "parameters": {"properties": {"a": {"not": {"type": "null"}}}}}}
     unknown = 'cannot be used: Unimplemented keys: ["not"].'
     if format not in ("gemma4", "pythonic"):
         assert said(forced_calls(format, [*TOOLS, bad], True)) == f"The parameters of wait {unknown}"
         assert said(free_calls(format, [bad, *TOOLS], {"wait"}, True)) == f"The parameters of wait {unknown}"
-    schema = AnswerConstraint("json_schema", '{"not": {}}')
+    schema = AnswerConstraint("json_schema", '{"not": {"type": "null"}}')
     assert said(calls_or(schema, format, TOOLS, True)) == f"The JSON schema {unknown}"
     expression = calls_or(AnswerConstraint("regex", "(a"), format, TOOLS, True)
     assert said(expression).endswith("the parameters of a function cannot be used: unclosed group.")
