@@ -131,7 +131,7 @@ class ScriptedPrompts:
     def uses_torch(self, batch: Any) -> bool:
         return False
 
-    def set_alone(self, alone: bool) -> None:
+    def leave_cores(self, alone: bool, free: int) -> None:
         """Do nothing, because there are no threads."""
 
     def while_idle(self) -> bool:
@@ -151,7 +151,7 @@ def scripted(engine: Any, streams: int, pace: str) -> Any:
         steps.decode_with(ScriptedRunner(streams, range(256, size - 3), pace_of(pace), clock))
         steps.scheduler.max_chunk = 8192
 
-    steps.computing.others = type("Nobody", (), {})()
+    steps.computing.others = type("Nobody", (), {"free": os.cpu_count() or 1})()
     engine.loop.call(change)
     return engine
 

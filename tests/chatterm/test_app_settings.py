@@ -44,7 +44,7 @@ async def test_a_theme_is_previewed_and_kept() -> None:
 
 async def test_a_theme_whose_file_is_wrong_is_said_and_cannot_be_taken(own_folders: Path) -> None:
     (own_folders / "themes").mkdir()
-    (own_folders / "themes" / "b.toml").write_text("colors = 3\n", encoding="utf-8")
+    (own_folders / "themes" / "d.toml").write_text("colors = 3\n", encoding="utf-8")
     async with driven(ScriptedBackend(), theme="dusk") as driver:
         await driver.send("/theme")
         await driver.pilot.press("up", "enter")
@@ -60,7 +60,7 @@ async def test_what_is_wrong_in_a_theme_is_said_to_its_end_below_a_long_list(
 ) -> None:
     (own_folders / "themes").mkdir()
     for number in range(12):
-        (own_folders / "themes" / f"b{number:02}.toml").write_text("colors = 3\n", encoding="utf-8")
+        (own_folders / "themes" / f"d{number:02}.toml").write_text("colors = 3\n", encoding="utf-8")
     async with driven(ScriptedBackend(), size, theme="dusk") as driver:
         await driver.send("/theme")
         await driver.pilot.press("up")

@@ -234,7 +234,7 @@ def test_standard_input_is_the_prompt_or_stands_before_it(
         ("run -p x --think-cache none", "--think-cache"),
         ("run -p x --nonsense", "--nonsense"),
         ("run -p", "-p"),
-        ("run -p x --theme plaid", "choose one of: dusk, ember"),
+        ("run -p x --theme plaid", "choose one of: auto, contrast, dusk"),
         ("run --inline --theme plaid", "Unknown theme 'plaid'"),
         ("frobnicate", "frobnicate"),
         ("pull", "MODEL"),

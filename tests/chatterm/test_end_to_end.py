@@ -107,7 +107,7 @@ def test_stop_continue_edit_branch_kill_resume_figures_reset_and_quit(smollm2: P
     again.types(ALT_RIGHT)
     again.waits_until(lambda seen: "Tokyo" in seen)
     again.types("/stats" + ENTER)
-    again.waits_until(lambda seen: "Statistics" in seen and "KV cache" in seen)
+    again.waits_until(lambda seen: "Statistics" in seen and "cache hit rate" in seen)
     again.types("/reset" + ENTER)
     again.waits_until(lambda seen: "Tokyo" not in seen)
     again.types("/quit" + ENTER)

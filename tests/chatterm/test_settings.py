@@ -52,7 +52,7 @@ def test_a_file_states_what_differs() -> None:
         ("[screen]\n\n# about it\nthem = 1", "line 4: unknown setting screen.them; did you mean theme?"),
         ("[scren]\n", "line 1: unknown setting scren; did you mean screen?"),
         ("\nscreen = 3", "line 2: screen must be a table: write [screen] and its settings below it."),
-        ('[screen]\ntheme = "plaid"', "line 2: unknown theme 'plaid'; choose one of: auto, dusk, ember, "),
+        ('[screen]\ntheme = "plaid"', "line 2: unknown theme 'plaid'; choose one of: auto, contrast, dusk, "),
         ('screen.panel = "big"', 'line 1: panel is \'big\'; it must be one of "auto", "show", "hide".'),
         ("[composer]\nhistory = true", "line 2: history is true; it must be a whole number."),
         ("[composer]\nhistory = -1", "line 2: history is -1; it must be 0 or more."),
