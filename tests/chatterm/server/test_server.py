@@ -16,6 +16,7 @@ from select import select
 import httpx
 import pytest
 
+from chatterm.server.http import keys as keys_module
 from chatterm.server.http.app import make_app
 from chatterm.server.http.dependencies import check_extra
 from chatterm.server.http.keys import ApiKeys, read_keys, read_on_hangup
@@ -445,27 +446,39 @@ def test_keys_are_read_from_a_file(tmp_path, caplog):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs SIGHUP")
-def test_keys_are_read_again_on_a_hangup(tmp_path, caplog):
+def test_keys_are_read_again_on_a_hangup(tmp_path, caplog, monkeypatch):
     path = tmp_path / "key"
     path.write_text("a-long-secret\n")
-    keys = ApiKeys(read_keys(path))
+    path.chmod(0o600)
+    keys, read = ApiKeys(read_keys(path)), []
+    monkeypatch.setattr(keys_module, "read_keys", lambda path: read.append(path) or read_keys(path))
 
     async def hang_up(text):
-        before = len(caplog.records)
+        before = len(read)
         read_on_hangup(path, keys)
         path.write_text(text)
         os.kill(os.getpid(), signal.SIGHUP)
-        while len(caplog.records) == before:
-            await asyncio.sleep(0)
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        async with asyncio.timeout(PATIENCE):
+            while len(read) == before:
+                await asyncio.sleep(0)
 
-    path.chmod(0o600)
-    caplog.set_level("INFO")
-    asyncio.run(hang_up("alice another-secret\n"))
-    assert (keys.name_of(b"another-secret"), keys.name_of(b"a-long-secret")) == ("alice", None)
-    asyncio.run(hang_up("short\n"))
-    assert keys.name_of(b"another-secret") == "alice"
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
+    try:
+        asyncio.run(hang_up("alice another-secret\n"))
+        assert (keys.name_of(b"another-secret"), keys.name_of(b"a-long-secret")) == ("alice", None)
+        asyncio.run(hang_up("short\n"))
+        assert keys.name_of(b"another-secret") == "alice"
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        asyncio.run(left_alone(path, keys))
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
     assert "The keys from before stay in use." in caplog.text
+
+
+async def left_alone(path, keys):
+    """Under nohup the signal stays ignored."""
+    read_on_hangup(path, keys)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_what_is_not_installed_is_named(monkeypatch):
