@@ -10,8 +10,10 @@ from pathlib import Path
 
 from chatterm.server.logs import log
 from engine.errors import EngineError
+from models.units import counted
 
 _SHORTEST = 8
+_LEAST = counted(_SHORTEST, "character")
 
 
 class ApiKeys:
@@ -45,13 +47,13 @@ def read_keys(path: Path) -> dict[str, str]:
         *name, key = line.split()
         if len(name) > 1 or len(key) < _SHORTEST or not line.isprintable():
             raise EngineError(
-                f"Line {number} of {path} must be a key of at least {_SHORTEST} characters, or a name and a key."
+                f"Line {number} of {path} must be a key of at least {_LEAST}, or a name and a key."
             )
         if key in found:
             raise EngineError(f"Line {number} of {path} repeats a key; each name needs its own.")
         found[key] = "".join(name)
     if not found:
-        raise EngineError(f"There is no key in {path}; write one of at least {_SHORTEST} characters into it.")
+        raise EngineError(f"There is no key in {path}; write one of at least {_LEAST} into it.")
     if os.name == "posix" and path.stat().st_mode & 0o077:
         log.warning("Others can read the API keys in %s; chmod 600 keeps them to you.", path)
     return found
