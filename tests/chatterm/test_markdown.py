@@ -360,18 +360,22 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("kind", ENDLESS)
-def test_the_cost_of_a_piece_does_not_grow_with_the_answer(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many characters each call of the parser has read, from now on."""
+    found: list[int] = []
 
     def measured(source: str) -> list[Token]:
-        sizes.append(len(source))
+        found.append(len(source))
         return parse(source)
 
     parse = parser().parse
     monkeypatch.setattr(parser(), "parse", measured)
+    return found
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_the_cost_of_a_piece_does_not_grow_with_the_answer(kind: str, sizes: list[int]) -> None:
     source, grown = ENDLESS[kind], Document()
     for start in range(0, len(source), 200):
         grown.append(source[start : start + 200])
@@ -383,15 +387,7 @@ def test_the_cost_of_a_piece_does_not_grow_with_the_answer(
         assert said.count(character) == count
 
 
-def test_a_step_through_a_long_answer_parses_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-
-    def measured(source: str) -> list[Token]:
-        sizes.append(len(source))
-        return parse(source)
-
-    parse = parser().parse
-    monkeypatch.setattr(parser(), "parse", measured)
+def test_a_step_through_a_long_answer_parses_little(sizes: list[int]) -> None:
     document, steps, is_done = Document("It tells of **rivers**, `code` and the sea.\n\n" * 500), 0, False
     while not is_done:
         sizes.clear()
